@@ -1,0 +1,81 @@
+# Everything starts here: `make help`. Each target first has the set-up done, which takes a second when it is.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python -m
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test test-crashes test-fast bench lint format lock jars-lock clean
+
+help: ## Show what can be done
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(VENV)/ready-project ## Have everything in place: virtual environment, locked packages, checked jars
+	@$(RUN) dev.jars
+
+demo: setup ## From nothing to slices in Delta tables, checked against the generator's account; ends by itself
+	@$(RUN) dev.demo
+
+up: setup ## Broker, Spark, Dagster's UI and daemon, generator, until Ctrl-C
+	@$(RUN) dev.up $(ARGS)
+
+test: lint ## Everything that CI runs: lint, types, all tests but the long series of crashes
+	$(RUN) pytest --ignore=tests/test_crashes.py --ignore=tests/test_crashes_daemon.py
+
+test-crashes: setup ## The long series of processes that are killed at named points
+	$(RUN) pytest tests/test_crashes.py tests/test_crashes_daemon.py
+
+test-fast: setup ## The tests that start no JVM
+	$(RUN) pytest -m "not slow"
+
+bench: setup ## Measure, and write docs/benchmarks.md
+	@$(RUN) bench $(ARGS)
+
+lint: setup ## Rules, format and types; changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## Put the code into its format, mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+LOCKING = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	--no-emit-index-url --no-emit-find-links
+
+lock: setup ## Choose the newest allowed Python packages and lock them with hashes
+	$(LOCKING) --upgrade requirements-build.in --output-file requirements-build.lock
+	$(LOCKING) --upgrade --extra dev pyproject.toml --output-file requirements.lock
+
+jars-lock: $(VENV)/ready-project ## Record the jars and their checksums in dev/jars.lock
+	@$(RUN) dev.jars --lock
+
+clean: ## Remove all that was made, downloads too; asks nothing
+	rm -rf $(VENV) .highwater build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# A mark, not the program: an interrupted `venv` leaves a Python without pip, and is begun anew.
+$(VENV)/ready-venv:
+	@command -v $(PYTHON) >/dev/null && $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
+	  echo "error: '$(PYTHON)' is no Python 3.11; install it (Debian: apt-get install python3.11-venv)," \
+	    "or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "error: '$(PYTHON)' makes no virtual environments; Debian: apt-get install python3.11-venv" >&2; exit 1; }
+	@touch $@
+
+PIP = $(BIN)/python -m pip --disable-pip-version-check install --require-hashes --retries 5
+
+$(VENV)/ready-packages: requirements-build.lock requirements.lock $(VENV)/ready-venv
+	@echo "Installing the locked Python packages: once, about two minutes ..."
+	@$(PIP) --quiet -r requirements-build.lock
+	@set -o pipefail; $(PIP) --no-build-isolation --progress-bar off -r requirements.lock \
+	  | { grep --line-buffered -E '^ *(Downloading|Building|Installing|Successfully)' || true; } | cut -c1-100 \
+	  || { echo "error: pip could not install everything, see above; the next call goes on from here" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/ready-project: pyproject.toml $(VENV)/ready-packages
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+SHELL := /bin/bash

@@ -1,0 +1,223 @@
+"""Committing slices once: who was first, what is taken over, what is tried again.
+
+What belongs here: the way from prepared rows to one commit that every stage with a split of its own takes. What does
+not: what the rows are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from assets.work import SliceReport, Work
+from highwater.errors import SupersededAttemptError
+from resources.lake import replace_slices
+from resources.spark import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+
+# Conflicts with writers of other slices (compaction, a change of the table) pass; five tries are 1 + 2 + 4 + 8 s.
+TRIES = 5
+# A driver that died holding the lease keeps others out for so many seconds.
+LEASE_SECONDS = 60
+
+
+@dataclass
+class Clock:
+    """Seconds by phase, for the metadata of a run."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time of the block under a name."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The proofs that stood in a table when it was looked at."""
+
+    proofs: Mapping[str, Proof]
+
+    @classmethod
+    def read(cls, work: Work, table: str) -> Standing:
+        """Look at the table now."""
+        return cls(work.lake.committed(work.stream.name, table, work.keys))
+
+    def attempt(self, key: str) -> int:
+        """The attempt that stood there; 0 for none."""
+        return self.proofs[key].attempt if key in self.proofs else 0
+
+
+class Batch(Protocol):
+    """Rows of some slices, ready to be committed."""
+
+    @property
+    def spread(self) -> str:
+        """The column that spreads a slice over files."""
+
+    def proof(self, piece: Slice, attempt: int) -> Proof:
+        """The proof that goes with a slice's rows."""
+
+    def files(self) -> int:
+        """Data files for each slice at the most."""
+
+    def refused(self, piece: Slice, standing: Proof | None) -> str | None:
+        """Why the slice keeps what stands, or None if its new rows may replace that."""
+
+    def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
+        """The rows of the slices that are named with their attempts, with the table's columns."""
+
+    def release(self) -> None:
+        """Let go of what Spark holds for the batch."""
+
+
+Prepare = Callable[[Work, "Sequence[Slice]", Clock], Batch]
+
+
+def commit_until_settled(
+    work: Work,
+    table: str,
+    standing: Standing,
+    kept: Mapping[str, str],
+    prepare: Prepare,
+) -> list[SliceReport]:
+    """Commit every slice that is not kept, or take over the commit of the run that was first.
+
+    Args:
+        work: the slices and the connections.
+        table: the table's name.
+        standing: what stood in the table when `kept` was decided.
+        kept: slices that are left as they stand, with the reason.
+        prepare: makes the rows of some slices.
+
+    Raises:
+        SupersededAttemptError: other writers were first again and again.
+    """
+    clock, notes = Clock(), dict(kept)
+    pending = [piece for piece in work.slices if piece.key not in notes]
+    if not pending:
+        return _reports(work, standing.proofs, notes, clock, version=-1)
+    batch = prepare(work, pending, clock)
+    try:
+        notes.update(_refusals(batch, pending, standing))
+        final, version = _settle(work, table, standing, batch, notes, clock)
+    finally:
+        let_go(batch.release, work)
+    return _reports(work, final, notes, clock, version)
+
+
+def _refusals(batch: Batch, pending: Sequence[Slice], standing: Standing) -> dict[str, str]:
+    found = {piece.key: batch.refused(piece, standing.proofs.get(piece.key)) for piece in pending}
+    return {key: reason for key, reason in found.items() if reason is not None}
+
+
+def _settle(
+    work: Work, table: str, standing: Standing, batch: Batch, notes: dict[str, str], clock: Clock
+) -> tuple[Mapping[str, Proof], int]:
+    """Commit what has no note yet; slices that others committed meanwhile get a note instead."""
+    seen = standing
+    for tries in range(1, TRIES + 1):
+        pending = [piece for piece in work.slices if piece.key not in notes]
+        if not pending:
+            return seen.proofs, -1
+        try:
+            with clock.phase("commit"):
+                proofs, version = _commit(work, table, seen, batch, pending)
+        except SupersededAttemptError:
+            seen = Standing.read(work, table)
+            taken = _taken_over(pending, standing, seen)
+            notes.update(taken)
+            if not taken and tries == TRIES:
+                raise
+            if not taken:
+                time.sleep(2 ** (tries - 1))
+        else:
+            return {**seen.proofs, **proofs}, version
+    raise SupersededAttemptError(
+        f"{table} of {', '.join(work.keys)}: other writers were first {TRIES} times",
+        remedy="request the slices again when fewer runs write this table",
+    )
+
+
+def _taken_over(pending: Sequence[Slice], before: Standing, now: Standing) -> dict[str, str]:
+    return {
+        piece.key: f"attempt {now.attempt(piece.key)} of another run was first and is taken over"
+        for piece in pending
+        if now.attempt(piece.key) != before.attempt(piece.key)
+    }
+
+
+def _commit(
+    work: Work, table: str, seen: Standing, batch: Batch, pending: Sequence[Slice]
+) -> tuple[dict[str, Proof], int]:
+    keys = [piece.key for piece in pending]
+    attempts = work.ledger.next_attempts(keys)
+    proofs = {piece.key: batch.proof(piece, attempts[piece.key]) for piece in pending}
+    work.log(f"{table}: committing {len(keys)} slices, {sum(p.rows for p in proofs.values()):,} rows")
+    with commit_lock(work, table):
+        version = replace_slices(
+            work.spark,
+            work.lake.path(work.stream.name, table),
+            batch.rows_of(attempts),
+            list(proofs.values()),
+            {key: seen.attempt(key) for key in keys},
+            files=batch.files(),
+            spread=batch.spread,
+        )
+    return proofs, version
+
+
+def let_go(release: Callable[[], object], work: Work) -> None:
+    """Release what Spark holds; one that died took it with it, and the error that told so matters more than this."""
+    try:
+        release()
+    except Exception as error:  # noqa: BLE001 - whatever Spark says of a session that is gone
+        work.log(f"what Spark held could not be released: {type(error).__name__}")
+
+
+def commit_lock(work: Work, table: str) -> AbstractContextManager[object]:
+    """Keeps other Spark drivers out while this one commits, where the lake needs it.
+
+    Two JVMs on local files were once both told that they wrote the same version; a Connect server is one JVM.
+    """
+    if not work.lake.takes_one_driver or is_connect(work.spark):
+        return nullcontext()
+    return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS)
+
+
+def _reports(
+    work: Work, proofs: Mapping[str, Proof], notes: Mapping[str, str], clock: Clock, version: int
+) -> list[SliceReport]:
+    if version >= 0:
+        done = sum(p.rows for k, p in proofs.items() if k not in notes)
+        seconds = max(sum(clock.seconds.values()), 1e-9)
+        work.log(f"committed {len(proofs) - len(notes)} slices, {done:,} rows, {done / seconds:,.0f} rows/s")
+    for key, note in notes.items():
+        work.log(f"{key}: {note}")
+    return [report(proofs[piece.key], version, clock, notes.get(piece.key)) for piece in work.slices]
+
+
+def report(proof: Proof, version: int, clock: Clock, note: str | None = None) -> SliceReport:
+    """What a proof says, as the report of its slice."""
+    return SliceReport(
+        piece=proof.piece,
+        attempt=proof.attempt,
+        rows=proof.rows,
+        delta_version=version,
+        counts=dict(proof.counts),
+        seconds=dict(clock.seconds),
+        note=note,
+    )

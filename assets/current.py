@@ -1,0 +1,269 @@
+"""Current: one row a key, the event with the highest version, whatever the order of arrival (I6).
+
+What belongs here: the version rule over tables, and the layout of `current`. What does not: the events themselves.
+
+Each slice commits only the winners among its own events, so a commit costs what the slice costs and never looks at the
+keys that are there: no MERGE, no conflict between slices. The documented view takes the winner of a key over all
+slices; taking a maximum is commutative, associative and idempotent, so order and repetition do not matter. Now and then
+the slices are folded together, which keeps reading cheap; `docs/adr/` has the measurements.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from assets import events
+from assets.commit import Clock, commit_lock, report
+from assets.events import ORIGIN, require
+from assets.parsing import field_columns, quoted, sql_type
+from assets.work import SliceReport, Work
+from highwater.errors import LeaseHeldError, SupersededAttemptError
+from highwater.folding import BASE, RECENT, Fold, Run, fold_due, merged_runs
+from highwater.proof import Proof
+from resources.lake import create_table, open_table, query, replace_slices, rows_by_slice, slice_is_one_of
+from resources.spark import delta_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from highwater.declaration import Stream
+
+TABLE = "current"
+TRIES = 4
+FOLD_SECONDS = 600
+
+
+def columns(stream: Stream) -> str:
+    """The columns of the stream's table in SQL, `proof` left out."""
+    version = sql_type(stream.field_named(stream.version))
+    fields = "".join(f", {quoted(f.name)} {sql_type(f)}" for f in field_columns(stream))
+    return (
+        f"slice STRING, key STRING, version {version}, event_time TIMESTAMP{fields}, origin_topic STRING, "
+        "origin_generation INT, origin_partition INT, origin_offset BIGINT, origin_timestamp TIMESTAMP, "
+        "updated_by_slice STRING"
+    )
+
+
+def view(spark: SparkSession, path: str) -> DataFrame:
+    """The documented view of `current`: one row a key."""
+    return winners(spark.read.format("delta").load(path).where("proof IS NULL").drop("slice", "proof"), "key")
+
+
+def winners(rows: DataFrame, *by: str) -> DataFrame:
+    """Of the rows of a key the one with the highest version; of equal versions the one with the earliest origin."""
+    from pyspark.sql import functions as F
+
+    best = F.max_by(F.struct("*"), precedence()).alias("best")
+    return rows.groupBy(*by).agg(best).select("best.*")
+
+
+def precedence() -> Column:
+    """The order of the version rule: the greatest value wins."""
+    from pyspark.sql import functions as F
+
+    return F.struct(
+        F.col("version"),
+        -F.unix_micros("origin_timestamp"),
+        -F.col("origin_partition"),
+        -F.col("origin_offset"),
+        -F.col("origin_generation"),
+    )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What stands in the table: proofs of slices that are not folded, and the folded partitions."""
+
+    slices: Mapping[str, Proof]
+    folds: Mapping[str, Fold]
+    rows: Mapping[str, int]
+
+    @classmethod
+    def read(cls, work: Work) -> _Layout:
+        table = open_table(work.lake.path(work.stream.name, TABLE))
+        if table is None:
+            return cls({}, {}, {})
+        found = query(table, "SELECT slice, proof FROM t WHERE proof IS NOT NULL")
+        texts = {str(row["slice"]): str(row["proof"]) for row in found}
+        folds = {key: Fold.from_json(text) for key, text in texts.items() if key in {BASE, RECENT}}
+        return cls({k: Proof.from_json(t) for k, t in texts.items() if k not in folds}, folds, rows_by_slice(table))
+
+    def attempt(self, key: str) -> int:
+        """The attempt at which a slice stands here; 0 for none."""
+        if key in self.slices:
+            return self.slices[key].attempt
+        return max((fold.attempt_of(key) for fold in self.folds.values()), default=0)
+
+    def fold(self, key: str) -> Fold:
+        return self.folds.get(key, Fold(key, attempt=0))
+
+
+def materialise(work: Work) -> list[SliceReport]:
+    """Commit what the slices' events say of their keys; a report for each slice, in their order.
+
+    Raises:
+        TemporaryError: events of a slice are not there yet.
+        SupersededAttemptError: other writers were first again and again.
+        DependencyAwayError: Spark or the lake is away; nothing was committed.
+    """
+    create_table(work.spark, work.lake.path(work.stream.name, TABLE), columns(work.stream))
+    clock = Clock()
+    for tries in range(1, TRIES + 1):
+        try:
+            reports = _follow_events(work, require(work, events.TABLE), clock)
+        except SupersededAttemptError:
+            if tries == TRIES:
+                raise
+            time.sleep(tries)
+        else:
+            fold_if_due(work, clock)
+            return reports
+    raise AssertionError("unreachable")
+
+
+def _follow_events(work: Work, decisions: Mapping[str, Proof], clock: Clock) -> list[SliceReport]:
+    layout = _Layout.read(work)
+    stale = [d for key, d in decisions.items() if layout.attempt(key) != d.attempt]
+    folded = [d for d in stale if d.key not in layout.slices and layout.attempt(d.key)]
+    fresh = [d for d in stale if d not in folded]
+    version = -1
+    with clock.phase("commit"), delta_errors(f"current of {work.stream.name}"):
+        if fresh:
+            version = _commit_slices(work, fresh, layout)
+        if folded:
+            version = _commit_folded_again(work, folded, layout)
+    changed = {d.key for d in stale}
+    return [
+        report(decisions[key], version, clock, None if key in changed else "already followed the events")
+        for key in work.keys
+    ]
+
+
+def _commit_slices(work: Work, decisions: Sequence[Proof], layout: _Layout) -> int:
+    rows = _slice_winners(work, decisions)
+    with commit_lock(work, TABLE):
+        return replace_slices(
+            work.spark,
+            work.lake.path(work.stream.name, TABLE),
+            rows,
+            decisions,
+            {d.key: layout.slices[d.key].attempt if d.key in layout.slices else 0 for d in decisions},
+            files=1,
+            spread="key",
+        )
+
+
+def _slice_winners(work: Work, decisions: Sequence[Proof]) -> DataFrame:
+    rows = _event_rows(work).where(slice_is_one_of([d.key for d in decisions]))
+    return winners(rows, "slice", "key").select("slice", *_columns_of(work.stream))
+
+
+def _event_rows(work: Work) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    path = work.lake.path(work.stream.name, events.TABLE)
+    rows = work.spark.read.format("delta").load(path).where("proof IS NULL")
+    return rows.select("slice", *_columns_of(work.stream)[:-1], F.col("slice").alias("updated_by_slice"))
+
+
+def _columns_of(stream: Stream) -> list[str]:
+    fields = [quoted(f.name) for f in field_columns(stream)]
+    return ["key", "version", "event_time", *fields, *ORIGIN, "origin_timestamp", "updated_by_slice"]
+
+
+def fold_if_due(work: Work, clock: Clock) -> str | None:
+    """Fold the slices together when there are many; what was folded into, or None.
+
+    A fold that meets another writer gives way: the next slice tries again.
+    """
+    layout = _Layout.read(work)
+    slice_rows = sum(layout.rows.get(key, 0) for key in layout.slices)
+    due = fold_due(len(layout.slices), slice_rows, layout.rows.get(RECENT, 0), layout.rows.get(BASE, 0))
+    if due is None:
+        return None
+    try:
+        with clock.phase("fold"), work.ledger.lease(f"fold {work.stream.name}", seconds=FOLD_SECONDS, wait=0):
+            _fold(work, layout, due)
+    except (SupersededAttemptError, LeaseHeldError):
+        work.log("current: folding gave way to another writer")
+        return None
+    work.log(f"current: {len(layout.slices)} slices folded into {due} in {clock.seconds['fold']:.1f} s")
+    return due
+
+
+def _fold(work: Work, layout: _Layout, target: str) -> None:
+    taken = [RECENT, BASE] if target == BASE else [RECENT]
+    runs = merged_runs(
+        [layout.fold(key) for key in reversed(taken)], {key: proof.attempt for key, proof in layout.slices.items()}
+    )
+    parts = [*taken, *layout.slices]
+    _replace_fold(work, layout, target, runs, _standing_rows(work).where(slice_is_one_of(parts)), parts)
+
+
+def _standing_rows(work: Work) -> DataFrame:
+    return work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE)).where("proof IS NULL")
+
+
+def _replace_fold(
+    work: Work, layout: _Layout, target: str, runs: Mapping[str, tuple[Run, ...]], rows: DataFrame, parts: list[str]
+) -> int:
+    from pyspark.sql import functions as F
+
+    best = winners(rows.drop("slice", "proof"), "key").withColumn("slice", F.lit(target))
+    before = layout.fold(target)
+    after = Fold(target, before.attempt + 1, runs)
+    with commit_lock(work, TABLE), delta_errors(f"current of {work.stream.name}"):
+        return replace_slices(
+            work.spark,
+            work.lake.path(work.stream.name, TABLE),
+            best,
+            [after],
+            {target: before.attempt},
+            files=0,
+            spread="key",
+            replaced=parts,
+        )
+
+
+def _commit_folded_again(work: Work, decisions: Sequence[Proof], layout: _Layout) -> int:
+    """Compute anew what folded slices say, after their events changed.
+
+    Rows that these slices had won are taken out, their keys are computed again from the events of all folded slices,
+    and the slices' new winners come in; everything lands in `base`.
+    """
+    again = [d.key for d in decisions]
+    runs = merged_runs([layout.fold(BASE), layout.fold(RECENT)], {d.key: d.attempt for d in decisions})
+    standing = _standing_rows(work).where(slice_is_one_of([BASE, RECENT]))
+    lost = standing["updated_by_slice"].isin(again)
+    keys = standing.where(lost).select("key").distinct()
+    others = _event_rows(work).where(_in_runs(runs)).where(~_event_slice_in(again)).join(keys, "key", "left_semi")
+    rows = (
+        standing.where(~lost)
+        .select(*_columns_of(work.stream))
+        .unionByName(others.select(*_columns_of(work.stream)))
+        .unionByName(_slice_winners(work, decisions).select(*_columns_of(work.stream)))
+    )
+    return _replace_fold(work, layout, BASE, runs, rows, [BASE, RECENT])
+
+
+def _event_slice_in(keys: Sequence[str]) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col("slice").isin(list(keys))
+
+
+def _in_runs(runs: Mapping[str, tuple[Run, ...]]) -> Column:
+    from pyspark.sql import functions as F
+
+    topic = F.substring_index("slice", "@", 1)
+    ordinal = F.substring_index("slice", "@", -1).cast("int")
+    found = F.lit(False)  # noqa: FBT003 - a literal column
+    for name, pieces in runs.items():
+        inside = F.lit(False)  # noqa: FBT003 - a literal column
+        for run in pieces:
+            inside = inside | ordinal.between(run.first, run.last)
+        found = found | ((topic == name) & inside)
+    return found

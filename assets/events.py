@@ -1,0 +1,202 @@
+"""Events: what of raw was parsed, validated and resolved. Their commit is the decision of the whole split (I4).
+
+What belongs here: making events from raw, and the numbers of the split. What does not: the rules (`assets.parsing`),
+and the rejects, which follow from this decision (`assets.rejects`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from assets import raw
+from assets.commit import Clock, Standing, commit_until_settled
+from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
+from assets.work import SliceReport, Work
+from highwater.errors import TemporaryError
+from highwater.proof import Proof
+from resources.lake import create_table, slice_is_one_of
+from resources.spark import delta_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from highwater.declaration import Stream
+    from highwater.slices import Slice
+
+TABLE = "events"
+ORIGIN = ("origin_topic", "origin_generation", "origin_partition", "origin_offset")
+ORIGIN_COLUMNS = (
+    "slice STRING, origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, "
+    "origin_timestamp TIMESTAMP, attempt INT"
+)
+REASONS = (MALFORMED, INVALID, UNRESOLVED)
+
+
+def columns(stream: Stream) -> str:
+    """The columns of the stream's events table in SQL, `proof` left out."""
+    version = sql_type(stream.field_named(stream.version))
+    fields = "".join(f", {quoted(f.name)} {sql_type(f)}" for f in field_columns(stream))
+    return f"{ORIGIN_COLUMNS}, key STRING, version {version}, event_time TIMESTAMP{fields}"
+
+
+def materialise(work: Work) -> list[SliceReport]:
+    """Decide the split of the slices and commit their events once; a report for each slice, in their order.
+
+    A slice whose rejects do not belong to the committed events was left half done: its decision is taken over.
+
+    Raises:
+        TemporaryError: raw of a slice is not there yet.
+        DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
+    """
+    create_table(work.spark, work.lake.path(work.stream.name, TABLE), columns(work.stream))
+    require(work, raw.TABLE)
+    standing = Standing.read(work, TABLE)
+    return commit_until_settled(work, TABLE, standing, _unfinished(work, standing), _decide)
+
+
+def require(work: Work, table: str) -> dict[str, Proof]:
+    """The proofs of an upstream table.
+
+    Raises:
+        TemporaryError: a slice is not in it.
+    """
+    proofs = work.lake.committed(work.stream.name, table, work.keys)
+    missing = [key for key in work.keys if key not in proofs]
+    if missing:
+        raise TemporaryError(
+            f"{work.stream.name}/{table} does not hold {', '.join(missing)}",
+            remedy=f"materialise {work.stream.name}/{table} for these slices first",
+        )
+    return proofs
+
+
+def _unfinished(work: Work, standing: Standing) -> dict[str, str]:
+    rejects = work.lake.committed(work.stream.name, "rejects", work.keys)
+    return {
+        key: f"the split of attempt {proof.attempt} is taken over: its rejects are still to be written"
+        for key, proof in standing.proofs.items()
+        if key not in rejects or rejects[key].attempt != proof.attempt
+    }
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """The split of some slices, held by Spark until it is committed."""
+
+    stream: Stream
+    rows: DataFrame
+    measured: Mapping[str, Mapping[str, int]]
+    spread: str = "origin_offset"
+
+    def proof(self, piece: Slice, attempt: int) -> Proof:
+        counts = dict(self.measured[piece.key]) if piece.key in self.measured else _nothing()
+        return Proof(piece, attempt, rows=counts["events"], counts=counts)
+
+    def files(self) -> int:
+        most = max((m["events"] for m in self.measured.values()), default=0)
+        return max(1, math.ceil(most / raw.RECORDS_A_FILE))
+
+    def refused(self, piece: Slice, standing: Proof | None) -> str | None:
+        del piece, standing
+        return None
+
+    def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        mine = F.col("slice").isin(list(attempts)) & ~F.col("tombstone") & F.col("reason").isNull()
+        return self.rows.where(mine).select(*origin_columns(), attempt_of(attempts), *_event_columns(self.stream))
+
+    def release(self) -> None:
+        self.rows.unpersist()
+
+
+def _nothing() -> dict[str, int]:
+    names = ("raw", "events", "tombstones", "superseded", "rejects", *(f"rejects_{reason}" for reason in REASONS))
+    return dict.fromkeys(names, 0)
+
+
+def _decide(work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
+    with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
+        rows = _without_payload(work.stream, judged(work, raw_rows(work, slices))).persist()
+        measured = {row["slice"]: _plain(row.asDict()) for row in _measure(work.stream, rows).collect()}
+        return _Decision(work.stream, rows, measured)
+
+
+def raw_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
+    """The committed raw rows of the slices."""
+    path = work.lake.path(work.stream.name, raw.TABLE)
+    return (
+        work.spark.read.format("delta")
+        .load(path)
+        .where(slice_is_one_of([s.key for s in slices]))
+        .where("proof IS NULL")
+        .drop("proof")
+    )
+
+
+def _without_payload(stream: Stream, rows: DataFrame) -> DataFrame:
+    """What the decision needs of the judged rows: less for Spark to hold."""
+    from pyspark.sql import functions as F
+
+    fields = [f"field_{f.name}" for f in stream.fields]
+    origin = ["slice", "topic", "generation", "partition", "offset", "timestamp"]
+    return rows.select(*origin, F.col("value").isNull().alias("tombstone"), "reason", *fields)
+
+
+def _measure(stream: Stream, rows: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    alive = ~F.col("tombstone")
+    accepted = alive & F.col("reason").isNull()
+    time = F.when(accepted, F.unix_micros(f"field_{stream.event_time}"))
+    by_reason = [F.count_if(alive & (F.col("reason") == r)).alias(f"rejects_{r}") for r in REASONS]
+    return rows.groupBy("slice").agg(
+        F.count("*").alias("raw"),
+        F.count_if(accepted).alias("events"),
+        F.count_if(~alive).alias("tombstones"),
+        F.count_if(alive & F.col("reason").isNotNull()).alias("rejects"),
+        F.lit(0).alias("superseded"),
+        *by_reason,
+        F.min(time).alias("first_event_us"),
+        F.max(time).alias("last_event_us"),
+    )
+
+
+def _plain(row: Mapping[str, int | str | None]) -> dict[str, int]:
+    return {name: value for name, value in row.items() if isinstance(value, int)}
+
+
+def _event_columns(stream: Stream) -> list[Column]:
+    from pyspark.sql import functions as F
+
+    return [
+        key_of(stream).alias("key"),
+        F.col(f"field_{stream.version}").alias("version"),
+        F.col(f"field_{stream.event_time}").alias("event_time"),
+        *[F.col(f"field_{f.name}").alias(f.name) for f in field_columns(stream)],
+    ]
+
+
+def origin_columns() -> list[Column]:
+    """The origin of a raw row, named as events and rejects name it."""
+    from pyspark.sql import functions as F
+
+    return [
+        F.col("slice"),
+        F.col("topic").alias("origin_topic"),
+        F.col("generation").alias("origin_generation"),
+        F.col("partition").alias("origin_partition"),
+        F.col("offset").alias("origin_offset"),
+        F.col("timestamp").alias("origin_timestamp"),
+    ]
+
+
+def attempt_of(attempts: Mapping[str, int]) -> Column:
+    """The attempt of a row's slice, as the column `attempt`."""
+    from pyspark.sql import functions as F
+
+    pairs = [F.lit(part) for pair in attempts.items() for part in pair]
+    return F.create_map(*pairs)[F.col("slice")].alias("attempt")

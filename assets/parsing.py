@@ -1,0 +1,203 @@
+"""Judging a record: parsed into the declared fields, or the reason why not.
+
+What belongs here: the declaration's rules as Spark expressions. What does not: reading or committing (`assets.events`,
+`assets.rejects`).
+
+A reason is permanent when only the record's own content speaks for it, and temporary when waiting may mend it (I9).
+Order of arrival never makes a record invalid: that is for checks.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from highwater.errors import DependencyAwayError
+from resources.lake import open_table
+from resources.spark import delta_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from assets.work import Work
+    from highwater.declaration import Field, Lookup, Stream
+
+MALFORMED = "malformed"
+INVALID = "invalid"
+UNRESOLVED = "unresolved"
+PERMANENT = frozenset({MALFORMED, INVALID})
+
+# ISO 8601 date and time with a zone, as RFC 3339 narrows it; Spark reads no time without seconds.
+_ISO = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:?\d{2})$"
+_JSON_TYPES = {
+    "string": ("STRING",),
+    "timestamp": ("STRING",),
+    "boolean": ("BOOLEAN",),
+    "integer": ("BIGINT",),
+    "long": ("BIGINT",),
+    "decimal": ("BIGINT", "DECIMAL"),
+}
+_SQL_TYPES = {
+    "string": "STRING",
+    "timestamp": "TIMESTAMP",
+    "boolean": "BOOLEAN",
+    "integer": "INT",
+    "long": "BIGINT",
+}
+
+
+def sql_type(declared: Field) -> str:
+    """The column type of a field."""
+    return _SQL_TYPES.get(declared.type, declared.type.upper())
+
+
+def field_columns(stream: Stream) -> list[Field]:
+    """The fields that are columns of their own, beside `key`, `version` and `event_time`."""
+    return [f for f in stream.fields if f.name not in {"key", "version", "event_time"}]
+
+
+def judged(work: Work, raw: DataFrame) -> DataFrame:
+    """Raw rows with the parsed columns and `reason` and `detail`, both null for a record that is an event.
+
+    Of a tombstone (null value) they say nothing: it is neither an event nor a reject.
+
+    Raises:
+        DependencyAwayError: the table that the stream looks things up in cannot be read (I15).
+    """
+    from pyspark.sql import functions as F
+
+    stream = work.stream
+    parsed = _with_fields(stream, _with_json(raw))
+    problem = F.coalesce(_structure_problem(stream), _key_problem(stream))
+    told = parsed.withColumn("malformed", problem).withColumn("invalid", _invalid_problem(stream))
+    looked_up = _with_lookup(work, told, stream.lookup)
+    reason = (
+        F.when(F.col("malformed").isNotNull(), MALFORMED)
+        .when(F.col("invalid").isNotNull(), INVALID)
+        .when(F.col("unresolved").isNotNull(), UNRESOLVED)
+    )
+    return looked_up.withColumn("reason", reason).withColumn("detail", F.coalesce("malformed", "invalid", "unresolved"))
+
+
+def _with_json(raw: DataFrame) -> DataFrame:
+    """The value as text and as a variant; null where it is not exactly one JSON document in UTF-8.
+
+    `try_parse_json` stops at the end of the first document, so what follows it would be dropped in silence; counted as
+    the elements of an array, a second document or a stray word is noticed.
+    """
+    from pyspark.sql import functions as F
+
+    text = F.col("value").cast("string")
+    alone = F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))) == 1
+    return raw.withColumn("json", F.when(F.is_valid_utf8(text) & alone, F.try_parse_json(text)))
+
+
+def _with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    parts = {f"json_{f.name}": F.try_variant_get("json", f"$['{f.name}']", "variant") for f in stream.fields}
+    typed = rows.withColumns({"document": F.schema_of_variant("json"), **parts})
+    kinds = {f"kind_{f.name}": F.schema_of_variant(f"json_{f.name}") for f in stream.fields}
+    values = {f"field_{f.name}": _value(f) for f in stream.fields}
+    return typed.withColumns({**kinds, **values})
+
+
+def _value(declared: Field) -> Column:
+    """The field in its column's type; null where it does not fit."""
+    from pyspark.sql import functions as F
+
+    part = f"json_{declared.name}"
+    if declared.type == "timestamp":
+        text = F.try_variant_get(part, "$", "string")
+        return F.when(text.rlike(_ISO), F.try_to_timestamp(text))
+    value = F.try_variant_get(part, "$", sql_type(declared).lower())
+    if declared.type.startswith("decimal"):
+        # The cast would round; money is not rounded in silence.
+        exact = F.try_variant_get(part, "$", "decimal(38,18)")
+        return F.when(value == exact, value)
+    return value
+
+
+def _structure_problem(stream: Stream) -> Column:
+    from pyspark.sql import functions as F
+
+    whole = F.when(F.col("json").isNull(), F.lit("the value is not one JSON document in UTF-8")).when(
+        ~F.col("document").startswith("OBJECT"), F.lit("the value is no JSON object")
+    )
+    return F.coalesce(whole, *[_field_problem(f) for f in stream.fields])
+
+
+def _field_problem(declared: Field) -> Column:
+    from pyspark.sql import functions as F
+
+    kind = F.col(f"kind_{declared.name}")
+    allowed = _JSON_TYPES[declared.type.split("(")[0]]
+    fits = F.lit(False)  # noqa: FBT003 - a literal column
+    for name in allowed:
+        fits = fits | kind.startswith(name)
+    return (
+        F.when(kind.isNull() | (kind == "VOID"), F.lit(f"field {declared.name} is missing"))
+        .when(~fits, F.concat(F.lit(f"field {declared.name} is {declared.type}, found JSON "), kind))
+        .when(F.col(f"field_{declared.name}").isNull(), F.lit(f"field {declared.name} does not fit {declared.type}"))
+    )
+
+
+def _key_problem(stream: Stream) -> Column:
+    from pyspark.sql import functions as F
+
+    key = F.col("key").cast("string")
+    return F.when(F.col("key").isNull() | ~F.is_valid_utf8(key), F.lit("the record's key is null or not UTF-8")).when(
+        key != key_of(stream), F.lit(f"the record's key is not {stream.key_separator.join(stream.key)}")
+    )
+
+
+def key_of(stream: Stream) -> Column:
+    """The key that the fields say, as text."""
+    from pyspark.sql import functions as F
+
+    return F.concat_ws(stream.key_separator, *[F.col(f"field_{name}").cast("string") for name in stream.key])
+
+
+def _invalid_problem(stream: Stream) -> Column:
+    from pyspark.sql import functions as F
+
+    problems = [F.lit(None).cast("string")]
+    for declared in stream.fields:
+        value = F.col(f"field_{declared.name}")
+        if declared.one_of:
+            problems.append(F.when(~value.isin(list(declared.one_of)), F.lit(f"unknown {declared.name}")))
+        if declared.at_least is not None:
+            problems.append(F.when(value < declared.at_least, F.lit(f"{declared.name} is below {declared.at_least}")))
+    return F.coalesce(*problems)
+
+
+def _with_lookup(work: Work, rows: DataFrame, lookup: Lookup | None) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    if lookup is None:
+        return rows.withColumn("unresolved", F.lit(None).cast("string"))
+    known = _known_values(work, lookup)
+    found = rows.join(known, rows[f"field_{lookup.field}"] == known["known_value"], "left")
+    unknown = F.col(f"field_{lookup.field}").isNotNull() & F.col("known_value").isNull()
+    return found.withColumn("unresolved", F.when(unknown, F.lit(f"{lookup.field} is not in {lookup.table}"))).drop(
+        "known_value"
+    )
+
+
+def _known_values(work: Work, lookup: Lookup) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    path = work.lake.reference(lookup.table)
+    if open_table(path) is None:
+        raise DependencyAwayError(
+            f"the reference table {lookup.table} is not in the lake",
+            found=path,
+            remedy=f"write it as a Delta table with the column {lookup.column}, then request the slice again",
+        )
+    with delta_errors(path):
+        return work.spark.read.format("delta").load(path).select(F.col(lookup.column).alias("known_value")).distinct()
+
+
+def quoted(name: str) -> str:
+    """A column's name in SQL."""
+    return "`" + re.sub("`", "``", name) + "`"

@@ -1,0 +1,280 @@
+"""Raw: every record of a slice as Kafka gave it, nothing parsed, nothing dropped.
+
+What belongs here: reading a slice's ranges with Spark's Kafka source and committing them once. What does not: looking
+into a record.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from assets.commit import Clock, Standing, commit_until_settled
+from assets.work import SliceReport, Work
+from highwater.errors import (
+    HighwaterError,
+    OffsetsExpiredError,
+    TopicAbsentError,
+    TopicRecreatedError,
+    TopicTruncatedError,
+)
+from highwater.plans import left_to_read, overtaken
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice, merge_ranges
+from resources.lake import create_table
+from resources.spark import delta_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from highwater.plans import Generation
+    from resources.kafka import TopicState
+
+TABLE = "raw"
+COLUMNS = (
+    "slice STRING, topic STRING, generation INT, partition INT, offset BIGINT, timestamp TIMESTAMP, "
+    "timestamp_type INT, key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+
+# A slice of up to so many records or bytes is one file; files of Delta are read one task each.
+RECORDS_A_FILE = 200_000
+BYTES_A_FILE = 64 * 1024 * 1024
+# So many records a task when Kafka is read: a partition that holds most records still uses every core.
+RECORDS_A_TASK = 25_000
+# A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
+# default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
+LONGEST_FETCH_MS = "10"
+
+
+def materialise(work: Work) -> list[SliceReport]:
+    """Read the slices from Kafka once and commit them once; a report for each slice, in their order.
+
+    A slice whose records Kafka no longer holds in full keeps the rows it has, and the report says so (I10). One that
+    was never read takes what the losses that a person accepted leave of it (I11).
+
+    Raises:
+        OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError: Kafka cannot give a slice that was never read.
+        DependencyAwayError: Kafka, Spark or the lake is away; nothing was committed.
+    """
+    path = work.lake.path(work.stream.name, TABLE)
+    create_table(work.spark, path, COLUMNS)
+    standing = Standing.read(work, TABLE)
+    losses = work.ledger.losses(work.stream.name)
+    left = {piece.key: left_to_read(piece, losses) for piece in work.slices}
+    kept = _not_to_be_had(work, left, standing)
+    return commit_until_settled(work, TABLE, standing, kept, partial(_read, left))
+
+
+def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) -> dict[str, str]:
+    """Slices whose rows stay because Kafka cannot give them again, with the reason."""
+    kept: dict[str, str] = {}
+    states: dict[str, TopicState | HighwaterError] = {}
+    generations = {topic: work.ledger.generations(work.stream.name, topic) for topic in {s.topic for s in work.slices}}
+    for piece in left.values():
+        if not piece.offsets:
+            continue
+        problem = _problem(piece, _state(work, piece.topic, states)) or _overtaken(piece, generations[piece.topic])
+        if problem is None:
+            continue
+        if piece.key not in standing.proofs:
+            raise problem
+        kept[piece.key] = f"rows kept as they are: {problem}"
+    return kept
+
+
+def _state(work: Work, topic: str, known: dict[str, TopicState | HighwaterError]) -> TopicState | HighwaterError:
+    if topic not in known:
+        try:
+            known[topic] = work.kafka.topic_state(topic)
+        except TopicAbsentError as error:
+            known[topic] = error
+    return known[topic]
+
+
+def _problem(piece: Slice, state: TopicState | HighwaterError) -> HighwaterError | None:
+    if isinstance(state, HighwaterError):
+        return state
+    if state.topic_id != piece.topic_id:
+        return TopicRecreatedError(
+            f"{piece.key}: topic {piece.topic} is not the one that was planned",
+            stored=piece.topic_id,
+            found=state.topic_id,
+            remedy=f"highwater accept-loss {piece.stream} opens a new generation for the new topic",
+        )
+    for partition, offsets in sorted(piece.ranges.items()):
+        problem = _range_problem(piece, partition, offsets, state)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _overtaken(piece: Slice, generations: Sequence[Generation]) -> HighwaterError | None:
+    found = overtaken(piece, generations)
+    if found is None:
+        return None
+    partition, later = found
+    offsets = piece.ranges[partition]
+    return TopicTruncatedError(
+        f"{piece.key}: {piece.topic} partition {partition} holds other records under these offsets now",
+        stored=f"[{offsets.start}, {offsets.end}) of generation {piece.generation}",
+        found=f"generation {later.number} begins at {later.starts[partition]}",
+        remedy=f"highwater accept-loss {piece.stream} lets a slice that was never read take what is left",
+    )
+
+
+def _range_problem(piece: Slice, partition: int, offsets: OffsetRange, state: TopicState) -> HighwaterError | None:
+    found = state.partitions.get(partition)
+    if not len(offsets):
+        return None
+    where = f"{piece.key}: {piece.topic} partition {partition}"
+    if found is None or found.last_stable is None:
+        return None  # without a leader nothing is known; Spark's read fails and the slice is tried again
+    if found.log_start is not None and found.log_start > offsets.start:
+        return OffsetsExpiredError(
+            f"{where}: offsets were deleted before they were read",
+            stored=f"[{offsets.start}, {offsets.end})",
+            found=f"log start offset {found.log_start}",
+            remedy=f"highwater accept-loss {piece.stream} --partition {partition} records the loss",
+        )
+    if found.last_stable < offsets.end:
+        return TopicTruncatedError(
+            f"{where} ends before the planned end",
+            stored=offsets.end,
+            found=f"last stable offset {found.last_stable}",
+            remedy="find out which broker lost its log; highwater accept-loss records what is gone",
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What Kafka gave for some slices, held by Spark until it is committed."""
+
+    rows: DataFrame
+    measured: Mapping[str, Mapping[str, int]]
+    left: Mapping[str, Slice]
+    spread: str = "offset"
+
+    def proof(self, piece: Slice, attempt: int) -> Proof:
+        found = self.measured.get(piece.key, {})
+        counts = {"bytes": found.get("bytes", 0)}
+        lost = piece.offsets - self.left[piece.key].offsets
+        return Proof(piece, attempt, rows=found.get("rows", 0), counts=counts | ({"lost": lost} if lost else {}))
+
+    def files(self) -> int:
+        return max((_files(m["rows"], m["bytes"]) for m in self.measured.values()), default=1)
+
+    def refused(self, piece: Slice, standing: Proof | None) -> str | None:
+        found = self.measured.get(piece.key, {}).get("rows", 0)
+        if standing is None or found >= standing.rows:
+            return None
+        return f"rows kept as they are: Kafka would give {found} records, the commit recorded {standing.rows}"
+
+    def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
+        return self.rows.where(self.rows["slice"].isin(list(attempts)))
+
+    def release(self) -> None:
+        self.rows.unpersist()
+
+
+def _read(left: Mapping[str, Slice], work: Work, slices: Sequence[Slice], clock: Clock) -> _Read:
+    from pyspark.sql import functions as F
+
+    with delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
+        rows = _rows(work, [left[piece.key] for piece in slices]).persist()
+        measured = rows.groupBy("slice").agg(
+            F.count("*").alias("rows"),
+            F.coalesce(F.sum(F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))), F.lit(0))
+            .cast("bigint")
+            .alias("bytes"),
+        )
+        return _Read(rows, {row["slice"]: row.asDict() for row in measured.collect()}, left)
+
+
+def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
+    """The records of the slices, each named after its slice, by as few reads as their ranges allow."""
+    from functools import reduce
+
+    from pyspark.sql import DataFrame as Frame
+
+    groups: dict[tuple[str, int], list[Slice]] = {}
+    for piece in slices:
+        groups.setdefault((piece.topic, piece.generation), []).append(piece)
+    frames = [_named(work, group, _topic_rows(work, group)) for group in groups.values()]
+    return reduce(Frame.unionByName, frames)
+
+
+def _topic_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
+    from functools import reduce
+
+    from pyspark.sql import DataFrame as Frame
+
+    merged = merge_ranges(slices)
+    reads = max((len(ranges) for ranges in merged.values()), default=0)
+    frames = [
+        _one_read(work, slices[0].topic, {p: ranges[i] for p, ranges in merged.items() if i < len(ranges)})
+        for i in range(reads)
+    ]
+    return reduce(Frame.unionByName, frames) if frames else work.spark.createDataFrame([], _KAFKA_COLUMNS)
+
+
+_KAFKA_COLUMNS = (
+    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestamp_type INT, key BINARY, value BINARY, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+
+
+def _one_read(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> DataFrame:
+    offsets = sum(len(r) for r in ranges.values())
+    options = {
+        **work.kafka.spark_options(),
+        "assign": json.dumps({topic: sorted(ranges)}),
+        "startingOffsets": json.dumps({topic: {str(p): r.start for p, r in ranges.items()}}),
+        "endingOffsets": json.dumps({topic: {str(p): r.end for p, r in ranges.items()}}),
+        "kafka.isolation.level": "read_committed",
+        "kafka.fetch.max.wait.ms": LONGEST_FETCH_MS,
+        "failOnDataLoss": "true",
+        "includeHeaders": "true",
+        "minPartitions": str(max(1, math.ceil(offsets / RECORDS_A_TASK))),
+    }
+    return (
+        work.spark.read.format("kafka")
+        .options(**options)
+        .load()
+        .selectExpr(
+            "topic",
+            "partition",
+            "offset",
+            "timestamp",
+            "timestampType AS timestamp_type",
+            "key",
+            "value",
+            "headers",
+        )
+    )
+
+
+def _named(work: Work, slices: Sequence[Slice], rows: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    generation = F.lit(slices[0].generation)
+    if len(slices) == 1:
+        return rows.select(F.lit(slices[0].key).alias("slice"), generation.alias("generation"), "*")
+    bounds = work.spark.createDataFrame(
+        [(s.key, p, r.start, r.end) for s in slices for p, r in s.ranges.items() if len(r)],
+        "slice STRING, in_partition INT, start BIGINT, end BIGINT",
+    )
+    inside = (
+        (rows["partition"] == bounds["in_partition"])
+        & (rows["offset"] >= bounds["start"])
+        & (rows["offset"] < bounds["end"])
+    )
+    return rows.join(F.broadcast(bounds), inside).select("slice", generation.alias("generation"), rows["*"])
+
+
+def _files(rows: int, size: int) -> int:
+    return max(1, math.ceil(rows / RECORDS_A_FILE), math.ceil(size / BYTES_A_FILE))

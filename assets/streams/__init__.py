@@ -1,0 +1,67 @@
+"""The declared streams: every module of this folder holds one `STREAM`.
+
+What belongs here: declarations and the loader that finds them. What does not: code for one stream alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from highwater.declaration import Stream
+from highwater.errors import DeclarationError
+
+FOLDER = Path(__file__).parent
+
+
+def load_streams(folder: Path = FOLDER) -> dict[str, Stream]:
+    """The streams that the files of a folder declare, by name.
+
+    Raises:
+        DeclarationError: a file cannot be read or declares nothing, or two streams share a name or a topic. The message
+            names the file.
+    """
+    streams: dict[Path, Stream] = {}
+    for file in sorted(folder.glob("[!_]*.py")):
+        stream = _load(file)
+        for earlier, other in streams.items():
+            _see_apart(file, stream, earlier, other)
+        streams[file] = stream
+    return {stream.name: stream for stream in streams.values()}
+
+
+def _load(file: Path) -> Stream:
+    spec = importlib.util.spec_from_file_location(f"assets.streams.{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise DeclarationError(f"{file.name} is no Python module", remedy="give the file a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except DeclarationError as error:
+        raise DeclarationError(f"{file.name}: {error.problem}", remedy=error.remedy) from error
+    except Exception as error:
+        raise DeclarationError(
+            f"{file.name} cannot be read as a declaration",
+            found=f"{type(error).__name__}: {error}",
+            remedy="mend the file; docs/streams.md lists what a declaration may say",
+        ) from error
+    stream = getattr(module, "STREAM", None)
+    if not isinstance(stream, Stream):
+        raise DeclarationError(
+            f"{file.name} declares no stream",
+            found=f"STREAM is {type(stream).__name__}",
+            remedy="let the file hold STREAM = Stream(…); docs/streams.md has an example",
+        )
+    return stream
+
+
+def _see_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None:
+    for what in ("name", "topic"):
+        value = getattr(stream, what)
+        if value == getattr(other, what):
+            raise DeclarationError(
+                f"the {what} {value!r} is declared twice",
+                stored=f"in {earlier.name}: stream {other.name} on topic {other.topic}",
+                found=f"in {file.name}: stream {stream.name} on topic {stream.topic}",
+                remedy=f"give each stream a {what} of its own",
+            )

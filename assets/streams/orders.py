@@ -1,0 +1,32 @@
+"""Orders: from placed to paid, refunded or canceled; versions without gaps for each order."""
+
+from highwater.declaration import Answers, Field, Limits, Lookup, Stream, Transitions
+
+STREAM = Stream(
+    name="orders",
+    topic="orders",
+    description="The states of every order, in the order in which they happened.",
+    fields=(
+        Field("order_id", "string"),
+        Field("version", "integer", at_least=1),
+        Field("status", "string", one_of=("placed", "paid", "refunded", "canceled")),
+        Field("customer_id", "string"),
+        Field("amount", "decimal(12,2)", at_least=0),
+        Field("event_time", "timestamp"),
+    ),
+    key=("order_id",),
+    version="version",
+    event_time="event_time",
+    transitions=Transitions(
+        field="status",
+        first="placed",
+        allowed={"placed": ("paid", "canceled"), "paid": ("refunded",)},
+    ),
+    lookup=Lookup(field="customer_id", table="reference/customers", column="customer_id"),
+    limits=Limits(most_records=200_000, slices_a_run=20),
+    answers=Answers(
+        does_order_matter="Yes, for each order: the highest version is the order's state, whenever it arrives.",
+        what_of_doubles="The same version with the same content counts once; with other content it is a conflict.",
+        what_on_failure="Malformed and invalid records are set aside for a person; unknown customers are retried.",
+    ),
+)

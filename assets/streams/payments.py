@@ -1,0 +1,25 @@
+"""Payments: amounts booked on an account's payment; the newest booking time wins."""
+
+from highwater.declaration import Answers, Field, Limits, Stream
+
+STREAM = Stream(
+    name="payments",
+    topic="payments",
+    description="Bookings of payments; each booking replaces the one before it.",
+    fields=(
+        Field("account_id", "string"),
+        Field("payment_id", "string"),
+        Field("booked_at", "timestamp"),
+        Field("amount", "decimal(12,2)"),
+        Field("currency", "string"),
+    ),
+    key=("account_id", "payment_id"),
+    version="booked_at",
+    event_time="booked_at",
+    limits=Limits(most_records=100_000, slices_a_run=20),
+    answers=Answers(
+        does_order_matter="Only within one payment: the booking with the latest time is the one that counts.",
+        what_of_doubles="The same booking twice counts once.",
+        what_on_failure="Every failure is permanent here: nothing is looked up, so waiting mends nothing.",
+    ),
+)

@@ -1,0 +1,68 @@
+"""What a stage works with, and what it reports.
+
+What belongs here: the values that go into a stage and come out of it. What does not: any stage's own steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from highwater.declaration import Stream
+    from highwater.slices import Slice
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Work:
+    """Slices of one stream, and the connections with which a stage materialises them.
+
+    The slices are taken together: one read, one commit. `log` gets progress as plain sentences.
+    """
+
+    stream: Stream
+    slices: Sequence[Slice]
+    spark: SparkSession
+    lake: Lake
+    ledger: Ledger
+    kafka: Kafka
+    log: Callable[[str], None]
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the slices, in their order."""
+        return [piece.key for piece in self.slices]
+
+
+@dataclass(frozen=True)
+class SliceReport:
+    """What a stage made of one slice.
+
+    Args:
+        piece: the slice.
+        attempt: the attempt whose commit stands in the table now.
+        rows: rows of the slice in the stage's table.
+        counts: further numbers by name, for example rejects by reason.
+        bytes: size of keys and values in bytes, where the stage knows it.
+        event_span: earliest and latest event time, where the stage knows it.
+        delta_version: version of the table after the commit.
+        seconds: seconds by phase; of the whole run where slices are taken together.
+        note: a sentence for the operator, when something out of the ordinary was done.
+    """
+
+    piece: Slice
+    attempt: int
+    rows: int
+    delta_version: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+    bytes: int | None = None
+    event_span: tuple[datetime, datetime] | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    note: str | None = None

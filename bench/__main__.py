@@ -1,0 +1,58 @@
+"""`python -m bench`: measure all, or a part, and write docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+from bench import backlog, growth, latency, report, ticks
+from bench.harness import Result
+from bench.world import World, opened
+
+# Letter → what measures it, and the records of a slice.
+BENCHMARKS: dict[str, tuple[Callable[[World, int, int], Result], int]] = {
+    "a": (backlog.raw_against_streaming, 20_000),
+    "b": (backlog.raw_against_bare_reads, 400_000),
+    "c": (backlog.whole_path, 20_000),
+    "d": (growth.growth_of_current, 0),
+    "e": (ticks.planner_ticks, 0),
+    "f": (latency.tick_to_commit, 0),
+    "g": (backlog.skew, 400_000),
+    "h": (growth.growth_of_raw, 0),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Measure what is asked for; 0 when every figure that is held against something was reached."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", default=",".join(BENCHMARKS), help="letters, for example a,d (default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default: %(default)s)")
+    parser.add_argument("--report", action="store_true", help="only write the page from the figures that are kept")
+    asked = parser.parse_args(arguments)
+    letters = asked.only.split(",")
+    if unknown := set(letters) - set(BENCHMARKS):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    if not asked.report:
+        _measure(letters, asked.rounds)
+    report.write()
+    print(f"written: {report.PAGE.name}")
+    return 0
+
+
+def _measure(letters: list[str], rounds: int) -> None:
+    with opened() as world:
+        for letter in letters:
+            measure, records = BENCHMARKS[letter]
+            begin = time.monotonic()
+            print(f"({letter}) {measure.__doc__}", flush=True)
+            result = measure(world, rounds, records)
+            result.save()
+            for verdict in result.verdicts:
+                print(f"  {verdict.what}: {verdict.value:.2f}, {'reached' if verdict.reached else 'NOT reached'}")
+            print(f"  took {time.monotonic() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

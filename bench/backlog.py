@@ -1,0 +1,241 @@
+"""(a), (b), (c), (g): taking a backlog, beside Structured Streaming, a bare read and a skewed topic.
+
+What belongs here: these four benchmarks and their peers. What does not: growth of tables (`bench.growth`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from assets import current, events, parsing, raw, rejects
+from bench.harness import Result, Row, Variant, Verdict, alternate, timed
+from bench.world import Bed, World, fill, last_slices, source, whole_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from highwater.slices import Slice
+
+BATCHES = (1, 4, 20)
+KAFKA = "topic", "partition", "offset", "timestamp", "timestampType AS timestamp_type", "key", "value", "headers"
+
+
+def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
+    """(a) A backlog to `raw`, in one range run, against micro-batches of the slices' size into Delta."""
+    stream = fill(world, "bench-a", max(BATCHES) * records)
+
+    def ours(bed: Bed, pieces: list[Slice]) -> None:
+        raw.materialise(world.work(bed, pieces))
+
+    rows = [_against(world, stream, n, records, rounds, ours, _stream_raw) for n in BATCHES]
+    return Result(
+        name="a",
+        title="A backlog to raw, against Structured Streaming",
+        method=(
+            f"{records:,} records a slice; the same topic and offsets. Highwater takes the slices in one range run; "
+            "the stream takes one micro-batch a slice (`availableNow`, `maxOffsetsPerTrigger`) into a Delta table."
+        ),
+        rows=rows,
+        verdicts=[
+            Verdict("times as fast at 1 batch", rows[0].ratio("Highwater", "Structured Streaming"), 1.0),
+            Verdict("times as fast at 20 batches", rows[-1].ratio("Highwater", "Structured Streaming"), 2.0),
+        ],
+    )
+
+
+Act = Callable[[Bed, "list[Slice]"], None]
+
+
+def _against(world: World, stream: Any, n: int, records: int, rounds: int, ours: Act, peer: Any) -> Row:
+    def variant(act: Callable[[Bed, list[Slice]], None]) -> Variant:
+        def run(_: int) -> float:
+            bed = world.fresh(stream)
+            pieces = last_slices(world, bed, n, records)
+            took = timed(lambda: act(bed, pieces))
+            bed.remove()
+            return took
+
+        return run
+
+    variants = {
+        "Highwater": variant(ours),
+        "Structured Streaming": variant(lambda bed, pieces: peer(world, bed, pieces, records)),
+    }
+    return alternate(f"{n} batches", variants, rounds)
+
+
+def _stream_raw(world: World, bed: Bed, pieces: list[Slice], records: int) -> None:
+    query = (
+        world.spark.readStream.format("kafka")
+        .options(**source(world, bed.stream.topic, pieces), maxOffsetsPerTrigger=str(records))
+        .load()
+        .selectExpr(*KAFKA)
+        .writeStream.format("delta")
+        .option("checkpointLocation", str(bed.home / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(bed.lake.path("peer", "raw"))
+    )
+    query.awaitTermination()
+
+
+def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
+    """(b) One slice to `raw`, against Spark's read into nothing and against a bare consumer."""
+    stream = fill(world, "bench-b", records)
+
+    def variant(act: Act) -> Variant:
+        def run(_: int) -> float:
+            bed = world.fresh(stream)
+            pieces = last_slices(world, bed, 1, records)
+            took = timed(lambda: act(bed, pieces))
+            bed.remove()
+            return took
+
+        return run
+
+    row = alternate(
+        f"{records:,} records",
+        {
+            "Highwater raw": variant(lambda bed, pieces: _ignore(raw.materialise(world.work(bed, pieces)))),
+            "Spark's read into nothing": variant(lambda bed, pieces: _read_into_nothing(world, bed, pieces)),
+            "bare librdkafka": variant(lambda bed, pieces: _consume(world, bed, pieces)),
+        },
+        rounds,
+    )
+    return Result(
+        name="b",
+        title="Raw, against reads that write nothing",
+        method=(
+            "One slice. Spark's read goes into its no-op sink; the bare consumer reads the same ranges in one process "
+            "and counts. Raw reads, counts by slice, writes Parquet and commits."
+        ),
+        rows=[row],
+        verdicts=[
+            Verdict("of the speed of Spark's read", row.ratio("Highwater raw", "Spark's read into nothing"), 0.7)
+        ],
+    )
+
+
+def _ignore(_: object) -> None:
+    return None
+
+
+def _read_into_nothing(world: World, bed: Bed, pieces: list[Slice]) -> None:
+    import json
+
+    topic = bed.stream.topic
+    ends = json.dumps({topic: {str(p): r.end for p, r in pieces[-1].ranges.items()}})
+    options = {**source(world, topic, pieces), "endingOffsets": ends}
+    rows = world.spark.read.format("kafka").options(**options).load().selectExpr(*KAFKA)
+    rows.write.format("noop").mode("overwrite").save()
+
+
+def _consume(world: World, bed: Bed, pieces: list[Slice]) -> None:
+    found = sum(1 for _ in world.kafka().read(bed.stream.topic, pieces[0].ranges))
+    if found != pieces[0].offsets:
+        raise RuntimeError(f"read {found} of {pieces[0].offsets} records")
+
+
+def whole_path(world: World, rounds: int, records: int) -> Result:
+    """(c) Raw, events, rejects and current, against a `foreachBatch` stream that writes the same tables."""
+    stream = fill(world, "bench-c", max(BATCHES) * records)
+
+    def ours(bed: Bed, pieces: list[Slice]) -> None:
+        for stage in (raw, events, rejects, current):
+            stage.materialise(world.work(bed, pieces))
+
+    rows = [_against(world, stream, n, records, rounds, ours, _stream_everything) for n in BATCHES]
+    return Result(
+        name="c",
+        title="The whole path, against foreachBatch",
+        method=(
+            f"{records:,} records a slice, through raw, events, rejects and current. The stream judges with the same "
+            "expressions, appends with `txnAppId` and `txnVersion`, and merges into a table of one row a key."
+        ),
+        rows=rows,
+        verdicts=[Verdict("times as fast at 20 batches", rows[-1].ratio("Highwater", "Structured Streaming"), 1.5)],
+    )
+
+
+def _stream_everything(world: World, bed: Bed, pieces: list[Slice], records: int) -> None:
+    def each(batch: DataFrame, number: int) -> None:
+        _write_batch(world, bed, batch, number)
+
+    (
+        world.spark.readStream.format("kafka")
+        .options(**source(world, bed.stream.topic, pieces), maxOffsetsPerTrigger=str(records))
+        .load()
+        .selectExpr(*KAFKA)
+        .writeStream.foreachBatch(each)
+        .option("checkpointLocation", str(bed.home / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination()
+    )
+
+
+def _write_batch(world: World, bed: Bed, batch: DataFrame, number: int) -> None:
+    from pyspark.sql import functions as F
+
+    batch.persist()
+    _append(bed, batch, "raw", number)
+    named = batch.withColumns({"slice": F.lit(str(number)), "generation": F.lit(0)})
+    work = world.work(bed, [])
+    judged = parsing.judged(work, named.where("value IS NOT NULL")).persist()
+    accepted = judged.where("reason IS NULL").select(
+        *events.origin_columns(),
+        F.lit(number).alias("attempt"),
+        *events._event_columns(bed.stream),  # noqa: SLF001
+    )
+    _append(bed, accepted, "events", number)
+    rejected = judged.where("reason IS NOT NULL")
+    _append(bed, rejected.select("topic", "partition", "offset", "reason", "detail", "key", "value"), "rejects", number)
+    _merge(world, bed, current.winners(accepted, "key"))
+    judged.unpersist()
+    batch.unpersist()
+
+
+def _append(bed: Bed, rows: DataFrame, table: str, number: int) -> None:
+    options = {"txnAppId": "peer", "txnVersion": str(number)}
+    rows.write.format("delta").mode("append").options(**options).save(bed.lake.path("peer", table))
+
+
+def _merge(world: World, bed: Bed, rows: DataFrame) -> None:
+    path = bed.lake.path("peer", "current")
+    world.spark.createDataFrame([], rows.schema).write.format("delta").mode("append").save(path)
+    rows.createOrReplaceTempView("newer")
+    world.spark.sql(
+        f"MERGE INTO delta.`{path}` t USING newer s ON t.key = s.key "
+        "WHEN MATCHED AND s.version > t.version THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+    )
+
+
+def skew(world: World, rounds: int, records: int) -> Result:
+    """(g) One slice of a topic that holds 90 % in one partition, against an even one."""
+    even, skewed = fill(world, "bench-g-even", records), fill(world, "bench-g-skewed", records, skewed=True)
+
+    def variant(stream: Any) -> Variant:
+        def run(_: int) -> float:
+            bed = world.fresh(stream)
+            piece = whole_topic(world, bed)
+            took = timed(lambda: raw.materialise(world.work(bed, [piece])))
+            bed.remove()
+            return took
+
+        return run
+
+    row = alternate(f"{records:,} records", {"even": variant(even), "90 % in one": variant(skewed)}, rounds)
+    return Result(
+        name="g",
+        title="A skewed partition, against an even topic",
+        method="One slice to raw; reads are cut by records, not by partition, so a full partition uses every core.",
+        rows=[row],
+        verdicts=[
+            Verdict(
+                "seconds of the skewed one in those of the even one",
+                1 / row.ratio("90 % in one", "even"),
+                1.3,
+                at_least=False,
+            )
+        ],
+    )

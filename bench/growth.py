@@ -1,0 +1,198 @@
+"""(d) What a slice costs while tables grow: `current` up to 10 million keys, `raw` up to 100,000 slices.
+
+What belongs here: these benchmarks, and tables made large by short ways. What does not: a backlog (`bench.backlog`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assets import current, events, raw
+from assets.commit import Standing
+from assets.events import raw_rows
+from bench.harness import Result, Row, Verdict, timed
+from bench.world import Bed, World, fill, last_slices
+from highwater.folding import BASE, Fold, Run
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from resources.lake import create_table, replace_slices
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from highwater.declaration import Stream
+
+KEYS = (10_000, 100_000, 1_000_000, 10_000_000)
+EVENTS = 50_000
+SLICES = 50
+MERGES = 3
+TOPIC = "bench-d"
+
+
+def growth_of_current(world: World, rounds: int, records: int) -> Result:
+    """(d) Slices into `current` at four sizes of the table, every fold counted, beside a MERGE."""
+    del rounds, records
+    stream = fill(world, TOPIC, 1)
+    rows = [_at(world, stream, keys) for keys in KEYS]
+    by_case = {row.case: row for row in rows}
+    at_100k, at_10m = (by_case[_case(keys)].mean("Highwater") for keys in (100_000, 10_000_000))
+    return Result(
+        name="d",
+        title="A slice into current while the table grows",
+        method=(
+            f"{SLICES} slices of {EVENTS:,} events each, in turn; half of the keys uniform over the table, "
+            f"half among its newest 1 %. Ratios are of means, so every fold counts. MERGE: {MERGES} such slices into a "
+            "table of one row a key."
+        ),
+        rows=rows,
+        verdicts=[Verdict("mean at 10M keys in means at 100k", at_10m / at_100k, 2.0, at_least=False)],
+    )
+
+
+def _case(keys: int) -> str:
+    return f"{keys:,} keys"
+
+
+def _at(world: World, stream: Stream, keys: int) -> Row:
+    bed = world.fresh(stream)
+    _standing_base(world, bed, keys)
+    pieces = _events(world, bed, keys)
+    ours = [timed(lambda piece=piece: current.materialise(world.work(bed, [piece]))) for piece in pieces]  # type: ignore[misc]
+    print(f"  {_case(keys)}: mean {sum(ours) / len(ours):.2f} s, longest {max(ours):.2f} s", flush=True)
+    merges = list(_merges(world, bed, pieces[:MERGES]))
+    print(f"  {_case(keys)}: MERGE {sum(merges) / len(merges):.2f} s", flush=True)
+    bed.remove()
+    return Row(_case(keys), {"Highwater": ours, "MERGE": merges})
+
+
+def _key_rows(world: World, keys: int) -> DataFrame:
+    return world.spark.range(keys).selectExpr(
+        "concat('o', id) AS key", "1 AS version", "timestamp'2026-01-01' AS event_time", "concat('o', id) AS order_id",
+        "'placed' AS status", "'c1' AS customer_id", "CAST(1.5 AS DECIMAL(12,2)) AS amount",
+        f"'{TOPIC}' AS origin_topic", "0 AS origin_generation", "0 AS origin_partition", "id AS origin_offset",
+        "timestamp'2026-01-01' AS origin_timestamp", f"'{TOPIC}@0000000' AS updated_by_slice",
+    )  # fmt: skip
+
+
+def _standing_base(world: World, bed: Bed, keys: int) -> None:
+    """A `current` that holds so many keys as a fold, and the same keys as a table for MERGE."""
+    path = bed.lake.path(bed.stream.name, current.TABLE)
+    create_table(world.spark, path, current.columns(bed.stream))
+    rows = _key_rows(world, keys).selectExpr(f"'{BASE}' AS slice", "*")
+    fold = Fold(BASE, 1, {TOPIC: (Run(0, 0, 1),)})
+    replace_slices(world.spark, path, rows, [fold], {BASE: 0}, files=0, spread="key")
+    peer = _key_rows(world, keys).write.format("delta").option("delta.enableDeletionVectors", "true")
+    peer.save(bed.lake.path("peer", "current"))
+
+
+def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
+    """Slices whose events are committed: half of the keys uniform, half among the newest 1 %."""
+    pieces = [_piece(bed, n) for n in range(1, SLICES + 1)]
+    bed.ledger.add(pieces)
+    path = bed.lake.path(bed.stream.name, events.TABLE)
+    create_table(world.spark, path, events.columns(bed.stream))
+    newest = max(1, keys // 100)
+    number = f"CASE WHEN id % 2 = 0 THEN pmod(hash(id), {keys}) ELSE {keys - newest} + pmod(hash(id), {newest}) END"
+    rows = world.spark.range(EVENTS * SLICES).selectExpr(
+        f"concat('{TOPIC}@', lpad(CAST(id DIV {EVENTS} + 1 AS STRING), 7, '0')) AS slice",
+        f"'{TOPIC}' AS origin_topic", "0 AS origin_generation", "0 AS origin_partition",
+        f"id + {keys} AS origin_offset",
+        "timestamp'2026-01-02' AS origin_timestamp", "1 AS attempt", f"concat('o', {number}) AS key",
+        "CAST(2 + id AS INT) AS version", "timestamp'2026-01-02' AS event_time", f"concat('o', {number}) AS order_id",
+        "'paid' AS status", "'c1' AS customer_id", "CAST(2.5 AS DECIMAL(12,2)) AS amount",
+    )  # fmt: skip
+    proofs = [Proof(piece, 1, EVENTS, {"events": EVENTS}) for piece in pieces]
+    bases = {piece.key: 0 for piece in pieces}
+    replace_slices(world.spark, path, rows, proofs, bases, files=1, spread="origin_offset")
+    return pieces
+
+
+def _piece(bed: Bed, ordinal: int) -> Slice:
+    offsets = OffsetRange(ordinal * EVENTS, ordinal * EVENTS + EVENTS)
+    return Slice(bed.stream.name, TOPIC, "bench", 0, ordinal, {0: offsets}, datetime.now(UTC))
+
+
+def _merges(world: World, bed: Bed, pieces: list[Slice]) -> Iterator[float]:
+    table = world.spark.read.format("delta").load(bed.lake.path(bed.stream.name, events.TABLE))
+    peer = bed.lake.path("peer", "current")
+    for piece in pieces:
+        rows = table.where(f"slice = '{piece.key}' AND proof IS NULL").selectExpr("*", "slice AS updated_by_slice")
+        rows.drop("slice", "attempt", "proof").createOrReplaceTempView("newer")
+        current.winners(world.spark.table("newer"), "key").createOrReplaceTempView("newest")
+        yield timed(
+            lambda: world.spark.sql(
+                f"MERGE INTO delta.`{peer}` t USING newest s ON t.key = s.key "
+                "WHEN MATCHED AND s.version > t.version THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
+        )
+
+
+def growth_of_raw(world: World, rounds: int, records: int) -> Result:
+    """(h) A commit to `raw`, and the read of a slice, while the table holds 100 and 100,000 slices."""
+    del records
+    stream = fill(world, "bench-h", 4 * 250 * (rounds + 2))
+    rows = [_raw_at(world, stream, slices, rounds) for slices in (100, 100_000)]
+    more = {name: rows[1].median(name) - rows[0].median(name) for name in ("commit", "read of a slice")}
+    return Result(
+        name="h",
+        title="Raw while its slices grow",
+        method=(
+            "A slice of 1,000 records is read from Kafka and committed, then read back by its key, in a table that "
+            "holds so many slices of one file each. The large table's files are links to one file; its log is real."
+        ),
+        rows=rows,
+        verdicts=[
+            Verdict(f"more seconds for a {name} at 100,000 slices", value, 1.5, at_least=False)
+            for name, value in more.items()
+        ],
+    )
+
+
+def _raw_at(world: World, stream: Stream, slices: int, rounds: int) -> Row:
+    bed = world.fresh(stream)
+    pieces = last_slices(world, bed, rounds + 1, 1000)
+    path = Path(bed.lake.path(stream.name, raw.TABLE))
+    raw.materialise(world.work(bed, pieces[:1]))
+    _link_slices(path, slices)
+    seconds: dict[str, list[float]] = {"commit": [], "read of a slice": []}
+    Standing.read(world.work(bed, pieces[:1]), raw.TABLE)
+    world.spark.read.format("delta").load(str(path)).where("slice = 'x'").count()
+    for piece in pieces[1:]:
+        work = world.work(bed, [piece])
+        seconds["commit"].append(timed(lambda work=work: raw.materialise(work)))  # type: ignore[misc]
+        seconds["read of a slice"].append(timed(lambda work=work: raw_rows(work, work.slices).count()))  # type: ignore[misc]
+    print(f"  {slices:,} slices: {seconds}", flush=True)
+    bed.remove()
+    return Row(f"{slices:,} slices", seconds)
+
+
+def _link_slices(path: Path, slices: int) -> None:
+    """Give the table so many further slices: one commit whose files are links to the file that is there."""
+    [file] = path.rglob("*.parquet")
+    log = path / "_delta_log"
+    newest = max(int(f.stem) for f in log.glob("*.json"))
+    actions = [{"commitInfo": {"operation": "WRITE", "timestamp": 0}}]
+    for n in range(1_000_000, 1_000_000 + slices):
+        folder = path / f"slice=linked@{n}"
+        folder.mkdir()
+        os.link(file, folder / "part.parquet")
+        actions.append({"add": _added(n, file.stat().st_size)})
+    lines = "\n".join(json.dumps(action) for action in actions)
+    (log / f"{newest + 1:020d}.json").write_text(lines + "\n")
+
+
+def _added(n: int, size: int) -> dict[str, object]:
+    key = f"linked@{n}"
+    return {
+        "path": f"slice=linked%40{n}/part.parquet".replace("%40", "@"),
+        "partitionValues": {"slice": key},
+        "size": size,
+        "modificationTime": 0,
+        "dataChange": True,
+        "stats": json.dumps({"numRecords": 1001}),
+    }

@@ -1,0 +1,128 @@
+"""(f) From the request of a sensor's tick to the committed slice, against an asset that does nothing on the same way.
+
+What belongs here: this benchmark. What does not: the planner's own time (`bench.ticks`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench import noop
+from bench.harness import Result, Row
+from bench.world import World, order_value
+from dev.paths import REPOSITORY
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from dev.stack import Stack
+
+RECORDS = 1000
+LONGEST_SECONDS = 300.0
+WORKSPACE = f"""load_from:
+  - python_module: {{module_name: orchestration.definitions, working_directory: {REPOSITORY}, location_name: highwater}}
+  - python_module: {{module_name: bench.noop, working_directory: {REPOSITORY}, location_name: noop}}
+"""
+
+
+def tick_to_commit(world: World, rounds: int, records: int) -> Result:
+    """(f) Runs that sensors ask for, from the request to the end, in turn with runs that do nothing."""
+    del records
+    home = world.home / "latency"
+    asked = home / "asked"
+    asked.mkdir(parents=True)
+    row = _measure(home, asked, rounds)
+    return Result(
+        name="f",
+        title="From a sensor's request to the committed slice",
+        method=(
+            f"A sensor of a running daemon asks for a run for {RECORDS:,} new records; the time ends with the run, "
+            "when raw, events, rejects and current are committed and checked. The peer is a sensor that asks for an "
+            "asset which does nothing. Both wait for the same queue, the same launcher and a new process."
+        ),
+        rows=[row],
+    )
+
+
+def _measure(home: Path, asked: Path, rounds: int) -> Row:
+    from dev.dagster_services import DagsterServices
+    from dev.stack import SENSORS, Stack
+
+    workspace = home / "workspace.yaml"
+    workspace.write_text(WORKSPACE)
+    base = {k: v for k, v in os.environ.items() if not k.startswith(("HIGHWATER_", "SPARK_", "DAGSTER_HOME"))}
+    with Stack(home, base=base, on_broker=_make_topics, extra={noop.ASKED: str(asked)}) as stack:
+        assert stack.dagster is not None, "a stack has Dagster unless told otherwise"
+        stack.dagster.stop()
+        services = DagsterServices(home, {**stack.env, SENSORS: "running"}, workspace=workspace)
+        services.webserver.start()
+        services.daemon.start()
+        try:
+            services.wait_ready()
+            return _rounds(stack, asked, rounds)
+        finally:
+            services.stop()
+
+
+def _make_topics(stack: Stack) -> None:
+    from tests.conftest import create_topic
+
+    create_topic(stack.bootstrap, "orders", 4, {})
+    create_topic(stack.bootstrap, "payments", 4, {})
+
+
+def _rounds(stack: Stack, asked: Path, rounds: int) -> Row:
+    import dagster as dg
+
+    _write_reference(stack)
+    seconds: dict[str, list[float]] = {"Highwater": [], "no-op asset": []}
+    with dg.DagsterInstance.from_config(stack.env["DAGSTER_HOME"]) as instance:
+        for turn in range(rounds + 1):
+            took = {
+                "Highwater": _run_seconds(instance, "orders_slice", turn, lambda: _produce(stack)),
+                "no-op asset": _run_seconds(
+                    instance,
+                    "noop_job",
+                    turn,
+                    lambda turn=turn: (asked / f"n{turn}").touch(),  # type: ignore[misc]
+                ),
+            }
+            if turn:  # the first round warms up
+                for name, value in took.items():
+                    seconds[name].append(value)
+                print(f"  round {turn} of {rounds}: {took}", flush=True)
+    return Row(f"{RECORDS:,} records", seconds)
+
+
+def _write_reference(stack: Stack) -> None:
+    from bench.world import write_customers
+    from highwater.settings import Settings
+    from resources.lake import Lake
+
+    write_customers(Lake(Settings.from_environment(stack.env).lake))
+
+
+def _produce(stack: Stack) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": stack.bootstrap, "linger.ms": 200})
+    for number in range(RECORDS):
+        key, value = order_value(number, RECORDS)
+        producer.produce("orders", key=key, value=value, partition=0)
+    producer.flush(30)
+
+
+def _run_seconds(instance: dg.DagsterInstance, job: str, before: int, ask: Callable[[], None]) -> float:
+    """Seconds of the run that follows a request, from its creation to its end."""
+    import dagster as dg
+
+    from dev.processes import wait_until
+
+    done = dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.SUCCESS])
+    ask()
+    wait_until(lambda: len(instance.get_run_records(done)) > before, LONGEST_SECONDS, f"a run of {job}")
+    record = instance.get_run_records(done, limit=1)[0]
+    return float(record.end_time or 0) - record.create_timestamp.timestamp()

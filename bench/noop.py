@@ -1,0 +1,34 @@
+"""A code location with an asset that does nothing, asked for by a sensor: the peer of `bench.latency`.
+
+What belongs here: the peer. What does not: anything of Highwater's.
+"""
+
+import os
+from pathlib import Path
+
+import dagster as dg
+
+# The sensor asks for one run for each file in this folder.
+ASKED = "HIGHWATER_BENCH_ASKED"
+SLICES = dg.DynamicPartitionsDefinition(name="noop_slices")
+
+
+@dg.asset(partitions_def=SLICES)
+def noop() -> None:
+    """Nothing."""
+
+
+job = dg.define_asset_job("noop_job", [noop], executor_def=dg.in_process_executor)
+
+
+@dg.sensor(job=job, minimum_interval_seconds=10, default_status=dg.DefaultSensorStatus.RUNNING)
+def noop_sensor() -> dg.SensorResult:
+    """Ask for a run for each file."""
+    keys = sorted(file.name for file in Path(os.environ[ASKED]).iterdir())
+    return dg.SensorResult(
+        run_requests=[dg.RunRequest(run_key=key, partition_key=key) for key in keys],
+        dynamic_partitions_requests=[SLICES.build_add_request(keys)] if keys else [],
+    )
+
+
+defs = dg.Definitions(assets=[noop], jobs=[job], sensors=[noop_sensor])

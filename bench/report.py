@@ -1,0 +1,71 @@
+"""The page of the benchmarks: tables and plots from the kept figures.
+
+What belongs here: docs/benchmarks.md and its pictures. What does not: measuring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.harness import RESULTS, Result, Row
+
+PAGE = RESULTS.parent / "benchmarks.md"
+HEAD = """# Benchmarks
+
+`make bench` measures everything on this page and writes it; `make bench ARGS="--only a,d"` measures a part and keeps
+the rest. The machine has 2 cores and runs broker, Spark and benchmark together; single times on it mean little. So each
+figure is the median of rounds in which the variants take turns, and what counts are ratios within one run.
+"""
+
+
+def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
+    """Write the page and its plots from what is kept."""
+    results = [Result.load(file) for file in sorted(folder.glob("*.json"))]
+    for result in results:
+        _plot(result, folder / f"{result.name}.png")
+    page.write_text("\n".join([HEAD, *[_section(result) for result in results]]))
+
+
+def _section(result: Result) -> str:
+    lines = [f"## ({result.name}) {result.title}", "", result.method, "", *_table(result.rows), ""]
+    if result.verdicts:
+        lines += ["| held against | figure | wanted | |", "| --- | --- | --- | --- |"]
+        lines += [
+            f"| {v.what} | {v.value:.2f} | {'at least' if v.at_least else 'at most'} {v.limit:g} "
+            f"| {'reached' if v.reached else '**not reached**'} |"
+            for v in result.verdicts
+        ]
+        lines.append("")
+    return "\n".join([*lines, f"![{result.title}](benchmarks/{result.name}.png)", ""])
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    variants = list(dict.fromkeys(name for row in rows for name in row.seconds))
+    head = ["| case | " + " | ".join(variants) + " |", "| --- |" + " --- |" * len(variants)]
+    return head + [f"| {row.case} | " + " | ".join(_cell(row, name) for name in variants) + " |" for row in rows]
+
+
+def _cell(row: Row, variant: str) -> str:
+    if variant not in row.seconds:
+        return ""
+    values = row.seconds[variant]
+    return f"{row.median(variant):.3g} s ({min(values):.3g} to {max(values):.3g})"
+
+
+def _plot(result: Result, file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.2))
+    axes = figure.subplots()
+    variants = list(dict.fromkeys(name for row in result.rows for name in row.seconds))
+    width = 0.8 / max(1, len(variants))
+    for at, variant in enumerate(variants):
+        rows = [(n, row.median(variant)) for n, row in enumerate(result.rows) if variant in row.seconds]
+        axes.bar([n + at * width for n, _ in rows], [seconds for _, seconds in rows], width, label=variant)
+    middle = 0.4 - width / 2
+    axes.set_xticks([n + middle for n in range(len(result.rows))], [row.case for row in result.rows], fontsize=8)
+    axes.set_ylabel("seconds, median")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)

@@ -1,0 +1,95 @@
+"""(e) A tick of the planner while partitions and plans grow.
+
+What belongs here: this benchmark. What does not: Dagster's part of a tick (`bench.latency`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from assets.streams.orders import STREAM as ORDERS
+from bench.harness import Result, Row, Verdict, timed
+from bench.world import World, fill
+from highwater.slices import OffsetRange, Slice
+from orchestration.planning import Planner
+from resources.ledger import Ledger
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+PARTITIONS = (10, 100, 1000)
+PLANS = (100, 10_000, 100_000)
+
+
+def planner_ticks(world: World, rounds: int, records: int) -> Result:
+    """(e) Ticks that plan one slice each, at three numbers of partitions and of plans."""
+    del records
+    by_partitions = [_partitions(world, n, rounds) for n in PARTITIONS]
+    by_plans = _plans(world, rounds)
+    return Result(
+        name="e",
+        title="A tick of the planner",
+        method="Each tick looks at the topic on a real broker, finds new records, and stores one slice in SQLite.",
+        rows=[*by_partitions, *by_plans],
+        verdicts=[
+            Verdict("seconds at 1,000 partitions", by_partitions[-1].median("tick"), 1.0, at_least=False),
+            Verdict(
+                "ticks at 100,000 plans in ticks at 100",
+                by_plans[-1].median("tick") / by_plans[0].median("tick"),
+                1.2,
+                at_least=False,
+            ),
+        ],
+    )
+
+
+def _partitions(world: World, partitions: int, rounds: int) -> Row:
+    from tests.conftest import create_topic
+
+    topic = f"bench-e-{partitions}"
+    create_topic(world.bootstrap, topic, partitions, {})
+    stream = replace(ORDERS, topic=topic)
+    bed = world.fresh(stream)
+    planner = Planner(bed.ledger, world.kafka())
+    seconds = [_tick(world, planner, stream) for _ in range(rounds + 1)]
+    return Row(f"{partitions:,} partitions", {"tick": seconds[1:]})
+
+
+def _tick(world: World, planner: Planner, stream: Stream) -> float:
+    """Seconds of a tick that finds one new record."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": world.bootstrap})
+    producer.produce(stream.topic, value=b"{}", partition=0)
+    producer.flush(10)
+    return timed(lambda: planner.tick(stream, datetime.now(UTC)))
+
+
+def _plans(world: World, rounds: int) -> list[Row]:
+    """Ledgers of three sizes on one topic, their ticks in turn."""
+    stream = fill(world, "bench-e-plans", 4)
+    planners = {n: Planner(_ledger(world, stream, n), world.kafka()) for n in PLANS}
+    seconds: dict[int, list[float]] = {n: [] for n in PLANS}
+    for turn in range(-2, 3 * rounds):
+        for n, planner in planners.items():
+            took = _tick(world, planner, stream)
+            if turn >= 0:
+                seconds[n].append(took)
+    return [Row(f"{n:,} plans", {"tick": seconds[n]}) for n in PLANS]
+
+
+def _ledger(world: World, stream: Stream, plans: int) -> Ledger:
+    bed = world.fresh(stream)
+    Planner(bed.ledger, world.kafka()).tick(stream, datetime.now(UTC))
+    last = bed.ledger.last(stream.name, stream.topic)
+    if last is None:
+        raise RuntimeError("the first tick planned nothing")
+    bed.ledger.add([_empty_behind(last, n) for n in range(1, plans)])
+    return bed.ledger
+
+
+def _empty_behind(last: Slice, n: int) -> Slice:
+    ranges = {p: OffsetRange(r.end, r.end) for p, r in last.ranges.items()}
+    return replace(last, ordinal=last.ordinal + n, ranges=ranges)

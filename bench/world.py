@@ -1,0 +1,196 @@
+"""What the benchmarks run on: a broker, one Spark driver, topics with known records, a lake a round.
+
+What belongs here: services, records, work. What does not: measuring.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assets.streams.orders import STREAM as ORDERS
+from assets.work import Work
+from highwater.slices import OffsetRange, Slice
+from resources.kafka import Kafka
+from resources.lake import Lake
+from resources.ledger import Ledger
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from highwater.declaration import Stream
+
+CUSTOMERS = 1000
+PARTITIONS = 4
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class World:
+    """Services and a folder; lakes and ledgers are made in it by number, so that rounds never meet."""
+
+    home: Path
+    bootstrap: str
+    spark: SparkSession
+    made: int = field(default=0)
+
+    def kafka(self) -> Kafka:
+        return Kafka(self.bootstrap, {})
+
+    def fresh(self, stream: Stream) -> Bed:
+        """A lake and a ledger that nothing was written to."""
+        self.made += 1
+        home = self.home / f"round-{self.made}"
+        bed = Bed(stream, Lake(str(home / "lake")), Ledger(f"sqlite:///{home / 'ledger.sqlite'}"), home)
+        write_customers(bed.lake)
+        return bed
+
+    def work(self, bed: Bed, slices: list[Slice]) -> Work:
+        return Work(bed.stream, slices, self.spark, bed.lake, bed.ledger, self.kafka(), lambda _: None)
+
+
+@dataclass(frozen=True)
+class Bed:
+    """Where one round writes."""
+
+    stream: Stream
+    lake: Lake
+    ledger: Ledger
+    home: Path
+
+    def remove(self) -> None:
+        shutil.rmtree(self.home)
+
+
+@contextmanager
+def opened() -> Iterator[World]:
+    """Start broker and driver, and end them; all files are temporary.
+
+    The driver is in this process: `foreachBatch`, the peer, runs its function where the driver is.
+    """
+    from dev.broker import EmbeddedBroker
+    from dev.spark_local import environment, local_conf, write_conf_dir
+
+    with ExitStack() as closing:
+        home = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="highwater-bench-")))
+        broker = closing.enter_context(EmbeddedBroker(home))
+        conf = {**local_conf(home, driver_memory_mb=6144), "spark.master": "local[*]", "spark.ui.enabled": "false"}
+        _adopt(environment(write_conf_dir(home, "bench", conf)))
+        session = _session()
+        closing.callback(session.stop)
+        yield World(home, broker.bootstrap, session)
+
+
+def _adopt(variables: dict[str, str]) -> None:
+    import os
+
+    os.environ.update(variables)
+
+
+def _session() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    from resources.spark import prepare
+
+    session = SparkSession.builder.appName("highwater-bench").getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return prepare(session)
+
+
+def write_customers(lake: Lake) -> None:
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    table = pa.table({"customer_id": [f"c{n}" for n in range(CUSTOMERS)], "region": ["north"] * CUSTOMERS})
+    write_deltalake(lake.reference("reference/customers"), table)
+
+
+def order_value(number: int, orders: int) -> tuple[str, str]:
+    """Key and value of the n-th record: versions of each order rise along its partition."""
+    order, version = f"o{number % orders}", number // orders + 1
+    value = {
+        "order_id": order,
+        "version": version,
+        "status": "placed" if version == 1 else "paid",
+        "customer_id": f"c{number % (CUSTOMERS + 10)}",
+        "amount": (number % 10_000) / 100,
+        "event_time": (BEGIN + timedelta(seconds=number)).isoformat(),
+    }
+    return order, json.dumps(value)
+
+
+def fill(world: World, topic: str, records: int, *, skewed: bool = False) -> Stream:
+    """Make a topic with so many orders, evenly over its partitions or with 90 % in one; returns its stream."""
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": world.bootstrap})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    config = {"bootstrap.servers": world.bootstrap, "enable.idempotence": True, "linger.ms": 20}
+    producer = Producer({**config, "queue.buffering.max.messages": 1_000_000})
+    for number in range(records):
+        key, value = order_value(number, max(1, records // 4))
+        producer.produce(topic, key=key, value=value, partition=_partition(number, skewed=skewed))
+        if number % 10_000 == 0:
+            producer.poll(0)
+    if producer.flush(300):
+        raise RuntimeError(f"{topic} was not filled")
+    return replace(ORDERS, topic=topic)
+
+
+def _partition(number: int, *, skewed: bool) -> int:
+    if not skewed:
+        return number % PARTITIONS
+    return 0 if number % 10 else 1 + (number // 10) % (PARTITIONS - 1)
+
+
+def last_slices(world: World, bed: Bed, slices: int, records: int) -> list[Slice]:
+    """Planned slices of so many records each, the last of them ending where the topic does."""
+    state = world.kafka().topic_state(bed.stream.topic)
+    ends = {p: int(s.last_stable or 0) for p, s in state.partitions.items()}
+    share = records // PARTITIONS
+    pieces = [
+        Slice(
+            stream=bed.stream.name,
+            topic=bed.stream.topic,
+            topic_id=state.topic_id,
+            generation=0,
+            ordinal=n,
+            ranges={p: _piece(end, slices, n, share) for p, end in ends.items()},
+            planned_at=datetime.now(UTC),
+        )
+        for n in range(slices)
+    ]
+    bed.ledger.add(pieces)
+    return pieces
+
+
+def whole_topic(world: World, bed: Bed) -> Slice:
+    """One planned slice of everything that the topic holds."""
+    [piece] = last_slices(world, bed, 1, 0)
+    return replace(piece, ranges={p: OffsetRange(0, r.end) for p, r in piece.ranges.items()})
+
+
+def _piece(end: int, slices: int, n: int, share: int) -> OffsetRange:
+    start = end - slices * share + n * share
+    return OffsetRange(start, start + share)
+
+
+def source(world: World, topic: str, slices: list[Slice]) -> Any:
+    """The options of Spark's Kafka source for what these slices hold."""
+    first = {str(p): r.start for p, r in slices[0].ranges.items()}
+    return {
+        **world.kafka().spark_options(),
+        "subscribe": topic,
+        "startingOffsets": json.dumps({topic: first}),
+        "kafka.isolation.level": "read_committed",
+        "failOnDataLoss": "true",
+        "includeHeaders": "true",
+    }

@@ -1,0 +1,293 @@
+"""The embedded Kafka: one KRaft broker, or several that form one cluster, on the loopback address.
+
+What belongs here: configuration, format, start, end and crash of brokers. What does not: topics and records.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dev import jars
+from dev.java import find_java
+from dev.processes import LOOPBACK, Child, ChildFailedError, accepts, free_port
+
+HEAP_MB = 512
+# Seen: 4 s on a quiet machine of 2 cores, 15 s on one that runs several JVMs.
+START_SECONDS = 90.0
+
+_LOGGING = """rootLogger.level=info
+rootLogger.appenderRefs=out
+rootLogger.appenderRef.out.ref=out
+appender.out.type=Console
+appender.out.name=out
+appender.out.layout.type=PatternLayout
+appender.out.layout.pattern=%d{ISO8601} %p %m (%c)%n
+"""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One member of the cluster: its id and its two ports on the loopback address."""
+
+    id: int
+    port: int = field(default_factory=free_port)
+    controller_port: int = field(default_factory=free_port)
+
+    @property
+    def voter(self) -> str:
+        """How the other members name it."""
+        return f"{self.id}@{LOOPBACK}:{self.controller_port}"
+
+
+def properties(node: Node, cluster: Sequence[Node], data: Path, *, auto_create_topics: bool) -> dict[str, str]:
+    """The broker's configuration.
+
+    Args:
+        node: whose configuration it is.
+        cluster: all members, `node` among them.
+        data: where its logs lie.
+        auto_create_topics: whether asking for an absent topic creates it, as a broker does by default.
+    """
+    replicas = str(min(3, len(cluster)))
+    in_sync = str(max(1, min(3, len(cluster)) - 1))
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(node.id),
+        "controller.quorum.voters": ",".join(n.voter for n in cluster),
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{LOOPBACK}:{node.port},CONTROLLER://{LOOPBACK}:{node.controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{node.port}",
+        "log.dirs": str(data),
+        "auto.create.topics.enable": str(auto_create_topics).lower(),
+        "offsets.topic.replication.factor": replicas,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync,
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        # The defaults of 50 and 50 cost seconds at every start of a small machine.
+        "offsets.topic.num.partitions": "5",
+        "transaction.state.log.num.partitions": "5",
+        # A consumer group of one member need not wait three seconds for others.
+        "group.initial.rebalance.delay.ms": "0",
+        # A killed broker that starts again is let in when its earlier session has run out: 9 s by default.
+        "broker.session.timeout.ms": "5000",
+        "broker.heartbeat.interval.ms": "1000",
+        # The default looks every five minutes: tests that truncate by retention would wait for it.
+        "log.retention.check.interval.ms": "1000",
+        "log.initial.task.delay.ms": "500",
+        "log.cleaner.backoff.ms": "500",
+        # One thread each is enough for what one machine writes, and keeps the JVM small.
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+        "log.cleaner.dedupe.buffer.size": str(8 * 1024 * 1024),
+    }
+
+
+class EmbeddedBroker:
+    """One broker. Use it as a context, or call `start` and `stop`.
+
+    Args:
+        home: holds its data (`kafka-<id>`) and its log file; what is there already is served again.
+        node: its ports, free ones if left out.
+        cluster: all members of its cluster, only itself if left out.
+        cluster_id: must be equal for all members.
+        auto_create_topics: whether asking for an absent topic creates it.
+        heap_mb: the JVM's heap in MiB.
+        extra: further properties of the broker.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        node: Node | None = None,
+        cluster: Sequence[Node] = (),
+        cluster_id: str | None = None,
+        auto_create_topics: bool = False,
+        heap_mb: int = HEAP_MB,
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
+        self.node = node or Node(1)
+        self.home = home / f"kafka-{self.node.id}"
+        self.cluster_id = cluster_id or _new_cluster_id()
+        self.properties = {
+            **properties(self.node, cluster or [self.node], self.home / "data", auto_create_topics=auto_create_topics),
+            **(extra or {}),
+        }
+        self._heap_mb = heap_mb
+        self._logs = home / "logs"
+        self._child: Child | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """The address for `bootstrap.servers`."""
+        return f"{LOOPBACK}:{self.node.port}"
+
+    @property
+    def log(self) -> Path:
+        """The file that the broker logs to."""
+        return self._logs / f"kafka-{self.node.id}.log"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None and self._child.alive
+
+    def launch(self) -> None:
+        """Start the process without waiting for it."""
+        if self._child is None:
+            self._child = self._make_child()
+        self._child.start()
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Wait until it answers.
+
+        Raises:
+            ChildFailedError: it ended, or did not answer in time.
+        """
+        assert self._child is not None, "launch it first"
+        self._child.wait_healthy(self._answers, seconds)
+
+    def start(self) -> None:
+        """Start and wait until it answers; on the same ports and data as before, if it ran before.
+
+        Raises:
+            ChildFailedError: it ended, or did not answer in time.
+        """
+        self.launch()
+        self.wait_ready()
+
+    def stop(self, grace_seconds: float = 15) -> None:
+        """End it in good order."""
+        if self._child is not None:
+            self._child.stop(grace_seconds)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        if self._child is not None:
+            self._child.kill()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _make_child(self) -> Child:
+        jars.ensure("broker")
+        java = find_java(os.environ)
+        settings = self._write_settings()
+        base: list[str | Path] = [
+            java.executable,
+            f"-Xmx{self._heap_mb}m",
+            # One JVM among several on a small machine: fewer threads, less memory than G1.
+            "-XX:+UseSerialGC",
+            f"-Dlog4j2.configurationFile={self.home / 'log4j2.properties'}",
+            "-cp",
+            jars.class_path("broker"),
+        ]
+        self._format(base, settings)
+        return Child(self.log.stem, [*base, "kafka.Kafka", settings], logs=self._logs)
+
+    def _write_settings(self) -> Path:
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "log4j2.properties").write_text(_LOGGING)
+        settings = self.home / "server.properties"
+        settings.write_text("".join(f"{name}={value}\n" for name, value in self.properties.items()))
+        return settings
+
+    def _format(self, base: Sequence[str | Path], settings: Path) -> None:
+        if (self.home / "data" / "meta.properties").is_file():
+            return
+        done = subprocess.run(
+            [*base, "kafka.tools.StorageTool", "format", "-t", self.cluster_id, "-c", settings],
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise ChildFailedError(
+                f"no storage for the broker in {self.home}",
+                found=(done.stdout + done.stderr)[-2000:],
+                remedy="see that the folder may be written",
+            )
+
+    def _answers(self) -> bool:
+        if not accepts(self.node.port):
+            return False
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        # Without a logger librdkafka writes each refused connection to our standard error.
+        client = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        try:
+            return any(b.id == self.node.id for b in client.list_topics(timeout=2).brokers.values())
+        except KafkaException:
+            return False
+
+
+class EmbeddedCluster:
+    """Several brokers that form one cluster; each can be killed and started again by itself.
+
+    Args:
+        home: holds the data of all.
+        size: how many; three are what replication factor 3 and elections need.
+        heap_mb: the heap of each in MiB; 300 was enough for three.
+        extra: further properties of every broker.
+    """
+
+    def __init__(
+        self, home: Path, size: int = 3, *, heap_mb: int = 300, extra: Mapping[str, str] | None = None
+    ) -> None:
+        nodes = [Node(number) for number in range(1, size + 1)]
+        cluster_id = _new_cluster_id()
+        self.brokers = [
+            EmbeddedBroker(home, node=node, cluster=nodes, cluster_id=cluster_id, heap_mb=heap_mb, extra=extra)
+            for node in nodes
+        ]
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of all."""
+        return ",".join(broker.bootstrap for broker in self.brokers)
+
+    def __enter__(self) -> Self:
+        try:
+            for broker in self.brokers:
+                broker.launch()
+            for broker in self.brokers:
+                broker.wait_ready()
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Not in good order: a controller waits for a quorum that is ending too. The data is not used again.
+        self._kill()
+
+    def _kill(self) -> None:
+        for broker in self.brokers:
+            broker.kill()
+
+
+def _new_cluster_id() -> str:
+    return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

@@ -1,0 +1,466 @@
+"""Holds topic and tables against the generator's account, identity by identity.
+
+What belongs here: the comparison of plain values, with rules written a second time, apart from the pipeline and by
+other means. What does not: reading them (`dev.readings`), telling of them (`dev.reconcile`), any of the pipeline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from dev.account import Written, digest
+from dev.intended import EVENT, TOMBSTONE, UNRESOLVED, Ending
+from dev.readings import Kept, Place, Row, Tables
+
+SAMPLES = 5
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the comparison knows of a stream: the declaration said a second time."""
+
+    stream: str
+    version: str
+    event_time: str
+    types: Mapping[str, str]
+
+
+SHAPES: Mapping[str, Shape] = {
+    "orders": Shape(
+        "orders",
+        "version",
+        "event_time",
+        {
+            "order_id": "text",
+            "version": "number",
+            "status": "text",
+            "customer_id": "text",
+            "amount": "decimal",
+            "event_time": "time",
+        },
+    ),
+    "payments": Shape(
+        "payments",
+        "booked_at",
+        "booked_at",
+        {"account_id": "text", "payment_id": "text", "booked_at": "time", "amount": "decimal", "currency": "text"},
+    ),
+}
+
+
+@dataclass
+class Differences:
+    """What was found to differ: exact counts by kind, and a few samples of each."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    samples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, where: object, expected: object = None, found: object = None) -> None:
+        """Note a difference."""
+        self.counts[kind] += 1
+        listed = self.samples.setdefault(kind, [])
+        if len(listed) < SAMPLES:
+            told = "" if expected is None and found is None else f": expected {_short(expected)}, found {_short(found)}"
+            listed.append(f"{where}{told}")
+
+    def compare(self, kind: str, where: object, expected: object, found: object) -> None:
+        """Note a difference where the two are not equal."""
+        if expected != found:
+            self.add(kind, where, expected, found)
+
+    def __bool__(self) -> bool:
+        return bool(self.counts)
+
+
+def _short(value: object) -> str:
+    text = str(value) if isinstance(value, Ending) else repr(value)
+    return text if len(text) <= 120 else f"{text[:100]}... ({len(text)} characters)"
+
+
+@dataclass
+class Comparison:
+    """What a comparison covered, and what it found.
+
+    Args:
+        stream: the stream.
+        differences: none of them is allowed.
+        numbers: how much was held against each other, by name.
+        faults: for each kind of fault where its records ended.
+    """
+
+    stream: str
+    differences: Differences = field(default_factory=Differences)
+    numbers: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+
+def compare(
+    shape: Shape,
+    account: Sequence[Written],
+    topic: Mapping[Place, Kept],
+    tables: Tables,
+    *,
+    resolved_in: Collection[str] | None = None,
+    main_topic: str | None = None,
+) -> Comparison:
+    """Hold everything against everything.
+
+    Args:
+        shape: the stream.
+        account: what the generator wrote.
+        topic: what the topic holds.
+        tables: what the lake holds.
+        resolved_in: slices that were materialised after the late customers had become known: in them their records
+            must be events, in others rejects. None: either is right, for customers that are known by now.
+        main_topic: the topic's name, where it is not the stream's.
+    """
+    made = Comparison(shape.stream)
+    name = main_topic or shape.stream
+    standing = _account_and_topic(account, topic, made)
+    raw = _raw_and_topic(tables, topic, name, made)
+    _slices(tables, made)
+    events = _by_place(tables.events, name, "events", topic, made)
+    rejects = _by_place(tables.rejects, name, "rejects", topic, made)
+    accepted = [w for p, w in standing.items() if _ended(p, w, raw, events, rejects, resolved_in, made)]
+    _event_contents(shape, topic, raw, events, made)
+    _reject_contents(name, topic, raw, rejects, made)
+    _current(shape, accepted, {w.id: p for p, w in standing.items()}, topic, tables.current, made)
+    _nowhere(account, standing, tables, made)
+    made.numbers["records in the topic"] = len(topic)
+    made.numbers["rows of raw"] = len(tables.raw)
+    made.numbers["events"] = len(tables.events)
+    made.numbers["rejects"] = len(tables.rejects)
+    made.numbers["tombstones"] = sum(kept.value is None for kept in topic.values())
+    return made
+
+
+def _account_and_topic(
+    account: Sequence[Written], topic: Mapping[Place, Kept], made: Comparison
+) -> dict[Place, Written]:
+    """Where each committed record of the account stands; notes what only one of the two holds."""
+    diff = made.differences
+    standing: dict[Place, Written] = {}
+    lost: dict[tuple[bytes | None, bytes | None], list[Written]] = defaultdict(list)
+    for written in account:
+        place = place_of(written)
+        if place is None:
+            lost[written.key, written.value_hash].append(written)
+        elif written.visible is False or (written.visible is None and place not in topic):
+            made.numbers["aborted records"] += 1
+            if place in topic:
+                diff.add("topic: shows an aborted record", place)
+        elif place not in topic:
+            diff.add("topic: lacks a record that was delivered", place)
+        else:
+            standing[place] = written
+            _same_record(written, topic[place], diff)
+    for place in topic.keys() - standing.keys():
+        _claim(place, topic[place], lost, standing, diff)
+    return standing
+
+
+def place_of(written: Written) -> Place | None:
+    """Where the delivery report put a record; None without one."""
+    if written.partition is None or written.offset is None:
+        return None
+    return Place(written.partition, written.offset)
+
+
+def _same_record(written: Written, kept: Kept, diff: Differences) -> None:
+    diff.compare("topic: another key than was written", kept.place, written.key, kept.key)
+    value_hash = None if kept.value is None else digest(kept.value)
+    diff.compare("topic: another value than was written", kept.place, written.value_hash, value_hash)
+    diff.compare("topic: another timestamp than was reported", kept.place, written.timestamp, kept.timestamp)
+
+
+def _claim(
+    place: Place,
+    kept: Kept,
+    lost: Mapping[tuple[bytes | None, bytes | None], list[Written]],
+    standing: dict[Place, Written],
+    diff: Differences,
+) -> None:
+    """A record without a delivery report, because its writer was killed, may stand in the topic after all."""
+    candidates = lost.get((kept.key, None if kept.value is None else digest(kept.value)), [])
+    if candidates:
+        standing[place] = candidates.pop(0)
+    else:
+        diff.add("topic: holds a record that nobody wrote", place)
+
+
+def _raw_and_topic(tables: Tables, topic: Mapping[Place, Kept], name: str, made: Comparison) -> dict[Place, Row]:
+    diff = made.differences
+    raw: dict[Place, Row] = {}
+    for row in tables.raw:
+        place = Place(row["partition"], row["offset"])
+        if row["topic"] != name:
+            continue
+        if place in raw:
+            diff.add("raw: holds a record twice", place, raw[place]["slice"], row["slice"])
+        raw[place] = row
+        kept = topic.get(place)
+        if kept is None:
+            diff.add("raw: holds what the topic does not", place)
+        else:
+            _same_bytes(row, kept, diff)
+    for place in topic.keys() - raw.keys():
+        diff.add("raw: lacks a record of the topic", place)
+    return raw
+
+
+def _same_bytes(row: Row, kept: Kept, diff: Differences) -> None:
+    for column, expected, found in (
+        ("key", kept.key, row["key"]),
+        ("value", kept.value, row["value"]),
+        ("headers", kept.headers, _headers(row)),
+        ("timestamp", kept.timestamp, _milliseconds(row["timestamp"])),
+        ("timestamp type", kept.timestamp_type, row["timestamp_type"]),
+        ("generation", 0, row["generation"]),
+    ):
+        diff.compare(f"raw: another {column} than the topic", kept.place, expected, found)
+
+
+def _headers(row: Row) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((header["key"], header["value"]) for header in row["headers"] or ())
+
+
+def _milliseconds(when: datetime) -> int:
+    return _microseconds(when) // 1000
+
+
+def _microseconds(when: datetime) -> int:
+    span = when - EPOCH
+    return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
+
+
+def _slices(tables: Tables, made: Comparison) -> None:
+    """The proofs: every slice has one in each table, it counts the rows that are there, and slices tile."""
+    diff = made.differences
+    planned = {proof["slice"]: proof for proof in tables.proofs.get("raw", ())}
+    made.numbers["slices"] = len(planned)
+    for name, rows in (("raw", tables.raw), ("events", tables.events), ("rejects", tables.rejects)):
+        proofs = Counter(proof["slice"] for proof in tables.proofs.get(name, ()))
+        counted = Counter(row["slice"] for row in rows)
+        for key in planned.keys() | proofs.keys() | counted.keys():
+            diff.compare(f"{name}: proofs of a slice", key, 1, proofs[key])
+        for proof in tables.proofs.get(name, ()):
+            diff.compare(
+                f"{name}: rows of a slice by its proof", proof["slice"], proof["rows"], counted[proof["slice"]]
+            )
+    for row in tables.raw:
+        start, end = planned.get(row["slice"], {"ranges": {}})["ranges"].get(str(row["partition"]), (0, 0))
+        if not start <= row["offset"] < end:
+            diff.add("raw: a record outside of its slice", Place(row["partition"], row["offset"]), [start, end])
+    _tiles(planned.values(), diff)
+
+
+def _tiles(planned: Iterable[Row], diff: Differences) -> None:
+    ranges: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for proof in planned:
+        for partition, (start, end) in proof["ranges"].items():
+            if start < end:
+                ranges[partition].append((start, end, proof["slice"]))
+    for partition, pieces in ranges.items():
+        reached = 0
+        for start, end, key in sorted(pieces):
+            diff.compare("slices: a hole or an overlap", f"{key} partition {partition}", reached, start)
+            reached = end
+
+
+def _by_place(
+    rows: Sequence[Row], name: str, table: str, topic: Mapping[Place, Kept], made: Comparison
+) -> dict[Place, list[Row]]:
+    found: dict[Place, list[Row]] = defaultdict(list)
+    for row in rows:
+        place = Place(row["origin_partition"], row["origin_offset"])
+        if row["origin_topic"] != name or row["origin_generation"] != 0 or place not in topic:
+            made.differences.add(f"{table}: an origin that the topic does not hold", f"{row['origin_topic']} {place}")
+        found[place].append(row)
+    return found
+
+
+def _ended(
+    place: Place,
+    written: Written,
+    raw: Mapping[Place, Row],
+    events: Mapping[Place, Sequence[Row]],
+    rejects: Mapping[Place, Sequence[Row]],
+    resolved_in: Collection[str] | None,
+    made: Comparison,
+) -> bool:
+    """Whether a record ended as an event; notes where it is in no place, in two, or in the wrong one."""
+    ends = [EVENT for _ in events.get(place, ())]
+    ends += [Ending("reject", row["reason"], row["permanent"]) for row in rejects.get(place, ())]
+    if place in raw and raw[place]["value"] is None and not ends:
+        ends = [TOMBSTONE]
+    diff = made.differences
+    for end in ends[:1]:
+        made.faults[written.fault][str(end)] += 1
+    if len(ends) != 1:
+        kind = "ends: a record in none of events, rejects, tombstones" if not ends else "ends: a record in two places"
+        diff.add(kind, place, written.ending, [str(end) for end in ends])
+    elif ends[0] not in _allowed(written, raw.get(place), resolved_in):
+        diff.add(f"ends: another end than {written.ending}", place, written.fault, str(ends[0]))
+    return EVENT in ends
+
+
+def _allowed(written: Written, row: Row | None, resolved_in: Collection[str] | None) -> tuple[Ending, ...]:
+    if written.ending != UNRESOLVED or not written.known:
+        return (written.ending,)
+    if resolved_in is None:
+        return (EVENT, UNRESOLVED)
+    return (EVENT,) if row is not None and row["slice"] in resolved_in else (UNRESOLVED,)
+
+
+def _event_contents(
+    shape: Shape,
+    topic: Mapping[Place, Kept],
+    raw: Mapping[Place, Row],
+    events: Mapping[Place, Sequence[Row]],
+    made: Comparison,
+) -> None:
+    for place, rows in events.items():
+        if place in topic:
+            expected = expected_event(shape, topic[place])
+            for row in rows:
+                _same_columns("events", place, expected, row, made.differences)
+                _same_slice("events", place, raw, row, made.differences)
+
+
+def expected_event(shape: Shape, kept: Kept) -> dict[str, Any]:
+    """The columns of the event that a record must become, by a reading of its JSON of its own."""
+    value = _parsed(kept.value)
+    columns = {name: _typed(value.get(name), kind) for name, kind in shape.types.items()}
+    return {
+        **columns,
+        "key": None if kept.key is None else kept.key.decode(errors="replace"),
+        "version": columns[shape.version],
+        "event_time": columns[shape.event_time],
+        "origin_timestamp": EPOCH + timedelta(milliseconds=kept.timestamp),
+    }
+
+
+def _parsed(value: bytes | None) -> dict[str, Any]:
+    try:
+        plain = json.loads(value or b"", parse_float=Decimal)
+    except ValueError:
+        return {}
+    return plain if isinstance(plain, dict) else {}
+
+
+def _typed(value: Any, kind: str) -> object:
+    if kind == "decimal" and isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return Decimal(value)
+    if kind == "time" and isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value).astimezone(UTC)
+        except ValueError:
+            return value
+    return value
+
+
+def _same_columns(table: str, where: object, expected: Mapping[str, Any], row: Row, diff: Differences) -> None:
+    for column, value in expected.items():
+        diff.compare(f"{table}: another {column}", where, value, row.get(column))
+
+
+def _same_slice(table: str, place: Place, raw: Mapping[Place, Row], row: Row, diff: Differences) -> None:
+    if place in raw:
+        diff.compare(f"{table}: in another slice than raw", place, raw[place]["slice"], row["slice"])
+
+
+def _reject_contents(
+    name: str,
+    topic: Mapping[Place, Kept],
+    raw: Mapping[Place, Row],
+    rejects: Mapping[Place, Sequence[Row]],
+    made: Comparison,
+) -> None:
+    diff = made.differences
+    for place, rows in rejects.items():
+        for row in rows:
+            if place in topic:
+                kept = topic[place]
+                diff.compare("rejects: another key than the topic", place, kept.key, row["key"])
+                diff.compare("rejects: another value than the topic", place, kept.value, row["value"])
+                diff.compare("rejects: other headers than the topic", place, kept.headers, _headers(row))
+                diff.compare(
+                    "rejects: another origin_timestamp", place, kept.timestamp, _milliseconds(row["origin_timestamp"])
+                )
+            goes_to = f"{name}.parked" if row["permanent"] else f"{name}.dlq.1"
+            diff.compare("rejects: another next_topic", place, goes_to, row["next_topic"])
+            _same_slice("rejects", place, raw, row, diff)
+
+
+def _current(
+    shape: Shape,
+    accepted: Sequence[Written],
+    places: Mapping[int, Place],
+    topic: Mapping[Place, Kept],
+    rows: Sequence[Row],
+    made: Comparison,
+) -> None:
+    """Current by the version rule, computed from the account, against the documented view of the table."""
+    winners: dict[str, Written] = {}
+    for written in accepted:
+        best = winners.get(written.entity)
+        if best is None or _standing(written, places, topic) < _standing(best, places, topic):
+            winners[written.entity] = written
+    view = current_view(rows)
+    diff = made.differences
+    for key in winners.keys() | view.keys():
+        if key not in view:
+            diff.add("current: lacks a key", key)
+        elif key not in winners:
+            diff.add("current: a key without an accepted event", key)
+        else:
+            place, row = places[winners[key].id], view[key]
+            diff.compare("current: another origin", key, place, Place(row["origin_partition"], row["origin_offset"]))
+            if place in topic:
+                _same_columns("current", key, expected_event(shape, topic[place]), row, diff)
+    made.numbers["keys in current"] = len(view)
+
+
+def _standing(written: Written, places: Mapping[int, Place], topic: Mapping[Place, Kept]) -> tuple[int, ...]:
+    """The version rule, smaller is better: the higher version; of equal ones the earlier publish time and place."""
+    place = places[written.id]
+    return (-(written.version or 0), topic[place].timestamp, *place)
+
+
+def current_view(rows: Sequence[Row]) -> dict[str, Row]:
+    """The documented view of `current`: one row a key, chosen among the rows on disk."""
+    view: dict[str, Row] = {}
+    for row in rows:
+        best = view.get(row["key"])
+        if best is None or _rank(row) < _rank(best):
+            view[row["key"]] = row
+    return view
+
+
+def _rank(row: Row) -> tuple[int, int, int, int]:
+    """Smaller is better."""
+    version = row["version"]
+    number = _microseconds(version) if isinstance(version, datetime) else int(version)
+    return (-number, _microseconds(row["origin_timestamp"]), row["origin_partition"], row["origin_offset"])
+
+
+def _nowhere(account: Sequence[Written], standing: Mapping[Place, Written], tables: Tables, made: Comparison) -> None:
+    """Aborted records stand in no table; their keys are theirs alone, so the keys tell it too."""
+    committed = {written.entity for written in standing.values()}
+    aborted = {w.entity for w in account if w.visible is False} - committed
+    diff = made.differences
+    for name, rows in (("raw", tables.raw), ("rejects", tables.rejects)):
+        for row in rows:
+            if (row["key"] or b"").decode(errors="replace") in aborted:
+                diff.add(f"{name}: holds an aborted record", row["key"])
+    for name, rows in (("events", tables.events), ("current", tables.current)):
+        for row in rows:
+            if row["key"] in aborted:
+                diff.add(f"{name}: holds an aborted record", row["key"])

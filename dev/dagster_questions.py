@@ -1,0 +1,136 @@
+"""What a program asks of a running Dagster, by GraphQL as its page does.
+
+What belongs here: questions and their answers as plain values. What does not: deciding by them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from highwater.errors import PermanentError
+
+Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]
+
+ENDED_BADLY = ("FAILURE", "CANCELED")
+
+_SLICES = """assetNodeOrError(assetKey: {path: [%s]}) { __typename ... on AssetNode { assetPartitionStatuses {
+  ... on DefaultPartitionStatuses {
+    materializedPartitions materializingPartitions failedPartitions unmaterializedPartitions } } } }"""
+_RUNS = """query Runs($filter: RunsFilter!) { runsOrError(filter: $filter, limit: 1000) { __typename ... on Runs {
+  results { runId status tags { key value } } } ... on PythonError { message } } }"""
+_LAUNCH = """mutation Backfill($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) {
+  __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message }
+  ... on UnauthorizedError { message } } }"""
+_BACKFILL = """query Backfill($id: String!) { partitionBackfillOrError(backfillId: $id) { __typename
+  ... on PartitionBackfill { status runs(limit: 100) { runId status tags { key value } } error { message } } } }"""
+
+
+class DagsterRefusedError(PermanentError):
+    """Dagster answered a question with an error."""
+
+
+@dataclass(frozen=True)
+class SliceStates:
+    """How the slices of one asset stand."""
+
+    materialised: frozenset[str]
+    materialising: frozenset[str]
+    failed: frozenset[str]
+    missing: frozenset[str]
+
+    @property
+    def planned(self) -> frozenset[str]:
+        """Every slice that Dagster knows as a partition."""
+        return self.materialised | self.materialising | self.failed | self.missing
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run and how it stands, in Dagster's words; `will_retry` when Dagster starts it once more by itself."""
+
+    id: str
+    status: str
+    will_retry: bool = False
+
+
+def slice_states(ask: Ask, assets: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SliceStates]:
+    """How the slices of assets (stream, table) stand, by one question: they are seen at the same time."""
+    asked = [f"a{n}: {_SLICES % json.dumps(list(asset))[1:-1]}" for n, asset in enumerate(assets)]
+    nodes = ask(f"query Slices {{ {' '.join(asked)} }}", {})
+    return {asset: _states(asset, nodes[f"a{n}"]) for n, asset in enumerate(assets)}
+
+
+def _states(asset: tuple[str, str], node: Mapping[str, Any]) -> SliceStates:
+    if node["__typename"] != "AssetNode":
+        raise DagsterRefusedError(
+            f"Dagster knows no asset {'/'.join(asset)}",
+            found=node["__typename"],
+            remedy="see that the definitions load",
+        )
+    found = node["assetPartitionStatuses"]
+    return SliceStates(
+        materialised=frozenset(found["materializedPartitions"]),
+        materialising=frozenset(found["materializingPartitions"]),
+        failed=frozenset(found["failedPartitions"]),
+        missing=frozenset(found["unmaterializedPartitions"]),
+    )
+
+
+def runs(ask: Ask, **filter_: object) -> list[RunState]:
+    """Runs by Dagster's filter, for example `statuses=["FAILURE"]`."""
+    found = ask(_RUNS, {"filter": filter_})["runsOrError"]
+    if found["__typename"] != "Runs":
+        raise DagsterRefusedError("Dagster does not list its runs", found=found, remedy="read the webserver's log")
+    return [_run(run) for run in found["results"]]
+
+
+def _run(plain: Mapping[str, Any]) -> RunState:
+    tags = {tag["key"]: tag["value"] for tag in plain["tags"]}
+    return RunState(plain["runId"], plain["status"], will_retry=tags.get("dagster/will_retry") == "true")
+
+
+def launch_backfill(ask: Ask, assets: Sequence[tuple[str, str]], slices: Sequence[str], title: str) -> str:
+    """Launch a backfill of slices over assets (stream, table); returns its id."""
+    params = {
+        "assetSelection": [{"path": list(asset)} for asset in assets],
+        "partitionNames": list(slices),
+        "title": title,
+    }
+    answer = ask(_LAUNCH, {"params": params})["launchPartitionBackfill"]
+    if answer["__typename"] != "LaunchBackfillSuccess":
+        raise DagsterRefusedError("the backfill was refused", found=answer, remedy="read the webserver's log")
+    return str(answer["backfillId"])
+
+
+@dataclass(frozen=True)
+class BackfillState:
+    """A backfill, its runs, and Dagster's message if it failed."""
+
+    status: str
+    runs: tuple[RunState, ...]
+    error: str | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it can no longer succeed."""
+        return self.status in {"FAILED", "CANCELED", "COMPLETED_FAILED"} or any(
+            run.status in ENDED_BADLY and not run.will_retry for run in self.runs
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether its runs succeeded. The daemon looks every 30 s and marks the backfill itself only then."""
+        ended = [run for run in self.runs if not run.will_retry]
+        return bool(ended) and all(run.status == "SUCCESS" for run in ended)
+
+
+def backfill_state(ask: Ask, backfill: str) -> BackfillState:
+    """How a backfill stands."""
+    found = ask(_BACKFILL, {"id": backfill})["partitionBackfillOrError"]
+    if found["__typename"] != "PartitionBackfill":
+        raise DagsterRefusedError(f"Dagster knows no backfill {backfill}", found=found, remedy="read the daemon's log")
+    error = found["error"]["message"] if found["error"] else None
+    return BackfillState(found["status"], tuple(_run(run) for run in found["runs"]), error)

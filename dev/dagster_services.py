@@ -1,0 +1,146 @@
+"""Dagster's processes on this machine: the instance's first touch, the webserver, the daemon.
+
+What belongs here: starting them and asking whether they are well. What does not: what they load (`workspace.yaml`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dev.paths import REPOSITORY
+from dev.processes import LOOPBACK, Child, ChildFailedError, free_port
+
+# Seen: 7 s on a quiet machine of 2 cores, 40 s on one that runs several JVMs.
+START_SECONDS = 180.0
+UI_PORT = 3000
+
+_WORKSPACE = """{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError {
+  __typename ... on PythonError { message errorChain { error { message } } } } } } } }"""
+_DAEMONS = "{ instance { daemonHealth { allDaemonStatuses { daemonType required healthy } } } }"
+
+
+def prepare_home(dagster_home: Path, *, ours: bool) -> None:
+    """Have the instance's settings in its folder.
+
+    Args:
+        dagster_home: the folder.
+        ours: whether the folder is the stack's own; then its settings follow the repository's, else they are kept.
+    """
+    dagster_home.mkdir(parents=True, exist_ok=True)
+    settings = dagster_home / "dagster.yaml"
+    if ours or not settings.exists():
+        shutil.copyfile(REPOSITORY / "dagster.yaml", settings)
+
+
+class DagsterServices:
+    """Webserver and daemon of one instance.
+
+    Args:
+        home: the log files lie below it.
+        environment: the variables of both, `DAGSTER_HOME` among them.
+        workspace: what they load.
+        ui_port: taken for the page when it is free.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        environment: Mapping[str, str],
+        *,
+        workspace: Path = REPOSITORY / "workspace.yaml",
+        ui_port: int = UI_PORT,
+    ) -> None:
+        self._home = home
+        self._environment = environment
+        self.port = free_port(prefer=ui_port)
+        programs = Path(sys.executable).parent
+        load = ["-w", str(workspace)]
+        self.touch = self._child("dagster-instance", [programs / "dagster", "instance", "info"])
+        self.webserver = self._child(
+            "dagster-webserver", [programs / "dagster-webserver", "-h", LOOPBACK, "-p", str(self.port), *load]
+        )
+        self.daemon = self._child("dagster-daemon", [programs / "dagster-daemon", "run", *load])
+
+    def _child(self, name: str, command: list[str | Path]) -> Child:
+        # The workspace's working_directory is relative to the current folder.
+        return Child(name, command, logs=self._home / "logs", environment=self._environment, cwd=REPOSITORY)
+
+    @property
+    def url(self) -> str:
+        """The page of Dagster."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    def wait_touched(self) -> None:
+        """Wait until the instance was touched once: webserver and daemon that first use it side by side broke it.
+
+        Raises:
+            ChildFailedError: the instance cannot be used.
+        """
+        status = self.touch.wait(START_SECONDS)
+        if status != 0:
+            raise ChildFailedError(
+                "Dagster's instance cannot be used", found=self.touch.tail(), remedy=f"read {self.touch.log}"
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until the page serves our definitions and the daemon is well.
+
+        Raises:
+            ChildFailedError: a process ended, was not ready in time, or the definitions do not load.
+        """
+        self.webserver.wait_healthy(self._serves, START_SECONDS)
+        self.require_loaded()
+        self.daemon.wait_healthy(self._daemons_well, START_SECONDS)
+
+    def require_loaded(self) -> None:
+        """Raise ChildFailedError with Dagster's words if a code location did not load."""
+        for entry in self.ask(_WORKSPACE)["workspaceOrError"]["locationEntries"]:
+            loaded = entry["locationOrLoadError"]
+            if loaded["__typename"] == "PythonError":
+                raise ChildFailedError(
+                    f"the code location {entry['name']!r} does not load",
+                    found="".join(told.strip() + "\n" for told in _messages(loaded)),
+                    remedy="mend the module; `dagster definitions validate -w workspace.yaml` shows the same",
+                )
+
+    def ask(self, query: str, variables: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Ask the webserver by GraphQL; returns `data`.
+
+        Raises:
+            OSError: it does not answer.
+        """
+        body = json.dumps({"query": query, "variables": dict(variables or {})}).encode()
+        request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            data: dict[str, Any] = json.load(answer)["data"]
+        return data
+
+    def _serves(self) -> bool:
+        try:
+            entries = self.ask(_WORKSPACE)["workspaceOrError"]["locationEntries"]
+        except (OSError, KeyError, TypeError, ValueError):
+            return False
+        return all(entry["locationOrLoadError"] is not None for entry in entries)
+
+    def _daemons_well(self) -> bool:
+        try:
+            statuses = self.ask(_DAEMONS)["instance"]["daemonHealth"]["allDaemonStatuses"]
+        except (OSError, KeyError, TypeError, ValueError):
+            return False
+        return all(status["healthy"] for status in statuses if status["required"])
+
+    def stop(self) -> None:
+        """End both, the daemon first so that it starts nothing new."""
+        for child in (self.daemon, self.webserver, self.touch):
+            child.stop()
+
+
+def _messages(error: Mapping[str, Any]) -> list[str]:
+    """An error's message and those of its causes: the first one says only that something did not load."""
+    return [error["message"], *(link["error"]["message"] for link in error["errorChain"])]

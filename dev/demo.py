@@ -1,0 +1,401 @@
+"""`make demo`: from nothing to slices in Delta tables, held against the generator's account; ends by itself.
+
+What belongs here: the order of events of the demonstration, and its report. What does not: the stack, the generator,
+the comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+from dev import paths
+from dev.account import Account, account_file
+from dev.compare import Comparison
+from dev.customers import add_customers
+from dev.dagster_questions import (
+    ENDED_BADLY,
+    Ask,
+    RunState,
+    SliceStates,
+    backfill_state,
+    launch_backfill,
+    runs,
+    slice_states,
+)
+from dev.generator import SOURCES, Order, Summary, Target, create_topic, generate
+from dev.processes import signals_raise_interrupt
+from dev.readings import covered_ends, end_offsets
+from dev.reconcile import reconcile, report
+from dev.stack import Stack
+from highwater import settings
+from highwater.errors import ConfigurationError, HighwaterError, PermanentError, TemporaryError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+TABLES = ("raw", "events", "rejects", "current")
+STREAMS = ("orders", "payments")
+SEED = 20_260_101
+# Two waves, so that the planner cuts several slices. More of them would cost a run each, and a run some ten seconds of
+# a small machine's processors, most of which go into starting it.
+WAVES: tuple[Mapping[str, int], ...] = ({"payments": 3_000, "orders": 10_000}, {"orders": 12_000})
+DEADLINE_SECONDS = 300.0
+WRITER_SECONDS = 5.0
+# Each look costs the webserver a tenth of a second of a machine that Spark wants for itself.
+POLL_SECONDS = 2.0
+
+
+class DemoFailedError(PermanentError):
+    """A run failed, or something did not happen in time."""
+
+
+class TooSlowError(TemporaryError):
+    """The machine needed longer than the demonstration waits."""
+
+
+@dataclass
+class Figures:
+    """What the report gives beside the comparison."""
+
+    written: list[Summary] = field(default_factory=list)
+    phases: list[tuple[str, float]] = field(default_factory=list)
+    backfilled: tuple[str, ...] = ()
+    backfill_seconds: float = 0.0
+    resolved: int = 0
+    runs: int = 0
+    lag: dict[str, int] = field(default_factory=dict)
+
+
+class Demo:
+    """One demonstration in a home of its own.
+
+    Args:
+        home: a fresh folder for all state.
+        console: where progress and report go.
+        deadline: seconds within which everything must have happened.
+        scale: a factor on the numbers of records.
+    """
+
+    def __init__(self, home: Path, console: Console, *, deadline: float = DEADLINE_SECONDS, scale: float = 1.0) -> None:
+        self.home = home
+        self.console = console
+        self.scale = scale
+        self.figures = Figures()
+        self._began = time.monotonic()
+        self._deadline = self._began + deadline
+        self._stop = Event()
+        self._first: Thread | None = None
+        self._failure: list[BaseException] = []
+
+    @property
+    def lake(self) -> str:
+        """Root of the demonstration's lake."""
+        return str(self.home / "lake")
+
+    def run(self) -> list[Comparison]:
+        """Everything in its order; returns how the tables compare."""
+        with self._phase("broker, Spark and Dagster start; the first records are written"):
+            stack = Stack(
+                self.home,
+                base=without_configuration(os.environ),
+                short_lived=True,
+                on_broker=self._begin_writing,
+            )
+            ending = ExitStack()
+            ending.enter_context(stack)
+            ending.callback(self._end_writing)
+        with ending:
+            return self._on(stack)
+
+    def _on(self, stack: Stack) -> list[Comparison]:
+        target = Target(stack.bootstrap, self.home, self.lake)
+        ask = _asker(stack)
+        with self._progress() as progress:
+            watch = _Watch(self, stack, ask, target, progress)
+            with self._phase("the planner cuts the first slices"):
+                self._join_first()
+                watch.until(lambda: all(watch.planned(stream) for stream in STREAMS), "the first slices")
+            with self._phase("a second wave; Dagster materialises what is planned"):
+                self._write(1, target)
+                watch.until(lambda: watch.caught_up() and len(watch.planned("orders")) > 1, "the first two waves")
+            slices = sorted(watch.planned("orders"))
+            with self._phase(f"half of the late customers become known; a backfill of {len(slices)} slices"):
+                self.figures.resolved = self._release_half()
+                self._backfill(ask, watch, slices)
+            self.figures.runs = len(runs(ask, statuses=["SUCCESS"]))
+            self.figures.lag = watch.lag()
+        with self._phase("topic, tables and account are compared, record by record"):
+            return [self._compare(stream, target) for stream in STREAMS]
+
+    def _backfill(self, ask: Ask, watch: _Watch, slices: Sequence[str]) -> None:
+        began = time.monotonic()
+        assets = [("orders", table) for table in TABLES]
+        backfill = launch_backfill(ask, assets, slices, "demo: customers became known")
+        watch.until(lambda: watch.backfill_done(backfill), "the backfill")
+        watch.until(watch.caught_up, "the end of all runs")
+        self.figures.backfilled = tuple(slices)
+        self.figures.backfill_seconds = time.monotonic() - began
+
+    def _compare(self, stream: str, target: Target) -> Comparison:
+        resolved_in = frozenset(self.figures.backfilled)
+        return reconcile(stream, bootstrap=target.bootstrap, lake=self.lake, home=self.home, resolved_in=resolved_in)
+
+    def _begin_writing(self, stack: Stack) -> None:
+        """Create the topics, and write the first wave while Spark and Dagster start."""
+        target = Target(stack.bootstrap, self.home, self.lake)
+        for stream in STREAMS:
+            create_topic(target, stream, SOURCES[stream].partitions)
+        self._first = Thread(target=self._write_first, args=(target,), daemon=True)
+        self._first.start()
+
+    def _write_first(self, target: Target) -> None:
+        try:
+            self._write(0, target)
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            self._failure.append(error)
+
+    def _end_writing(self) -> None:
+        """Let a writer that is still at it come to its end before the broker does."""
+        self._stop.set()
+        if self._first is not None:
+            self._first.join(WRITER_SECONDS)
+
+    def _join_first(self) -> None:
+        if self._first is not None:
+            self._first.join(max(0.0, self._deadline - time.monotonic()))
+        for error in self._failure:
+            raise error
+
+    def _write(self, wave: int, target: Target) -> None:
+        for stream, records in WAVES[wave].items():
+            order = Order(seed=SEED, records=max(1, int(records * self.scale)))
+            self.figures.written.append(generate(SOURCES[stream], target, order, self._stop))
+
+    def _release_half(self) -> int:
+        """Let every second late customer become known: the orders of the others must go on waiting."""
+        account = Account(account_file(self.home, "orders"))
+        try:
+            known = account.unknown_customers()[::2]
+            add_customers(self.lake, known)
+            account.customers_known(known)
+            return len(known)
+        finally:
+            account.close()
+
+    @contextmanager
+    def _phase(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        self.console.print(f"[dim]{began - self._began:5.1f} s[/dim]  {what} ...")
+        yield
+        self.figures.phases.append((what, time.monotonic() - began))
+
+    def _progress(self) -> Progress:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        return Progress(*columns, console=self.console, transient=True)
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self._deadline - time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._began
+
+
+class _Watch:
+    """Looks at Dagster, lake and topic until something holds, and shows how far it is."""
+
+    def __init__(self, demo: Demo, stack: Stack, ask: Ask, target: Target, progress: Progress) -> None:
+        self._demo = demo
+        self._stack = stack
+        self._ask = ask
+        self._target = target
+        self._progress = progress
+        self._tasks = {stream: progress.add_task(f"{stream}: slices x tables", total=None) for stream in STREAMS}
+        self._known: dict[tuple[str, str], SliceStates] = {}
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Look every two seconds.
+
+        Raises:
+            DemoFailedError: a run failed, or a part of the stack ended.
+            TooSlowError: it did not hold in time.
+        """
+        while not self._look(holds):
+            self._stack.require_alive()
+            self._see_no_run_failed()
+            if self._demo.left() < 0:
+                raise TooSlowError(
+                    f"{what} did not come in time",
+                    found=self._standing(),
+                    remedy="run it again with --deadline SECONDS",
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _look(self, holds: Callable[[], bool]) -> bool:
+        self._known = slice_states(self._ask, [(stream, table) for stream in STREAMS for table in TABLES])
+        for stream, task in self._tasks.items():
+            states = [states for (name, _), states in self._known.items() if name == stream]
+            total, done = sum(len(s.planned) for s in states), sum(len(s.materialised) for s in states)
+            self._progress.update(task, total=total or None, completed=done)
+        return holds()
+
+    def _see_no_run_failed(self) -> None:
+        failed = [run for run in runs(self._ask, statuses=list(ENDED_BADLY)) if not run.will_retry]
+        if failed:
+            raise _failed(failed, self._stack)
+
+    def _standing(self) -> str:
+        missing = {"/".join(a): sorted(s.planned - s.materialised) for a, s in self._known.items()}
+        told = "; ".join(f"{asset} lacks {', '.join(keys)}" for asset, keys in missing.items() if keys)
+        return told or "every slice that is planned is materialised"
+
+    def planned(self, stream: str) -> frozenset[str]:
+        """The slices that Dagster knows."""
+        return self._known[stream, "raw"].planned
+
+    def caught_up(self) -> bool:
+        """Whether every offset of the topics is in a slice that Dagster and the lake hold as materialised."""
+        settled = all(states.planned and states.planned == states.materialised for states in self._known.values())
+        return settled and all(self._covered(stream) for stream in STREAMS)
+
+    def _covered(self, stream: str) -> bool:
+        ends = {p: end for p, end in end_offsets(self._target.bootstrap, stream).items() if end}
+        return covered_ends(self._demo.lake, stream) == ends
+
+    def lag(self) -> dict[str, int]:
+        """Offsets of each topic that lie in no materialised slice."""
+        return {
+            stream: sum(end_offsets(self._target.bootstrap, stream).values())
+            - sum(covered_ends(self._demo.lake, stream).values())
+            for stream in STREAMS
+        }
+
+    def backfill_done(self, backfill: str) -> bool:
+        """Whether every run of the backfill succeeded."""
+        state = backfill_state(self._ask, backfill)
+        if state.failed:
+            raise DemoFailedError(
+                f"the backfill ended as {state.status}", found=state.error or state.runs, remedy=_where(self._stack)
+            )
+        return state.done
+
+
+def _failed(failed: Sequence[RunState], stack: Stack) -> DemoFailedError:
+    return DemoFailedError(
+        f"{len(failed)} runs failed", found=", ".join(run.id for run in failed), remedy=_where(stack)
+    )
+
+
+def _where(stack: Stack) -> str:
+    return "read " + ", ".join(str(log) for log in stack.logs())
+
+
+def _asker(stack: Stack) -> Ask:
+    dagster = stack.dagster
+    assert dagster is not None
+    return dagster.ask
+
+
+def without_configuration(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which nothing of ours is configured: the demonstration writes to nobody's broker or lake."""
+    ours = (settings.SPARK_REMOTE, "DAGSTER_HOME")
+    return {n: v for n, v in environment.items() if not n.startswith("HIGHWATER_") and n not in ours}
+
+
+def fresh_home(home: Path) -> Path:
+    """Empty the demonstration's folder.
+
+    Raises:
+        ConfigurationError: another demonstration runs in it.
+    """
+    busy = home / "stack.busy"
+    if busy.exists():
+        with busy.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"another demonstration runs in {home}", remedy="wait for its end, or name another --home"
+                ) from error
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    return home
+
+
+def tell(demo: Demo, comparisons: Sequence[Comparison]) -> None:
+    """The report."""
+    from rich.table import Table
+
+    console, figures = demo.console, demo.figures
+    console.print()
+    for comparison in comparisons:
+        report(comparison, console)
+    records = sum(summary.records for summary in figures.written)
+    busy = sum(summary.seconds for summary in figures.written)
+    slices = {c.stream: c.numbers["slices"] for c in comparisons}
+    table = Table(show_header=False, title="the demonstration", title_justify="left")
+    table.add_row("written", f"{records:,} records at {records / max(busy, 0.001):,.0f} a second")
+    table.add_row("slices", ", ".join(f"{count} of {stream}" for stream, count in slices.items()))
+    table.add_row("runs", f"{figures.runs} succeeded, none failed")
+    table.add_row(
+        "backfill",
+        f"{', '.join(figures.backfilled)} in {figures.backfill_seconds:.1f} s, "
+        f"after {figures.resolved} late customers had become known; the others' orders wait",
+    )
+    table.add_row("lag", ", ".join(f"{lag} offsets of {stream}" for stream, lag in figures.lag.items()))
+    table.add_row("time", f"{demo.seconds:.0f} s: " + ", ".join(f"{s:.0f} s {what}" for what, s in figures.phases))
+    table.add_row("logs", str(demo.home / "logs"))
+    table.add_row("look at it", f"HIGHWATER_HOME={demo.home} make up")
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program: exit status 0 when the tables are right, 1 when something differs or failed, 130 after Ctrl-C."""
+    from rich.console import Console
+
+    asked = _parser().parse_args(arguments)
+    console = Console()
+    try:
+        with signals_raise_interrupt():
+            demo = Demo(fresh_home(asked.home.absolute()), console, deadline=asked.deadline, scale=asked.scale)
+            console.print(f"logs: {demo.home / 'logs'}")
+            comparisons = demo.run()
+    except HighwaterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; everything was ended", file=sys.stderr)
+        return 130
+    tell(demo, comparisons)
+    return 1 if any(comparison.differences for comparison in comparisons) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m dev.demo", description=__doc__)
+    home = paths.home(os.environ) / "demo"
+    parser.add_argument("--home", type=Path, default=home, help="emptied first; default: %(default)s")
+    parser.add_argument("--deadline", type=float, default=DEADLINE_SECONDS, help="seconds; default: %(default)s")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="factor on the numbers of records; default: %(default)s"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Readings of topic and lake that share nothing with the pipeline: by librdkafka, and by delta-rs without a JVM.
+
+What belongs here: getting plain values. What does not: comparing them (`dev.reconcile`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dev.intended import Headers
+from highwater.errors import DependencyAwayError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message
+
+Row = Mapping[str, Any]
+
+KAFKA_SECONDS = 15.0
+# Numbers of the wire format: 0 is CreateTime, 1 LogAppendTime. librdkafka's constants lie one above them.
+_TIMESTAMP_TYPES_ABOVE_WIRE = 1
+
+
+class Place(NamedTuple):
+    """Where a record stands in its topic."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A record as the topic holds it; the timestamp in milliseconds since 1970."""
+
+    place: Place
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The data rows of a stream's tables, and their rows of proof as parsed JSON."""
+
+    raw: Sequence[Row] = ()
+    events: Sequence[Row] = ()
+    rejects: Sequence[Row] = ()
+    current: Sequence[Row] = ()
+    proofs: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+
+
+def read_topic(bootstrap: str, topic: str, config: Mapping[str, str] | None = None) -> dict[Place, Kept]:
+    """Every committed record of a topic. Nothing is subscribed, and no offset is committed.
+
+    Raises:
+        DependencyAwayError: the brokers do not answer, or the topic does not come to its end.
+    """
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(
+        {
+            **(config or {}),
+            "bootstrap.servers": bootstrap,
+            # A name is asked for and never used: without a subscription there is no group.
+            "group.id": "highwater.reconciliation",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    try:
+        known = consumer.list_topics(topic, timeout=KAFKA_SECONDS).topics[topic]
+        if known.error is not None:
+            raise _away(topic, known.error.str())
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in known.partitions])
+        return _read_to_end(consumer, topic, set(known.partitions))
+    finally:
+        consumer.close()
+
+
+def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
+    """The offset behind the last record of each partition that readers of committed records may reach."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "highwater.reconciliation", "isolation.level": "read_committed"}
+    )
+    try:
+        partitions = consumer.list_topics(topic, timeout=KAFKA_SECONDS).topics[topic].partitions
+        return {
+            p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=KAFKA_SECONDS)[1] for p in partitions
+        }
+    finally:
+        consumer.close()
+
+
+def _read_to_end(consumer: Consumer, topic: str, partitions: set[int]) -> dict[Place, Kept]:
+    from confluent_kafka import KafkaError
+
+    found: dict[Place, Kept] = {}
+    deadline = time.monotonic() + KAFKA_SECONDS
+    while partitions:
+        for message in consumer.consume(1000, 0.2):
+            deadline = time.monotonic() + KAFKA_SECONDS
+            error = message.error()
+            if error is None:
+                kept = _kept(message)
+                found[kept.place] = kept
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the name that librdkafka gives it
+                partitions.discard(message.partition() or 0)
+            else:
+                raise _away(topic, error.str())
+        if time.monotonic() > deadline:
+            raise _away(topic, f"no end of partitions {sorted(partitions)} within {KAFKA_SECONDS:.0f} s")
+    return found
+
+
+def _away(topic: str, found: str) -> DependencyAwayError:
+    return DependencyAwayError(f"topic {topic} could not be read", found=found, remedy="see that the broker answers")
+
+
+def _kept(message: Message) -> Kept:
+    kind, milliseconds = message.timestamp()
+    headers: Any = message.headers() or ()  # the stub allows a mapping, which librdkafka never gives
+    return Kept(
+        place=Place(message.partition() or 0, message.offset() or 0),
+        timestamp=milliseconds,
+        timestamp_type=kind - _TIMESTAMP_TYPES_ABOVE_WIRE,
+        key=message.key(),
+        value=message.value(),
+        headers=tuple((str(name), _as_bytes(value)) for name, value in headers),
+    )
+
+
+def _as_bytes(value: object) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else None
+
+
+def read_tables(lake: str, stream: str) -> Tables:
+    """The tables of a stream; one that does not exist is empty here, and the comparison will miss its rows."""
+    names = ("raw", "events", "rejects", "current")
+    data: dict[str, Any] = {name: read_rows(f"{lake}/{stream}/{name}", "proof IS NULL") for name in names}
+    proofs = {name: _proofs(f"{lake}/{stream}/{name}") for name in names}
+    return Tables(**data, proofs=proofs)
+
+
+def _proofs(path: str) -> list[Row]:
+    found = read_rows(path, "proof IS NOT NULL", "slice, proof")
+    return [{**json.loads(row["proof"]), "in_partition": row["slice"]} for row in found]
+
+
+def covered_ends(lake: str, stream: str) -> dict[int, int]:
+    """Up to which offset of each partition the slices in raw reach."""
+    ends: dict[int, int] = {}
+    for proof in _proofs(f"{lake}/{stream}/raw"):
+        for partition, (_, end) in proof["ranges"].items():
+            ends[int(partition)] = max(ends.get(int(partition), 0), end)
+    return {partition: end for partition, end in ends.items() if end}
+
+
+def read_rows(path: str, where: str, columns: str = "*") -> list[Row]:
+    """Rows of a Delta table; none if there is no table."""
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
+
+    if not DeltaTable.is_deltatable(path):
+        return []
+    result = QueryBuilder().register("t", DeltaTable(path)).execute(f"SELECT {columns} FROM t WHERE {where}")
+    rows: list[Row] = pa.table(result).to_pylist()
+    return rows

@@ -1,0 +1,142 @@
+"""The warm Spark: a Connect server, so that a process on it writes its first slice without starting a JVM.
+
+What belongs here: start, end and crash of the server. What does not: sessions on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dev import jars
+from dev.processes import LOOPBACK, Child, accepts, free_port
+from dev.spark_local import environment, local_conf, spark_home, write_conf_dir
+
+# Seen: 8 s on a quiet machine of 2 cores, 30 s on one that runs several JVMs.
+START_SECONDS = 180.0
+
+
+class SparkConnect:
+    """One Connect server. Use it as a context, or call `start` and `stop`.
+
+    Args:
+        home: holds its scratch files, settings and log file.
+        port: where it listens; a free one if left out.
+        ui_port: where its page and REST interface listen; a free one if left out.
+        driver_memory_mb: the heap in MiB.
+        extra: further settings of Spark.
+        name: of the log file and the settings folder, for several below one home.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        port: int | None = None,
+        ui_port: int | None = None,
+        driver_memory_mb: int = 2048,
+        extra: Mapping[str, str] | None = None,
+        name: str = "spark-connect",
+    ) -> None:
+        self.home = home
+        self.port = port or free_port()
+        self.ui_port = ui_port or free_port()
+        self.name = name
+        self.conf = {
+            **local_conf(home, driver_memory_mb=driver_memory_mb),
+            "spark.master": "local[*]",
+            "spark.app.name": "highwater",
+            "spark.connect.grpc.binding.address": LOOPBACK,
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.ui.port": str(self.ui_port),
+            # A taken port is an error to see, not a reason to listen elsewhere.
+            "spark.port.maxRetries": "0",
+            **(extra or {}),
+        }
+        self._child: Child | None = None
+
+    @property
+    def remote(self) -> str:
+        """The value for `SPARK_REMOTE`."""
+        return f"sc://{LOOPBACK}:{self.port}"
+
+    @property
+    def ui_url(self) -> str:
+        """Spark's page; its REST interface is below `/api/v1`."""
+        return f"http://{LOOPBACK}:{self.ui_port}"
+
+    @property
+    def log(self) -> Path:
+        """The file that the server logs to."""
+        return self.home / "logs" / f"{self.name}.log"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None and self._child.alive
+
+    def launch(self) -> None:
+        """Start the process without waiting for it."""
+        if self._child is None:
+            self._child = self._make_child()
+        self._child.start()
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Wait until it accepts connections.
+
+        Raises:
+            ChildFailedError: it ended, or was not ready in time.
+        """
+        assert self._child is not None, "launch it first"
+        self._child.wait_healthy(lambda: accepts(self.port), seconds)
+
+    def start(self) -> None:
+        """Start and wait; on the same ports as before, if it ran before.
+
+        Raises:
+            ChildFailedError: it ended, or was not ready in time.
+        """
+        self.launch()
+        self.wait_ready()
+
+    def stop(self, grace_seconds: float = 10) -> None:
+        """End it in good order."""
+        if self._child is not None:
+            self._child.stop(grace_seconds)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        if self._child is not None:
+            self._child.kill()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _make_child(self) -> Child:
+        jars.ensure("spark")
+        conf_dir = write_conf_dir(self.home, self.name, self.conf)
+        command: list[str | Path] = [
+            spark_home() / "bin" / "spark-submit",
+            "--class",
+            "org.apache.spark.sql.connect.service.SparkConnectServer",
+            "spark-internal",
+        ]
+        return Child(
+            self.name,
+            command,
+            logs=self.home / "logs",
+            environment=environment(conf_dir),
+            cwd=conf_dir.parent,
+        )

@@ -1,0 +1,106 @@
+"""What any JVM of Spark needs here: the Java, the jars, the settings, the environment.
+
+What belongs here: settings that follow from this machine. What does not: settings that our queries rely on
+(`resources.spark`), which every deployment has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from dev import jars, paths
+from dev.java import find_java
+from dev.processes import LOOPBACK
+from resources.spark import SESSION_CONF, STATIC_CONF
+
+# Variables that would turn a server of ours into a client of somebody's, or change what it loads.
+_STRANGE = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_CONF_DIR", "SPARK_MASTER", "PYSPARK_SUBMIT_ARGS")
+
+_LOGGING = """rootLogger.level=warn
+rootLogger.appenderRef.err.ref=err
+appender.err.type=Console
+appender.err.name=err
+appender.err.target=SYSTEM_ERR
+appender.err.layout.type=PatternLayout
+appender.err.layout.pattern=%d{ISO8601} %p %c{1}: %m%n%ex
+logger.connect.name=org.apache.spark.sql.connect.service.SparkConnectServer
+logger.connect.level=info
+logger.deploy.name=org.apache.spark.deploy
+logger.deploy.level=info
+# One warning for each read of a batch: our reads name their offsets, so there is nothing to warn of.
+logger.kafka.name=org.apache.spark.sql.kafka010
+logger.kafka.level=error
+"""
+
+
+def spark_home() -> Path:
+    """The folder of Spark's own scripts and jars: it comes with pyspark."""
+    import pyspark
+
+    return Path(pyspark.__file__).parent
+
+
+# A driver that lives for minutes spends half of its processor time on compiling what it will not run often enough: on
+# 2 cores the first slice took 40 s of processor time with the second compiler, 21 s without it.
+SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
+
+def local_conf(home: Path, *, driver_memory_mb: int = 2048) -> dict[str, str]:
+    """Settings of a driver on this machine, whether it serves Connect or one process.
+
+    Args:
+        home: its scratch files and warehouse lie below.
+        driver_memory_mb: the heap in MiB.
+    """
+    every = f"{jars.folder('spark')}{os.sep}*"
+    return {
+        **STATIC_CONF,
+        **SESSION_CONF,
+        # A class path, not spark.jars: those are copied at every start.
+        "spark.driver.extraClassPath": every,
+        "spark.executor.extraClassPath": every,
+        "spark.driver.memory": f"{driver_memory_mb}m",
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.local.dir": str(home / "spark" / "scratch"),
+        "spark.sql.warehouse.dir": str(home / "spark" / "warehouse"),
+        # The defaults of 50 and 200 cost seconds a commit on a machine of few cores.
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def write_conf_dir(home: Path, name: str, conf: Mapping[str, str]) -> Path:
+    """Write a folder for `SPARK_CONF_DIR`, so that a process that starts a local session has these settings."""
+    folder = home / "spark" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log4j2.properties").write_text(_LOGGING)
+    (folder / "spark-defaults.conf").write_text("".join(f"{key} {escaped(conf[key])}\n" for key in sorted(conf)))
+    return folder
+
+
+def escaped(value: str) -> str:
+    r"""A value as Java's properties files want it: `\` doubled."""
+    return value.replace("\\", "\\\\")
+
+
+def environment(conf_dir: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables of a process that starts a JVM of Spark.
+
+    Args:
+        conf_dir: from `write_conf_dir`.
+        base: what to start from; our own environment if left out.
+    """
+    inherited = {k: v for k, v in (os.environ if base is None else base).items() if k not in _STRANGE}
+    return {
+        **inherited,
+        **find_java(os.environ, paths.TOOLS).environment(),
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_CONF_DIR": str(conf_dir),
+        # Without it the pages of Spark listen on every address.
+        "SPARK_LOCAL_IP": LOOPBACK,
+        "SPARK_LOCAL_HOSTNAME": LOOPBACK,
+    }

@@ -1,0 +1,102 @@
+"""`make up`: the stack until Ctrl-C.
+
+What belongs here: the program's arguments and what it tells a person. What does not: the stack (`dev.stack`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from dev import paths
+from dev.dagster_services import UI_PORT
+from dev.processes import signals_raise_interrupt
+from dev.stack import Stack
+from highwater import settings
+from highwater.errors import HighwaterError
+
+WATCH_SECONDS = 1.0
+
+# Records a second: enough to see tables grow, little enough to leave the machine to Spark.
+RATES = {"orders": 20, "payments": 5}
+# When customers that came late become known: long enough to see their orders wait.
+LATE_SECONDS = 120
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments."""
+    made = argparse.ArgumentParser(
+        prog="python -m dev.up",
+        description="Run broker, Spark, Dagster's UI and daemon, and a generator of orders, until Ctrl-C.",
+        epilog=f"A broker that {settings.KAFKA_BOOTSTRAP} names, or a Spark that {settings.SPARK_REMOTE} or "
+        f"{settings.SPARK_MASTER} names, is used instead of an embedded one.",
+    )
+    made.add_argument("--ui-port", type=int, default=UI_PORT, help="port of Dagster's UI, if it is free (%(default)s)")
+    choice = made.add_mutually_exclusive_group()
+    choice.add_argument("--generate", action="store_true", help="write orders to a configured broker too")
+    choice.add_argument("--no-generate", action="store_true", help="write orders to no broker")
+    return made
+
+
+def generates(arguments: argparse.Namespace, environment: Mapping[str, str]) -> bool:
+    """Whether the generator runs: by itself on an embedded broker only, since a configured one is somebody's."""
+    if arguments.no_generate:
+        return False
+    return bool(arguments.generate or not environment.get(settings.KAFKA_BOOTSTRAP))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program; exit status 0 after Ctrl-C, 1 when a part failed."""
+    arguments = parser().parse_args(argv)
+    try:
+        with signals_raise_interrupt():
+            _run(arguments)
+    except KeyboardInterrupt:
+        print("\nended.", flush=True)
+        return 0
+    except HighwaterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    home = paths.home(os.environ)
+    print(f"Starting; logs are in {home / 'logs'} ...", flush=True)
+    on_broker = start_generators if generates(arguments, os.environ) else None
+    with Stack(home, ui_port=arguments.ui_port, on_broker=on_broker) as stack:
+        print(told(stack), flush=True)
+        while True:
+            stack.require_alive()
+            time.sleep(WATCH_SECONDS)
+
+
+def start_generators(stack: Stack) -> None:
+    """Let orders and payments be written, faults among them, until the stack ends."""
+    for stream, rate in RATES.items():
+        command = [sys.executable, "-m", "dev.generator", "--stream", stream, "--until-interrupted"]
+        command += ["--bootstrap", stack.bootstrap, "--home", str(stack.home), "--rate", str(rate)]
+        # Each start writes keys of its own: the same seed would write the versions of the last start once more.
+        command += ["--seed", str(int(time.time())), "--late-customers-after", str(LATE_SECONDS)]
+        stack.run(f"generator-{stream}", command)
+
+
+def told(stack: Stack) -> str:
+    """What a person wants to know of a running stack."""
+    lines = [
+        f"Dagster   {stack.webserver_url}",
+        f"Kafka     {stack.bootstrap}" + ("" if stack.broker else "  (configured)"),
+        f"Spark     {stack.env.get(settings.SPARK_REMOTE) or stack.env.get(settings.SPARK_MASTER)}"
+        + (f"  page {stack.spark.ui_url}" if stack.spark else "  (configured)"),
+        *(f"log       {log}" for log in stack.logs()),
+        f"In another terminal: source {stack.home / 'env'}; .venv/bin/highwater status",
+        "Ctrl-C ends everything.",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

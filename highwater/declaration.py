@@ -1,0 +1,224 @@
+"""What a stream declares: topic, schema, key and version, transitions, lookup, limits, tiers.
+
+What belongs here: the types of a declaration and the checks that it does not contradict itself.
+What does not: the declared streams (`assets/streams/`) and what is done with a declaration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Literal
+
+from highwater.errors import DeclarationError
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_TYPE = re.compile(r"string|integer|long|boolean|timestamp|decimal\((\d+),(\d+)\)")
+
+# Columns that every events table has beside the declared fields.
+RESERVED_COLUMNS = frozenset(
+    {
+        "slice",
+        "origin_topic",
+        "origin_generation",
+        "origin_partition",
+        "origin_offset",
+        "origin_timestamp",
+        "attempt",
+        "key",
+        "version",
+        "event_time",
+        "proof",
+        "updated_by_slice",
+    }
+)
+
+
+class Start(str, Enum):
+    """Where planning begins in a topic that was never planned."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of the JSON value.
+
+    Args:
+        name: the name in the JSON object; it becomes the column's name.
+        type: `string`, `integer`, `long`, `boolean`, `timestamp` (ISO 8601 with a zone) or
+            `decimal(p,s)` (a JSON number that fits without rounding).
+        one_of: the values allowed; another one makes the record `invalid`.
+        at_least: the least value allowed; a smaller one makes the record `invalid`.
+    """
+
+    name: str
+    type: str
+    one_of: tuple[str, ...] = ()
+    at_least: int | None = None
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A field that must be found in a Delta table of the lake, else the record is `unresolved`.
+
+    Args:
+        field: the field of the stream that is looked up.
+        table: path of the table below the lake, for example `reference/customers`.
+        column: the column of the table that must hold the field's value.
+    """
+
+    field: str
+    table: str
+    column: str
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """The state machine of a key: `first` is the state of version 1, `allowed` maps state to next states."""
+
+    field: str
+    first: str
+    allowed: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How a backlog is cut.
+
+    Args:
+        most_records: offsets in one slice at the most, over all partitions.
+        fewest_records: a slice is cut at once when so many offsets wait ...
+        longest_wait: ... or when the oldest of fewer has waited so long since the last plan.
+        slices_a_tick: slices that one tick of the planner cuts at the most.
+        slices_a_run: slices that one requested run takes at the most.
+    """
+
+    most_records: int = 200_000
+    fewest_records: int = 1
+    longest_wait: timedelta = timedelta(minutes=1)
+    slices_a_tick: int = 100
+    slices_a_run: int = 20
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the stream's owners answered to the three questions; shown on the assets' pages."""
+
+    does_order_matter: str
+    what_of_doubles: str
+    what_on_failure: str
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One declared stream.
+
+    Args:
+        name: names the assets, the lake's folder and the definitions; lower case, digits and `_`.
+        topic: the main topic.
+        fields: the fields of the JSON value; `version` and `event_time` name two of them.
+        key: the fields whose values, joined by `|`, must equal the record's key in UTF-8.
+        version: the field that orders the states of a key: an integer or a timestamp.
+        event_time: the field of type timestamp that says when it happened.
+        key_separator: what stands between the parts of a key of several fields.
+        start: where planning begins in a topic that was never planned: a `Start`, or a time in ISO 8601 with its zone.
+        on_expired: whether offsets that retention took before they were planned stop their partition until a person
+            accepts the loss, or are recorded as lost by the planner itself.
+    """
+
+    name: str
+    topic: str
+    fields: tuple[Field, ...]
+    key: tuple[str, ...]
+    version: str
+    event_time: str
+    answers: Answers
+    owner: str = "team:data-platform"
+    description: str = ""
+    key_separator: str = "|"
+    start: Start | str = Start.EARLIEST
+    transitions: Transitions | None = None
+    lookup: Lookup | None = None
+    limits: Limits = field(default_factory=Limits)
+    on_expired: Literal["stop", "record"] = "stop"
+
+    def __post_init__(self) -> None:
+        for problem in _problems(self):
+            raise DeclarationError(
+                f"stream {self.name!r}: {problem}",
+                remedy="mend the declaration in assets/streams/; docs/streams.md lists what it may say",
+            )
+
+    def field_named(self, name: str) -> Field:
+        """The declared field of that name."""
+        return next(f for f in self.fields if f.name == name)
+
+    @property
+    def partitions_name(self) -> str:
+        """The name of the dynamic partitions definition."""
+        return f"{self.name}_slices"
+
+    @property
+    def group(self) -> str:
+        """The consumer group that mirrors the progress (I12)."""
+        return f"highwater.{self.name}"
+
+
+def _problems(stream: Stream) -> list[str]:
+    names = [f.name for f in stream.fields]
+    found = []
+    if not _NAME.fullmatch(stream.name):
+        found.append("the name must be lower case letters, digits and _")
+    if not _TOPIC.fullmatch(stream.topic) or "@" in stream.topic:
+        found.append(f"{stream.topic!r} is no topic name")
+    if len(set(names)) != len(names):
+        found.append("a field is declared twice")
+    found += [f"field {f.name!r}: unknown type {f.type!r}" for f in stream.fields if not _TYPE.fullmatch(f.type)]
+    clashing = set(names) & (RESERVED_COLUMNS - {"version", "event_time"})
+    found += [f"field {name!r}: the name is taken by a column of Highwater" for name in sorted(clashing)]
+    used = [*stream.key, stream.version, stream.event_time]
+    used += [stream.lookup.field] if stream.lookup else []
+    used += [stream.transitions.field] if stream.transitions else []
+    found += [f"field {name!r} is used and not declared" for name in used if name not in names]
+    if not stream.key:
+        found.append("no key is declared")
+    found += _start_problems(stream.start)
+    if not found:
+        found += _typed_problems(stream)
+    return found
+
+
+def _start_problems(start: Start | str) -> list[str]:
+    if start in {*Start}:
+        return []
+    wanted = "earliest, latest or a time in ISO 8601 with its zone, such as 2026-03-01T00:00:00Z"
+    try:
+        zone = datetime.fromisoformat(start).tzinfo
+    except ValueError:
+        return [f"the start {start!r} is none of {wanted}"]
+    return [] if zone else [f"the start {start!r} names no zone; give {wanted}"]
+
+
+def _typed_problems(stream: Stream) -> list[str]:
+    found = []
+    if stream.field_named(stream.version).type not in {"integer", "long", "timestamp"}:
+        found.append("the version must be an integer, a long or a timestamp")
+    if stream.field_named(stream.event_time).type != "timestamp":
+        found.append("the event time must be a timestamp")
+    found += [
+        f"a field named {name!r} must be the stream's {name}"
+        for name in ("version", "event_time")
+        if name in [f.name for f in stream.fields] and getattr(stream, name) != name
+    ]
+    limits = stream.limits
+    if min(limits.most_records, limits.fewest_records, limits.slices_a_tick, limits.slices_a_run) < 1:
+        found.append("every limit must be 1 or more")
+    if limits.fewest_records > limits.most_records:
+        found.append("fewest_records is above most_records")
+    return found

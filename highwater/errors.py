@@ -1,0 +1,97 @@
+"""The errors of Highwater: two small families, told apart by what helps against them.
+
+What belongs here: the exception types that callers tell apart. What does not: deciding which one
+to raise, which is the business of the module that saw the fault.
+"""
+
+from __future__ import annotations
+
+
+class HighwaterError(Exception):
+    """A fault with a remedy.
+
+    Args:
+        problem: what is wrong, with the object's name.
+        stored: the value that Highwater had recorded, where there is one.
+        found: the value that was found instead.
+        remedy: what the operator does next, a command where there is one.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        remedy: str,
+        stored: object = None,
+        found: object = None,
+    ) -> None:
+        self.problem = problem
+        self.stored = stored
+        self.found = found
+        self.remedy = remedy
+        super().__init__(problem, stored, found, remedy)
+
+    def __str__(self) -> str:
+        parts = [self.problem]
+        if self.stored is not None:
+            parts.append(f"stored: {self.stored}")
+        if self.found is not None:
+            parts.append(f"found: {self.found}")
+        parts.append(f"remedy: {self.remedy}")
+        return "; ".join(parts)
+
+
+class PermanentError(HighwaterError):
+    """Waiting does not help: a person has to change something first."""
+
+
+class TemporaryError(HighwaterError):
+    """The same attempt may succeed later: a dependency is away, or another writer was first."""
+
+
+class ConfigurationError(PermanentError):
+    """A setting or an argument that cannot be used."""
+
+
+class DeclarationError(PermanentError):
+    """A stream's declaration that contradicts itself or cannot be read."""
+
+
+class UnknownSliceError(PermanentError):
+    """A slice key that is not one, names another stream, or was never planned."""
+
+
+class TopicAbsentError(PermanentError):
+    """The topic does not exist on this cluster."""
+
+
+class TopicRecreatedError(PermanentError):
+    """The topic carries another ID than the one that was planned (I11)."""
+
+
+class OffsetsExpiredError(PermanentError):
+    """Offsets that were never read, or are to be read again, lie before the log start offset (I10, I11)."""
+
+
+class PartitionsRemovedError(PermanentError):
+    """The topic has fewer partitions than the plan (I11)."""
+
+
+class TopicTruncatedError(PermanentError):
+    """A partition ends before the planned end: acknowledged history was cut off (I11, I16)."""
+
+
+class ShrunkError(PermanentError):
+    """Kafka would give fewer records for a slice than its commit recorded (I10)."""
+
+
+class DependencyAwayError(TemporaryError):
+    """Kafka, the lake, the ledger or Spark could not be reached; nothing was decided (I15)."""
+
+
+class SupersededAttemptError(TemporaryError):
+    """Another attempt at the same slice committed first; this one wrote nothing (I4)."""
+
+
+class LeaseHeldError(TemporaryError):
+    """Somebody else holds the lease, or took it after its holder did not renew it in time."""

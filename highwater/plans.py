@@ -1,0 +1,140 @@
+"""What the ledger knows of a topic, as values: its generations, its losses, and how far it is planned.
+
+What belongs here: `Generation`, `Loss`, `Planned`. What does not: storing them (`resources.ledger`) or deciding by them
+(`orchestration.planning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from highwater.slices import OffsetRange, Slice
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One identity of a topic: from a cold start, or from an accepted recreation or truncation, to the next one.
+
+    Args:
+        stream: the stream that plans the topic.
+        topic: the topic's name.
+        topic_id: the pinned ID; another one under the same name is another topic (I11).
+        number: 0, and one more for each accepted recreation or truncation.
+        starts: for each partition the offset at which its planning began; None while that is not decided, because the
+            partition had no leader when the generation was opened. A partition that is not named joined later: at 0.
+        opened_at: when, in UTC.
+        opened_by: `planner`, or the name of the person who accepted the change.
+        first_ordinal: the ordinal of the generation's first slice, if nothing higher is known.
+        revision: grows with everything that is planned or accepted; two writers never write over the same revision.
+    """
+
+    stream: str
+    topic: str
+    topic_id: str
+    number: int
+    starts: Mapping[int, int | None]
+    opened_at: datetime
+    opened_by: str = "planner"
+    first_ordinal: int = 0
+    revision: int = 0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A recorded hole: offsets that will never be read, and who accepted that.
+
+    Args:
+        reason: `expired`, `truncated` or `recreated`, with what was found.
+        accepted_by: a person's name, or `on_expired=record` where the declaration accepts it.
+    """
+
+    stream: str
+    topic: str
+    generation: int
+    partition: int
+    offsets: OffsetRange
+    reason: str
+    accepted_by: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How far a topic is planned.
+
+    Args:
+        generation: the newest one.
+        last: the newest slice of the topic, of any generation.
+        ends: for each partition of the generation the offset at which the next slice starts.
+    """
+
+    generation: Generation
+    last: Slice | None = None
+    ends: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def next_ordinal(self) -> int:
+        """The ordinal of the next slice: never one that was used, in whatever generation."""
+        following = 0 if self.last is None else self.last.ordinal + 1
+        return max(following, self.generation.first_ordinal)
+
+    @property
+    def undecided(self) -> frozenset[int]:
+        """Partitions whose start was left open for want of a leader."""
+        return frozenset(p for p, start in self.generation.starts.items() if start is None and p not in self.ends)
+
+    @classmethod
+    def of(cls, generation: Generation, last: Slice | None, losses: Iterable[Loss]) -> Planned:
+        """Work out the ends from the generation's starts, its newest slice and its losses."""
+        ends = {p: start for p, start in generation.starts.items() if start is not None}
+        if last is not None and last.generation == generation.number:
+            ends.update({p: offsets.end for p, offsets in last.ranges.items()})
+        for loss in losses:
+            if loss.generation == generation.number:
+                ends[loss.partition] = max(ends.get(loss.partition, 0), loss.offsets.end)
+        return cls(generation, last, ends)
+
+
+def left_to_read(piece: Slice, losses: Iterable[Loss]) -> Slice:
+    """The slice without the offsets that are recorded as lost: what a slice that was never read can still take.
+
+    A loss cuts from the start (retention) or from the end (truncation) of a range; one that lies amid a range cannot
+    be taken out of it, and leaves it whole.
+    """
+    ranges = dict(piece.ranges)
+    for loss in losses:
+        if (loss.topic, loss.generation) == (piece.topic, piece.generation) and loss.partition in ranges:
+            ranges[loss.partition] = _cut(ranges[loss.partition], loss.offsets)
+    return replace(piece, ranges=ranges)
+
+
+def _cut(offsets: OffsetRange, lost: OffsetRange) -> OffsetRange:
+    if max(offsets.start, lost.start) >= min(offsets.end, lost.end):
+        return offsets  # they have nothing in common
+    if lost.start <= offsets.start:
+        return OffsetRange(min(lost.end, offsets.end), offsets.end)
+    if offsets.end <= lost.end:
+        return OffsetRange(offsets.start, lost.start)
+    return offsets
+
+
+def overtaken(piece: Slice, generations: Iterable[Generation]) -> tuple[int, Generation] | None:
+    """The first partition whose offsets a later generation of the same topic counts anew, with that generation.
+
+    After a truncation other records stand under the slice's offsets, from where the later generation begins.
+    """
+    for later in generations:
+        if later.number <= piece.generation or later.topic_id != piece.topic_id:
+            continue
+        for partition, offsets in sorted(piece.ranges.items()):
+            start = later.starts.get(partition)
+            if len(offsets) and start is not None and offsets.end > start:
+                return partition, later
+    return None
+
+
+def starts_from_plain(plain: Mapping[str, int | None]) -> dict[int, int | None]:
+    """Starts as the ledger stores them, with the partitions as numbers."""
+    return {int(partition): start for partition, start in plain.items()}

@@ -1,0 +1,95 @@
+"""The proof of a slice: what one commit recorded of it, beside its rows.
+
+What belongs here: the value and its written form. What does not: committing or reading it (`resources.lake`).
+
+A proof stands twice in the same Delta commit: in the commit's `userMetadata`, and in the table itself, as the one
+row of the slice whose column `proof` is not null. The second copy outlives Delta's log retention (30 days).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a commit says of one slice.
+
+    Args:
+        piece: the slice as it was planned.
+        attempt: the number, issued by the ledger, of the decision that the commit belongs to.
+        rows: rows of the slice in the table, the row of the proof left out.
+        counts: further numbers by name; in events the whole split of raw.
+    """
+
+    piece: Slice
+    attempt: int
+    rows: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The slice key."""
+        return self.piece.key
+
+    def with_counts(self, **counts: int) -> Proof:
+        """The same proof with further counts."""
+        return replace(self, counts={**self.counts, **counts})
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        piece = self.piece
+        return {
+            "format": FORMAT,
+            "slice": self.key,
+            "stream": piece.stream,
+            "topic_id": piece.topic_id,
+            "generation": piece.generation,
+            "planned_at": piece.planned_at.isoformat(),
+            "ranges": ranges_to_plain(piece.ranges),
+            "attempt": self.attempt,
+            "rows": self.rows,
+            "counts": dict(sorted(self.counts.items())),
+        }
+
+    def to_json(self) -> str:
+        """The written form; equal proofs are written alike."""
+        return json.dumps(self.to_plain(), separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Proof:
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: the text was written by a newer format or is none of ours.
+        """
+        plain = json.loads(text)
+        if plain.get("format") != FORMAT:
+            raise ValueError(f"proof of format {plain.get('format')!r}; this version reads format {FORMAT}")
+        return cls(
+            piece=_slice_of(plain, ranges_from_plain(plain["ranges"])),
+            attempt=plain["attempt"],
+            rows=plain["rows"],
+            counts=plain["counts"],
+        )
+
+
+def _slice_of(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Slice:
+    key = SliceKey.parse(plain["slice"])
+    return Slice(
+        stream=plain["stream"],
+        topic=key.topic,
+        topic_id=plain["topic_id"],
+        generation=plain["generation"],
+        ordinal=key.ordinal,
+        ranges=ranges,
+        planned_at=datetime.fromisoformat(plain["planned_at"]),
+    )

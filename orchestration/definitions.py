@@ -1,0 +1,13 @@
+"""What Dagster loads: see `workspace.yaml`."""
+
+import os
+
+import dagster as dg
+
+from orchestration.build import build_defs
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Everything, built when Dagster asks for it."""
+    return build_defs(environment=os.environ)

@@ -1,0 +1,72 @@
+"""What Dagster remembers of runs and slices.
+
+What belongs here: reading Dagster's instance into the plain values of `orchestration.requests`. What does not: deciding
+on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES, RunRecord
+
+from orchestration.requests import PastRun, keys_named
+from orchestration.stream_assets import STREAM_TAG, table_keys
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+# Repair waits an hour at the longest, so what failed in the last day tells enough.
+MEMORY = timedelta(days=1)
+RECORDS = 2_000
+# Dagster's daemon starts a retry within seconds; after so long it is taken for lost.
+RETRY_GRACE = timedelta(minutes=5)
+
+
+def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
+    """The runs of the last day that named slices of the stream, and all that have not ended.
+
+    Args:
+        instance: Dagster's instance.
+        stream: the stream.
+        order: the stream's keys in Dagster's order.
+        now: the time, in UTC.
+    """
+    unfinished = instance.get_run_records(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES), limit=RECORDS)
+    recent = instance.get_run_records(dg.RunsFilter(updated_after=now - MEMORY), limit=RECORDS)
+    records = {record.dagster_run.run_id: record for record in (*unfinished, *recent)}
+    position = {key: at for at, key in enumerate(order)}
+    return [
+        PastRun(keys_named(record.dagster_run.tags, order, position), _ended_at(record, now))
+        for record in records.values()
+        if _is_of(stream, record)
+    ]
+
+
+def _is_of(stream: Stream, record: RunRecord) -> bool:
+    run = record.dagster_run
+    return run.tags.get(STREAM_TAG) == stream.name or bool(set(table_keys(stream)) & set(run.asset_selection or ()))
+
+
+def _ended_at(record: RunRecord, now: datetime) -> datetime | None:
+    run = record.dagster_run
+    if not run.is_finished:
+        return None
+    ended = _time_of_end(record)
+    return None if run.is_complete_and_waiting_to_retry and now - ended < RETRY_GRACE else ended
+
+
+def _time_of_end(record: RunRecord) -> datetime:
+    """A run that was cancelled in the queue has no end; its last change is when it ended."""
+    if record.end_time is not None:
+        return datetime.fromtimestamp(record.end_time, UTC)
+    changed = record.update_timestamp
+    return changed.replace(tzinfo=UTC) if changed.tzinfo is None else changed
+
+
+def materialised(instance: dg.DagsterInstance, stream: Stream) -> set[str]:
+    """Slices that Dagster holds as materialised in every table."""
+    return set.intersection(*(set(instance.get_materialized_partitions(key)) for key in table_keys(stream)))

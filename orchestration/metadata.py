@@ -1,0 +1,106 @@
+"""What Dagster's pages show of a slice.
+
+What belongs here: turning a stage's report, a plan or a topic's state into metadata. What does not: measuring.
+Names are constant, since Dagster plots a number over time by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+if TYPE_CHECKING:
+    from assets.work import SliceReport
+    from highwater.declaration import Stream
+    from highwater.slices import Slice
+
+Metadata = dict[str, dg.MetadataValue]
+
+_TIMES = ("first_event_us", "last_event_us")
+
+
+def of_slice(report: SliceReport) -> Metadata:
+    """The metadata of one slice in one table."""
+    found: Metadata = {
+        "offsets": offset_table(report.piece),
+        "dagster/partition_row_count": dg.MetadataValue.int(report.rows),
+        "attempt": dg.MetadataValue.int(report.attempt),
+        "planned_at": dg.MetadataValue.timestamp(report.piece.planned_at),
+        **_counts(report.counts),
+        **_event_span(report),
+        **{f"seconds/{phase}": dg.MetadataValue.float(round(took, 3)) for phase, took in report.seconds.items()},
+    }
+    if report.piece.lag is not None:
+        found["lag_at_planning"] = dg.MetadataValue.int(report.piece.lag)
+    if report.delta_version >= 0:
+        found["delta_version"] = dg.MetadataValue.int(report.delta_version)
+    if report.bytes is not None:
+        found["bytes"] = dg.MetadataValue.int(report.bytes)
+    if report.note:
+        found["note"] = dg.MetadataValue.text(report.note)
+    return found
+
+
+def offset_table(piece: Slice) -> dg.TableMetadataValue:
+    """The ranges of a slice, one row a Kafka partition."""
+    rows = [
+        dg.TableRecord({"partition": p, "start": r.start, "end": r.end, "offsets": len(r)})
+        for p, r in sorted(piece.ranges.items())
+    ]
+    columns = [dg.TableColumn(name, "int") for name in ("partition", "start", "end", "offsets")]
+    return dg.MetadataValue.table(rows, dg.TableSchema(columns))
+
+
+def _counts(counts: Mapping[str, int]) -> Metadata:
+    return {
+        name.replace("rejects_", "rejects/"): dg.MetadataValue.int(count)
+        for name, count in counts.items()
+        if name not in _TIMES
+    }
+
+
+def _event_span(report: SliceReport) -> Metadata:
+    span = report.event_span or _span_of(report.counts)
+    if span is None:
+        return {}
+    first, last = span
+    return {
+        "first_event": dg.MetadataValue.timestamp(first),
+        "last_event": dg.MetadataValue.timestamp(last),
+        "event_span_seconds": dg.MetadataValue.float((last - first).total_seconds()),
+    }
+
+
+def _span_of(counts: Mapping[str, int]) -> tuple[datetime, datetime] | None:
+    if any(name not in counts for name in _TIMES):
+        return None
+    first, last = (datetime.fromtimestamp(counts[name] / 1_000_000, UTC) for name in _TIMES)
+    return first, last
+
+
+def of_stream(stream: Stream) -> Metadata:
+    """What every asset of a stream shows of its declaration."""
+    answers = stream.answers
+    return {
+        "topic": dg.MetadataValue.text(stream.topic),
+        "key": dg.MetadataValue.text(stream.key_separator.join(stream.key)),
+        "version": dg.MetadataValue.text(stream.version),
+        "event_time": dg.MetadataValue.text(stream.event_time),
+        "does_order_matter": dg.MetadataValue.text(answers.does_order_matter),
+        "what_of_doubles": dg.MetadataValue.text(answers.what_of_doubles),
+        "what_on_failure": dg.MetadataValue.text(answers.what_on_failure),
+    }
+
+
+def description(stream: Stream, what: str) -> str:
+    """The text of an asset's page: what it is, and the stream's three answers."""
+    answers = stream.answers
+    return (
+        f"{what}\n\n{stream.description}\n\n"
+        f"- **Does order matter?** {answers.does_order_matter}\n"
+        f"- **What of doubles?** {answers.what_of_doubles}\n"
+        f"- **What on failure?** {answers.what_on_failure}\n"
+    )

@@ -1,0 +1,103 @@
+"""The topic as Dagster shows it: an external asset that is observed, with its lag.
+
+What belongs here: turning positions into an observation. What does not: reading them from Kafka (`resources.kafka`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from orchestration.failures import told_to_dagster
+from orchestration.metadata import Metadata
+from orchestration.stream_assets import topic_key, topic_spec
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.kafka import Kafka, TopicState
+    from resources.ledger import Ledger
+
+
+NOTHING: Mapping[int, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where planning stands in one Kafka partition; None where Kafka did not say.
+
+    Args:
+        partition: the Kafka partition.
+        planned: the end of what is planned.
+        log_start: the earliest offset that the broker still holds.
+        last_stable: the last stable offset: planning never goes past it (I3).
+    """
+
+    partition: int
+    planned: int | None
+    log_start: int | None
+    last_stable: int | None
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets that could be planned and are not."""
+        if self.last_stable is None:
+            return None
+        return max(self.last_stable - (self.planned if self.planned is not None else self.log_start or 0), 0)
+
+
+def positions(state: "TopicState", planned: Mapping[int, int]) -> list[Position]:
+    """The positions of all partitions of a topic."""
+    return [
+        Position(number, planned.get(number), found.log_start, found.last_stable)
+        for number, found in sorted(state.partitions.items())
+    ]
+
+
+def of_topic(found: list[Position], left_out: Mapping[int, str] = NOTHING) -> Metadata:
+    """The metadata of an observation: the lag as a number, which plots, and the positions as a table.
+
+    Args:
+        found: the positions.
+        left_out: partitions in which planning did not go on, with the reason.
+    """
+    names = ("partition", "planned", "log_start", "last_stable", "lag")
+    records = [dg.TableRecord({name: getattr(position, name) for name in names}) for position in found]
+    schema = dg.TableSchema([dg.TableColumn(name, "int") for name in names])
+    lags = [position.lag for position in found if position.lag is not None]
+    return {
+        "lag": dg.MetadataValue.int(sum(lags)),
+        "largest_lag": dg.MetadataValue.int(max(lags, default=0)),
+        "partitions": dg.MetadataValue.int(len(found)),
+        "left_out": dg.MetadataValue.text("; ".join(f"{p}: {why}" for p, why in left_out.items()) or "none"),
+        "positions": dg.MetadataValue.table(records, schema),
+    }
+
+
+def look(kafka: "Kafka", ledger: "Ledger", stream: "Stream") -> list[Position]:
+    """Look at the topic now.
+
+    Raises:
+        TopicAbsentError: the topic is not there.
+        DependencyAwayError: "Kafka" or the ledger does not answer.
+    """
+    return positions(kafka.topic_state(stream.topic), ledger.planned_end(stream.name, stream.topic))
+
+
+def topic_asset(stream: "Stream") -> dg.AssetsDefinition:
+    """The external asset of the stream's topic; a person observes it by a click, the planner's sensor as it ticks."""
+
+    @dg.multi_observable_source_asset(  # type: ignore[untyped-decorator]  # Dagster gives it no types
+        specs=[topic_spec(stream)],
+        name=f"{stream.name}_topic",
+        required_resource_keys={"kafka", "ledger"},
+    )
+    def observe(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
+        with told_to_dagster(context.op_execution_context.retry_number, lambda: None):
+            found = look(context.resources.kafka.open(), context.resources.ledger.open(), stream)
+        silent = {position.partition: "no leader" for position in found if position.last_stable is None}
+        yield dg.ObserveResult(asset_key=topic_key(stream), metadata=of_topic(found, silent))
+
+    asset: dg.AssetsDefinition = observe
+    return asset

@@ -1,0 +1,197 @@
+"""Planning: looking at a topic, and recording in the ledger what is to be read next.
+
+What belongs here: the order of looks, decisions and records, and cold starts. What does not: the rule
+(`orchestration.cutting`), Dagster's keys and runs (`orchestration.ticks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from highwater.declaration import Start, Stream
+from highwater.errors import PermanentError, TemporaryError
+from highwater.plans import Generation, Loss, Planned
+from highwater.slices import Slice
+from orchestration.cutting import PlanResult, plan, see_same_topic
+
+if TYPE_CHECKING:
+    from resources.kafka import Kafka, TopicState
+    from resources.ledger import Ledger
+
+# Each time that another planner is first, it has planned for us too; that this happens five times in a row within
+# one tick takes more planners than anybody runs.
+TRIES = 5
+
+__all__ = ["PlanResult", "Planner", "Tick", "plan"]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What one tick of the planner did.
+
+    Args:
+        stream: whose topic was planned.
+        result: the plan, as it is in the ledger.
+        state: the topic as it was seen.
+        ends: for each partition where the next slice starts.
+        generation: the one that was planned.
+    """
+
+    stream: Stream
+    result: PlanResult
+    state: TopicState
+    ends: Mapping[int, int]
+    generation: Generation
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """The slices that were planned now, in their order."""
+        return self.result.slices
+
+    @property
+    def skipped(self) -> Mapping[int, str]:
+        """Partitions that could not be looked at, with the reason; the others went on."""
+        return self.result.skipped
+
+    @property
+    def errors(self) -> Mapping[int, PermanentError]:
+        """Partitions in which planning stopped until a person acts; the others went on."""
+        return self.result.errors
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """Holes that were recorded by the declaration's leave."""
+        return self.result.losses
+
+    @property
+    def lag(self) -> int:
+        """Offsets that wait to be planned, over all partitions that could be looked at."""
+        return sum(self.result.lag.values())
+
+    @property
+    def lines(self) -> list[str]:
+        """The tick in sentences for a log."""
+        return [*_planned_lines(self), *_trouble_lines(self)]
+
+
+def _planned_lines(tick: Tick) -> list[str]:
+    result = tick.result
+    if result.slices:
+        offsets = sum(piece.offsets for piece in result.slices)
+        first, last = result.slices[0].key, result.slices[-1].key
+        span = first if first == last else f"{first} .. {last}"
+        return [f"planned {len(result.slices)} slices, {offsets:,} offsets: {span}; {tick.lag:,} offsets wait"]
+    return [result.waiting or f"nothing new in {tick.state.topic}"]
+
+
+def _trouble_lines(tick: Tick) -> list[str]:
+    result = tick.result
+    skipped = [f"partition {p} of {tick.state.topic} is left out now: {why}" for p, why in result.skipped.items()]
+    losses = [
+        f"recorded as lost: partition {loss.partition}, [{loss.offsets.start}, {loss.offsets.end}), {loss.reason}"
+        for loss in result.losses
+    ]
+    return [*skipped, *losses, *[str(error) for error in result.errors.values()]]
+
+
+class Planner:
+    """Plans topics. What was planned before is what the ledger says, and nothing else (I1).
+
+    Args:
+        ledger: holds the plans.
+        kafka: is looked at.
+    """
+
+    def __init__(self, ledger: Ledger, kafka: Kafka) -> None:
+        self._ledger = ledger
+        self._kafka = kafka
+
+    def tick(self, stream: Stream, now: datetime, *, dry: bool = False) -> Tick:
+        """Look at the stream's topic and record what is to be read next.
+
+        Any number of planners may tick at once: each offset is planned by one of them.
+
+        Args:
+            stream: the stream.
+            now: the time, in UTC.
+            dry: record nothing; say what would be planned.
+
+        Raises:
+            TopicAbsentError: the topic does not exist.
+            TopicRecreatedError: the topic is not the one that was planned.
+            DependencyAwayError: Kafka or the ledger is away; nothing was planned.
+            TemporaryError: other planners were first, again and again.
+        """
+        for _ in range(TRIES):
+            # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
+            planned = self._ledger.planned(stream.name, stream.topic)
+            state = self._kafka.topic_state(stream.topic)
+            if planned is None or _can_decide(planned, state):
+                planned = self._begun(stream, planned, state, now, dry=dry)
+            if planned is None:
+                continue
+            result = plan(stream, planned, state, now)
+            if dry or self._stored(planned, result):
+                return Tick(stream, result, state, _ends(planned, result), planned.generation)
+        raise TemporaryError(
+            f"stream {stream.name}: other planners were first {TRIES} times in a row",
+            remedy="nothing to do: they planned the same topic, and the next tick looks again",
+        )
+
+    def _stored(self, planned: Planned, result: PlanResult) -> bool:
+        if not result.slices and not result.losses:
+            return True
+        return self._ledger.add(result.slices, result.losses, seen=planned.generation)
+
+    def _begun(
+        self, stream: Stream, planned: Planned | None, state: TopicState, now: datetime, *, dry: bool
+    ) -> Planned | None:
+        """Pin the topic and decide where its partitions begin; None if another planner did so first."""
+        if planned is not None:
+            see_same_topic(stream, planned, state)
+        found = self._starts(stream, planned, state)
+        if planned is None:
+            first = _first_generation(stream, state, found, now)
+            return Planned.of(first, None, []) if dry or self._ledger.open_generation(first) else None
+        if not dry and not self._ledger.decide_starts(planned.generation, found):
+            return None
+        moved = replace(planned.generation, revision=planned.generation.revision + 1)
+        return replace(planned, generation=moved, ends={**planned.ends, **found})
+
+    def _starts(self, stream: Stream, planned: Planned | None, state: TopicState) -> dict[int, int]:
+        """Where partitions with a leader begin: as declared, or for an accepted generation at what its log holds."""
+        known = {p: seen for p, seen in state.partitions.items() if seen.known}
+        if planned is not None:
+            known = {p: seen for p, seen in known.items() if p in planned.undecided}
+        accepted = planned is not None and planned.generation.number > 0
+        if accepted or stream.start == Start.EARLIEST:
+            return {p: seen.log_start or 0 for p, seen in known.items()}
+        if stream.start == Start.LATEST:
+            return {p: seen.last_stable or 0 for p, seen in known.items()}
+        since = datetime.fromisoformat(str(stream.start)).astimezone(UTC)
+        found = self._kafka.offsets_at(stream.topic, int(since.timestamp() * 1000), state)
+        return {p: found[p] for p in known if p in found}
+
+
+def _can_decide(planned: Planned, state: TopicState) -> bool:
+    return any(p in state.partitions and state.partitions[p].known for p in planned.undecided)
+
+
+def _first_generation(stream: Stream, state: TopicState, starts: Mapping[int, int], now: datetime) -> Generation:
+    return Generation(
+        stream=stream.name,
+        topic=stream.topic,
+        topic_id=state.topic_id,
+        number=0,
+        starts={p: starts.get(p) for p in sorted(state.partitions)},
+        opened_at=now,
+    )
+
+
+def _ends(planned: Planned, result: PlanResult) -> dict[int, int]:
+    lost = {loss.partition: loss.offsets.end for loss in result.losses}
+    cut = {p: offsets.end for p, offsets in result.slices[-1].ranges.items()} if result.slices else {}
+    return {**planned.ends, **lost, **cut}

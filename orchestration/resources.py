@@ -1,0 +1,166 @@
+"""The connections as Dagster resources.
+
+What belongs here: opening what `resources` has, with the settings of the process that runs. What does not: the clients
+themselves. No field of these classes holds a secret, so Dagster's pages show none (I13): the settings are read from the
+environment when a connection is opened, in the process that opens it.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from pydantic import PrivateAttr
+
+from highwater.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+
+def settings() -> Settings:
+    """The settings of this process, read now."""
+    return Settings.from_environment(os.environ)
+
+
+class KafkaResource(dg.ConfigurableResource["Kafka"]):
+    """The brokers of `HIGHWATER_KAFKA_BOOTSTRAP`, with the properties of `HIGHWATER_KAFKA_CONFIG`."""
+
+    def open(self) -> "Kafka":
+        """A client; it connects when it is first used."""
+        found = settings()
+        return _kafka(found.kafka_bootstrap, frozenset(found.kafka_config.items()))
+
+
+class LedgerResource(dg.ConfigurableResource["Ledger"]):
+    """The ledger of `HIGHWATER_LEDGER_URL`."""
+
+    def open(self) -> "Ledger":
+        """The ledger, created where it is missing."""
+        return _ledger(settings().ledger_url)
+
+
+@lru_cache(maxsize=4)
+def _kafka(bootstrap: str, config: frozenset[tuple[str, str]]) -> "Kafka":
+    """One client a process: a code server ticks for months, and each client has threads of its own."""
+    from resources.kafka import Kafka
+
+    return Kafka(bootstrap, dict(config))
+
+
+@lru_cache(maxsize=4)
+def _ledger(url: str) -> "Ledger":
+    """One pool of connections a process."""
+    from resources.ledger import Ledger
+
+    return Ledger(url)
+
+
+class LakeResource(dg.ConfigurableResource["Lake"]):
+    """The lake below `HIGHWATER_LAKE`."""
+
+    def open(self) -> "Lake":
+        """The lake; nothing is read yet."""
+        from resources.lake import Lake
+
+        return Lake(settings().lake)
+
+
+class SparkResource(dg.ConfigurableResource["SparkSession"]):
+    """Spark: a client of the Connect server that `SPARK_REMOTE` names, else a session in the run's own process.
+
+    The session is opened when a step first asks for it, so that a Spark which is away fails the step, with its retries,
+    and not the whole run before it began. All steps of a run share it.
+    """
+
+    _session: object = PrivateAttr(default=None)
+
+    def session(self) -> "SparkSession":
+        """The run's session."""
+        if self._session is None:
+            self._session = open_session(settings())
+        return self._session  # type: ignore[return-value]  # pydantic needs a type that exists at run time
+
+    def interrupt(self) -> None:
+        """Stop what the run's session is doing, on the server too, and let go of it; the step's next try opens another.
+
+        A session does not outlive its server: after a restart its client refuses every answer ("Please create a new
+        Spark Session to reconnect"), so that all tries of the step would fail on a server that is well.
+        """
+        from resources.spark import interrupt
+
+        session, self._session = self._session, None
+        if session is None:
+            return
+        try:
+            interrupt(session)  # type: ignore[arg-type]
+        finally:
+            close_session(session)  # type: ignore[arg-type]
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Let go of the server's session; a local one ends with its process."""
+        del context
+        session, self._session = self._session, None
+        if session is not None:
+            close_session(session)  # type: ignore[arg-type]
+
+
+def open_session(found: Settings) -> "SparkSession":
+    """Open a session with the deployment's settings.
+
+    Raises:
+        DependencyAwayError: Spark does not answer.
+    """
+    from resources.spark import delta_errors, prepare
+
+    with delta_errors(found.spark_remote or found.spark_master):
+        return prepare(_connect(found.spark_remote) if found.spark_remote else _local(found))
+
+
+def _connect(remote: str) -> "SparkSession":
+    """A session of its own on the server: the version of a last commit, and an interrupt, are a session's."""
+    from pyspark.sql import SparkSession
+
+    session: SparkSession = SparkSession.builder.remote(remote).create()
+    return session
+
+
+def _local(found: Settings) -> "SparkSession":
+    from dagster_pyspark import PySparkResource
+
+    from resources.spark import STATIC_CONF
+
+    conf = {"spark.master": found.spark_master, "spark.app.name": "highwater", **STATIC_CONF}
+    spark = PySparkResource(spark_config=conf)
+    spark.setup_for_execution(dg.build_init_resource_context())
+    session: SparkSession = spark.spark_session
+    return session
+
+
+def close_session(session: "SparkSession") -> None:
+    """End a Connect session on its server; a session of this process stays for the next one who asks."""
+    from resources.spark import is_connect
+
+    if is_connect(session):
+        session.stop()
+
+
+@contextmanager
+def session_of(found: Settings) -> Iterator["SparkSession"]:
+    """A session for work outside of a run."""
+    session = open_session(found)
+    try:
+        yield session
+    finally:
+        close_session(session)
+
+
+def default_resources() -> dict[str, object]:
+    """The resources under the names that the assets and sensors ask for."""
+    return {"kafka": KafkaResource(), "ledger": LedgerResource(), "lake": LakeResource(), "spark": SparkResource()}

@@ -1,0 +1,125 @@
+"""What the lake holds of a stream's slices, read without a JVM.
+
+What belongs here: reading proofs and counting keys for checks and for repair. What does not: judging what was read
+(`orchestration.verdicts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import DependencyAwayError
+from highwater.folding import BASE, RECENT, Fold
+from highwater.proof import Proof
+from highwater.slices import SliceKey
+from orchestration.verdicts import Attempts, Verdict, conserved, in_order
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.lake import Lake
+
+
+def conservation(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+    """For each slice whether its records are accounted for, by the proofs of its commits and the rows that are there.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    tables = ("raw", "events", "rejects")
+    proofs = {table: lake.committed(stream.name, table, keys) for table in tables}
+    rows = {table: _rows(lake, stream, table, keys) for table in tables}
+    return {
+        key: conserved(
+            {table: proofs[table].get(key) for table in tables}, {table: rows[table].get(key, 0) for table in tables}
+        )
+        for key in keys
+    }
+
+
+def _rows(lake: Lake, stream: Stream, table: str, keys: Sequence[str]) -> dict[str, int]:
+    from resources.lake import query, slice_is_one_of
+
+    opened = lake.table(stream.name, table)
+    if opened is None:
+        return {}
+    found = query(
+        opened, f"SELECT slice, count(*) AS rows FROM t WHERE proof IS NULL AND {slice_is_one_of(keys)} GROUP BY slice"
+    )
+    return {str(row["slice"]): int(str(row["rows"])) for row in found}
+
+
+def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+    """For each slice whether `current` is at or above every version that the slice brought.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
+    if events is None or current is None:
+        return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
+    found = {row["slice"]: row for row in _joined(lake, stream, events, current, keys)}
+    counts = {key: found.get(key, {"keys": 0, "absent": 0, "behind": 0}) for key in keys}
+    return {key: in_order(row["keys"], row["absent"], row["behind"]) for key, row in counts.items()}
+
+
+_ORDER = """
+WITH brought AS (SELECT slice, key, max(version) AS version FROM e
+                 WHERE proof IS NULL AND {slices} GROUP BY slice, key),
+     wanted AS (SELECT DISTINCT key FROM brought),
+     standing AS (SELECT c.key, max(c.version) AS version FROM c JOIN wanted ON c.key = wanted.key
+                  WHERE c.proof IS NULL GROUP BY c.key)
+SELECT b.slice, count(*) AS keys,
+       sum(CASE WHEN s.version IS NULL THEN 1 ELSE 0 END) AS absent,
+       sum(CASE WHEN s.version < b.version THEN 1 ELSE 0 END) AS behind
+FROM brought b LEFT JOIN standing s ON b.key = s.key GROUP BY b.slice
+"""
+
+
+def _joined(lake: Lake, stream: Stream, events: Any, current: Any, keys: Sequence[str]) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    from deltalake import QueryBuilder
+
+    from resources.lake import slice_is_one_of
+
+    try:
+        tables = QueryBuilder().register("e", events).register("c", current)
+        found: list[dict[str, Any]] = pa.table(tables.execute(_ORDER.format(slices=slice_is_one_of(keys)))).to_pylist()
+    except Exception as error:
+        raise DependencyAwayError(
+            f"events and current of {stream.name} could not be compared",
+            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            remedy=f"see that {lake.path(stream.name, 'current')} can be read, then run the check again",
+        ) from error
+    return found
+
+
+def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Attempts:
+    """What stands in the stream's tables, of these slices or of all.
+
+    Raises:
+        DependencyAwayError: the lake could not be read; a table that was never created is empty.
+    """
+    raw, events, rejects = (
+        {key: proof.attempt for key, proof in lake.committed(stream.name, table, keys).items()}
+        for table in ("raw", "events", "rejects")
+    )
+    return Attempts(raw, events, rejects, _current_attempts(lake, stream))
+
+
+def _current_attempts(lake: Lake, stream: Stream) -> dict[str, int]:
+    """`current` folds slices into two partitions, whose proofs name the slices in them."""
+    from resources.lake import query
+
+    table = lake.table(stream.name, "current")
+    if table is None:
+        return {}
+    found: dict[str, int] = {}
+    for row in query(table, "SELECT slice, proof FROM t WHERE proof IS NOT NULL"):
+        name, text = str(row["slice"]), str(row["proof"])
+        if name in {BASE, RECENT}:
+            folded = Fold.from_json(text).attempts()
+            found = {**{str(SliceKey(*slice_)): attempt for slice_, attempt in folded.items()}, **found}
+        else:
+            found[name] = Proof.from_json(text).attempt
+    return found

@@ -1,0 +1,179 @@
+"""The assets of a stream, made from its declaration.
+
+What belongs here: what the assets are called and say of themselves, and the thin shell that takes a run's slices
+through a stage. What does not: the stages (`assets`), and the checks (`orchestration.checks`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from highwater.errors import UnknownSliceError
+from orchestration import metadata
+from orchestration.failures import told_to_dagster
+from orchestration.partitions import slices_of
+
+if TYPE_CHECKING:
+    from assets.work import SliceReport, Work
+    from highwater.declaration import Stream
+    from highwater.slices import Slice
+    from resources.ledger import Ledger
+
+Stage = Callable[["Work"], "list[SliceReport]"]
+
+# The tag by which runs and assets of one stream are found.
+STREAM_TAG = "highwater/stream"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One asset of every stream.
+
+    Args:
+        name: the table's name, and the last part of the asset's key.
+        what: one sentence for the asset's page.
+        above: the tables that it is made from; `kafka` is the topic.
+        pool: whether runs take turns here.
+    """
+
+    name: str
+    what: str
+    above: tuple[str, ...]
+    pool: bool = False
+
+    def stage(self) -> Stage:
+        """The function that materialises it, imported when a run needs it."""
+        from importlib import import_module
+
+        stage: Stage = import_module(f"assets.{self.name}").materialise
+        return stage
+
+
+TABLES = (
+    Table("raw", "Every record of a slice as Kafka gave it: nothing parsed, nothing dropped.", ("kafka",)),
+    Table("events", "The records that were parsed, validated and resolved.", ("raw",)),
+    Table("rejects", "The records that were not, each with its reason and its origin.", ("raw", "events")),
+    # Commits of different slices never meet here, but a fold meets all of them; in turn they cost no second try.
+    Table("current", "One row a key: the event with the highest version.", ("events",), pool=True),
+)
+
+
+def topic_key(stream: "Stream") -> dg.AssetKey:
+    """The key of the external asset that stands for the topic."""
+    return dg.AssetKey(["kafka", stream.topic])
+
+
+def table_key(stream: "Stream", table: str) -> dg.AssetKey:
+    """The key of a table's asset."""
+    return dg.AssetKey([stream.name, table])
+
+
+def table_keys(stream: "Stream") -> list[dg.AssetKey]:
+    """The keys of all tables of a stream, upstream first."""
+    return [table_key(stream, table.name) for table in TABLES]
+
+
+def topic_spec(stream: "Stream") -> dg.AssetSpec:
+    """The topic, as the asset that Highwater reads and does not make."""
+    return dg.AssetSpec(
+        topic_key(stream),
+        group_name=stream.name,
+        kinds={"kafka"},
+        owners=[stream.owner],
+        tags={STREAM_TAG: stream.name},
+        description=metadata.description(stream, f"The Kafka topic `{stream.topic}`."),
+        metadata=metadata.of_stream(stream),
+    )
+
+
+def table_assets(stream: "Stream") -> list[dg.AssetsDefinition]:
+    """The tables of a stream."""
+    return [_table_asset(stream, table) for table in TABLES]
+
+
+def _table_asset(stream: "Stream", table: Table) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=table_key(stream, table.name),
+        deps=[topic_key(stream) if name == "kafka" else table_key(stream, name) for name in table.above],
+        partitions_def=slices_of(stream),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        group_name=stream.name,
+        kinds={"spark", "deltalake"},
+        owners=[stream.owner],
+        tags={STREAM_TAG: stream.name},
+        description=metadata.description(stream, table.what),
+        metadata=metadata.of_stream(stream),
+        pool=f"{stream.name}_{table.name}" if table.pool else None,
+        required_resource_keys={"kafka", "ledger", "lake", "spark"},
+    )
+    def materialise(context: dg.AssetExecutionContext) -> None:
+        materialise_slices(context, stream, table)
+
+    return materialise
+
+
+def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", table: Table) -> None:
+    """Take all slices of the run through one stage together, and tell Dagster of each.
+
+    One result marks every slice of the run as materialised, so a stage commits all of them or raises.
+    """
+    with told_to_dagster(context.op_execution_context.retry_number, context.resources.spark.interrupt):
+        work = _work(context, stream, context.partition_keys)
+        reports = table.stage()(work)
+        _see_all_reported(work.keys, reports)
+        for report in reports:
+            context.add_asset_metadata(metadata.of_slice(report), partition_key=report.piece.key)
+
+
+def _work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[str]) -> "Work":
+    from assets.work import Work
+
+    ledger = context.resources.ledger.open()
+    slices = planned(ledger, stream, keys)
+    context.log.info(
+        "%s slices of %s, %s offsets: %s", len(slices), stream.name, f"{sum(s.offsets for s in slices):,}", _span(keys)
+    )
+    return Work(
+        stream=stream,
+        slices=slices,
+        spark=context.resources.spark.session(),
+        lake=context.resources.lake.open(),
+        ledger=ledger,
+        kafka=context.resources.kafka.open(),
+        log=context.log.info,
+    )
+
+
+def _span(keys: Sequence[str]) -> str:
+    return keys[0] if len(keys) == 1 else f"{keys[0]} .. {keys[-1]}"
+
+
+def planned(ledger: "Ledger", stream: "Stream", keys: Sequence[str]) -> "list[Slice]":
+    """The planned slices of these keys, in their order.
+
+    Raises:
+        UnknownSliceError: there are no keys, one of them was never planned, or it belongs to another stream.
+    """
+    if not keys:
+        raise UnknownSliceError(
+            f"the run names no slice of {stream.name}",
+            remedy="choose slices whose range does not run backwards: Dagster orders keys as they were added",
+        )
+    slices = list(ledger.get(list(keys)))
+    for piece in slices:
+        if piece.stream != stream.name:
+            raise UnknownSliceError(
+                f"{piece.key} is no slice of {stream.name}",
+                stored=f"stream {piece.stream}",
+                found=f"stream {stream.name}",
+                remedy=f"request it from {piece.stream}; delete the key from {stream.partitions_name} in Dagster",
+            )
+    return slices
+
+
+def _see_all_reported(keys: Sequence[str], reports: Sequence["SliceReport"]) -> None:
+    reported = [report.piece.key for report in reports]
+    if sorted(reported) != sorted(keys):
+        raise AssertionError(f"the stage reported {reported} and was asked for {list(keys)}")

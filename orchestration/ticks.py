@@ -1,0 +1,262 @@
+"""What the sensors and the schedule do in one tick.
+
+What belongs here: reading ledger, lake and Dagster, deciding by `orchestration.requests`, and the order of the steps:
+the ledger first, then Dagster's keys, then runs (I1). What does not: planning itself (`orchestration.planning`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from highwater.errors import UnknownSliceError
+from orchestration import metadata, observation, standing
+from orchestration.history import materialised, past_runs
+from orchestration.partitions import unknown_to
+from orchestration.requests import (
+    Repair,
+    RepairRules,
+    Request,
+    decide_repair,
+    first_requests,
+    repair_requests,
+)
+from orchestration.stream_assets import STREAM_TAG, table_key, table_keys, topic_key
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.slices import Slice
+    from orchestration.planning import Tick as Planning
+    from orchestration.verdicts import Attempts
+    from resources.ledger import Ledger
+
+# The planner looks back so far beyond its own plans, and further where Dagster lacks some of these.
+LOOK_BACK = 20
+# Repair asks the lake for so many slices that Dagster lacks, and for so many of all in turn: 100,000 slices are
+# compared in three and a half hours of ticks.
+PAGE = 500
+# The cursor that begins again; Dagster takes an empty one for "as it was".
+OLDEST = "oldest"
+OBSERVE_EVERY = timedelta(minutes=1)
+RULES = RepairRules()
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What a tick came to.
+
+    Args:
+        keys: slice keys that Dagster does not hold yet, in the order of their plan.
+        requests: the runs to request.
+        lines: sentences for the tick's log.
+        events: what Dagster is to record beside runs.
+        cursor: remembered for the next tick: when it observed, or where it looked; nothing true depends on it.
+    """
+
+    keys: Sequence[str] = ()
+    requests: Sequence[Request] = ()
+    lines: Sequence[str] = ()
+    events: Sequence[dg.AssetObservation | dg.AssetMaterialization] = field(default_factory=list)
+    cursor: str | None = None
+
+    @property
+    def message(self) -> str:
+        """The tick in one line."""
+        return "; ".join(self.lines) or "nothing to do"
+
+
+def run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequest]:
+    """The requests in Dagster's form."""
+    return [
+        dg.RunRequest(run_key=request.run_key, tags={**request.tags, STREAM_TAG: stream.name}) for request in requests
+    ]
+
+
+def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
+    """Plan in the ledger, then name the keys that Dagster lacks and the runs for them.
+
+    Keys of an earlier tick that died between plan and key are among them. A tick that died between key and run leaves
+    slices without a run; those are repair's.
+
+    Raises:
+        TemporaryError: Kafka or the ledger is away; nothing was decided.
+        PermanentError: the topic, or a partition of it, cannot be planned until a person acts, and no other partition
+            gave work that the tick has to hand on. The text gives both values and the remedy.
+    """
+    from orchestration.planning import Planner
+
+    now = datetime.now(UTC)
+    ledger = resources.ledger.open()
+    planned = Planner(ledger, resources.kafka.open()).tick(stream, now)
+    keys = keys_to_add(instance, ledger, stream, len(planned.slices))
+    if planned.errors and not keys:
+        raise next(iter(planned.errors.values()))
+    found = Tick(
+        keys=keys,
+        requests=first_requests(keys, keys, stream.limits.slices_a_run),
+        lines=planned.lines,
+        cursor=cursor,
+    )
+    return _observed(found, planned, now)
+
+
+def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, planned: int) -> list[str]:
+    """Planned slices that are no partitions in Dagster yet, oldest first.
+
+    Keys are added in the order of their plan: looking back ends where Dagster holds what was looked at, so a tick costs
+    the same after any number of slices. An older key that is missing is repair's.
+
+    Args:
+        planned: slices that this tick planned, which Dagster cannot hold yet.
+    """
+    page = planned + LOOK_BACK
+    while True:
+        newest = [piece.key for piece in ledger.slices(stream.name, newest=page)]
+        unknown = unknown_to(instance, stream, newest)
+        if len(newest) < page or not set(unknown) & set(newest[:LOOK_BACK]):
+            return unknown
+        page *= 2
+
+
+def _observed(tick: Tick, planned: Planning, now: datetime) -> Tick:
+    """The topic's lag as an observation of its asset, once a minute and whenever something was planned."""
+    last = _times(tick.cursor).get("observed")
+    if not tick.keys and last is not None and now - last < OBSERVE_EVERY:
+        return tick
+    left_out = {**planned.skipped, **{p: str(error) for p, error in planned.errors.items()}}
+    found = observation.of_topic(observation.positions(planned.state, planned.ends), left_out)
+    event = dg.AssetObservation(topic_key(planned.stream), metadata=found)
+    return replace(tick, events=[*tick.events, event], cursor=_with_time(tick.cursor, "observed", now))
+
+
+def plan_and_add(instance: dg.DagsterInstance, resources: Any, stream: Stream) -> Tick:
+    """Plan, and add the keys at once: a schedule has no way to ask Dagster for it."""
+    tick = plan(instance, resources, stream)
+    if tick.keys:
+        instance.add_dynamic_partitions(stream.partitions_name, list(tick.keys))
+    for event in tick.events:
+        instance.report_runless_asset_event(event)
+    return tick
+
+
+def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None) -> Tick:
+    """Request what is not done and nobody works on; tell Dagster what the lake holds and Dagster forgot.
+
+    Every tick asks the lake for the slices that Dagster lacks, and for the next page of all: so whatever ledger, lake
+    and Dagster disagree on is found, and a tick costs the same after any number of slices.
+
+    Raises:
+        TemporaryError: the lake or the ledger is away; nothing was decided.
+    """
+    now = datetime.now(UTC)
+    ledger, lake = resources.ledger.open(), resources.lake.open()
+    order = list(instance.get_dynamic_partitions(stream.partitions_name))
+    page, cursor = _next_page(ledger, stream, cursor)
+    lost = _lost(page, order, now)
+    strange, suspects = _suspects(instance, ledger, stream, order)
+    slices = {piece.key: piece for piece in (*suspects, *page)}
+    held = standing.attempts(lake, stream, list(slices))
+    missing = {key: piece.planned_at for key, piece in slices.items() if held.lacking(key)}
+    order += lost
+    found = decide_repair(missing, past_runs(instance, stream, order, now), now, RULES)
+    forgotten = forgotten_events(instance, stream, list(slices.values()), held)
+    return Tick(
+        keys=lost,
+        requests=repair_requests(order, found.due, stream.limits.slices_a_run, now),
+        lines=repair_lines(found, lost, forgotten, strange),
+        events=forgotten,
+        cursor=cursor,
+    )
+
+
+def _next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
+    """The slices after the cursor, and the cursor behind them, or OLDEST.
+
+    The cursor says where to look, never what is true: one that means nothing to the ledger begins again.
+    """
+    after = None if cursor == OLDEST else cursor
+    try:
+        page = ledger.slices(stream.name, after=after, limit=PAGE)
+    except UnknownSliceError:
+        page = ledger.slices(stream.name, limit=PAGE)
+    return page, page[-1].key if len(page) == PAGE else OLDEST
+
+
+def _suspects(
+    instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, order: Sequence[str]
+) -> tuple[list[str], list[Slice]]:
+    """Keys that the ledger does not hold, and slices that Dagster holds as not materialised, the oldest first."""
+    done = materialised(instance, stream)
+    keys = [key for key in order if key not in done][:PAGE]
+    try:
+        return [], ledger.get(keys)
+    except UnknownSliceError:
+        planned = {piece.key: piece for piece in ledger.slices(stream.name)}
+        return [key for key in keys if key not in planned], [planned[key] for key in keys if key in planned]
+
+
+def _lost(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[str]:
+    """Slices whose keys Dagster lacks; the youngest are left to the planner, whose keys may be on their way."""
+    known = set(order)
+    return [piece.key for piece in page if piece.key not in known and now - piece.planned_at >= RULES.grace]
+
+
+def forgotten_events(
+    instance: dg.DagsterInstance, stream: Stream, slices: Sequence[Slice], held: Attempts
+) -> list[dg.AssetMaterialization]:
+    """Materialisations that the lake proves and Dagster does not hold, as many as one tick reports."""
+    found: list[dg.AssetMaterialization] = []
+    for name, attempts in held.tables().items():
+        key = table_key(stream, name)
+        known = instance.get_materialized_partitions(key)
+        found += [
+            dg.AssetMaterialization(
+                key,
+                partition=piece.key,
+                description="The lake holds this slice; Dagster had no record of it.",
+                metadata={"offsets": metadata.offset_table(piece), "attempt": attempts[piece.key]},
+            )
+            for piece in slices
+            if piece.key in attempts and piece.key not in known
+        ]
+    return found[: RULES.slices_a_tick * len(table_keys(stream))]
+
+
+def repair_lines(
+    found: Repair, lost: Sequence[str], forgotten: Sequence[dg.AssetMaterialization], strange: Sequence[str]
+) -> list[str]:
+    """What repair did, for the tick's log."""
+    told = {
+        "keys added again": lost,
+        "requested again": list(found.due),
+        "due and above the limit of a tick": found.held_back,
+        "being worked on": found.in_flight,
+        "waiting for the next attempt": list(found.waiting),
+        f"given up for a day after {RULES.attempts} runs, look at them": found.given_up,
+        "told to Dagster again": sorted({event.partition or "" for event in forgotten}),
+        "not in the ledger, delete their keys from Dagster": strange,
+    }
+    return [f"{len(keys)} {what}: {_some(keys)}" for what, keys in told.items() if keys]
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(keys) if len(keys) <= 5 else f"{', '.join(keys[:3])} .. {keys[-1]}"
+
+
+def _times(cursor: str | None) -> dict[str, datetime]:
+    """The times in a cursor; one that cannot be read counts as none."""
+    try:
+        plain = json.loads(cursor or "{}")
+        return {name: datetime.fromisoformat(text) for name, text in plain.items()}
+    except (ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _with_time(cursor: str | None, name: str, now: datetime) -> str:
+    times = {**_times(cursor), name: now}
+    return json.dumps({key: time.isoformat() for key, time in times.items()}, sort_keys=True)

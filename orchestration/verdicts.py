@@ -1,0 +1,114 @@
+"""What the checks decide: pure functions over proofs and counted keys.
+
+What belongs here: when a slice is accounted for, when its versions are in order, when it is done. What does not:
+reading the lake, or Dagster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from highwater.proof import Proof
+
+# Where raw's records may end (I5).
+PLACES = ("events", "rejects", "tombstones", "superseded")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A check's answer for one slice, with the numbers that it rests on."""
+
+    passed: bool
+    text: str
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+
+def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, int]) -> Verdict:
+    """Whether every record of a slice is in exactly one place (I5).
+
+    Args:
+        proofs: by table (`raw`, `events`, `rejects`) what its commit recorded of the slice; None where it is not there.
+            The proof in events holds the numbers of the split.
+        rows: by table the rows that were counted in it now.
+    """
+    raw, events, rejects = (proofs[table] for table in ("raw", "events", "rejects"))
+    if raw is None or events is None or rejects is None:
+        absent = [table for table, proof in proofs.items() if proof is None]
+        return Verdict(passed=False, text=f"the slice is not in {', '.join(absent)}")
+    numbers = _numbers(raw, events, rejects)
+    problem = _disagreement(raw, events, rejects) or _imbalance(numbers, rows)
+    sums = " + ".join(f"{numbers[name]} {name}" for name in PLACES)
+    return Verdict(problem is None, problem or f"{raw.rows} raw = {sums}", numbers)
+
+
+def _numbers(raw: Proof, events: Proof, rejects: Proof) -> dict[str, int]:
+    return {
+        "offsets": raw.piece.offsets,
+        "raw": raw.rows,
+        "gaps": raw.piece.offsets - raw.rows,
+        "events": events.rows,
+        "rejects": rejects.rows,
+        "tombstones": events.counts.get("tombstones", 0),
+        "superseded": events.counts.get("superseded", 0),
+    }
+
+
+def _disagreement(raw: Proof, events: Proof, rejects: Proof) -> str | None:
+    if rejects.attempt != events.attempt:
+        return f"rejects belong to attempt {rejects.attempt}, events to attempt {events.attempt}"
+    if raw.piece.ranges != events.piece.ranges or raw.piece.ranges != rejects.piece.ranges:
+        return "the proofs name different offsets"
+    return None
+
+
+def _imbalance(numbers: Mapping[str, int], rows: Mapping[str, int]) -> str | None:
+    found = sum(numbers[name] for name in PLACES)
+    if numbers["gaps"] < 0:
+        return f"raw holds {numbers['raw']} rows for {numbers['offsets']} offsets"
+    if found != numbers["raw"]:
+        return f"{numbers['raw']} raw, and {found} in " + ", ".join(f"{name} {numbers[name]}" for name in PLACES)
+    for table in ("raw", "events", "rejects"):
+        if rows.get(table, 0) != numbers[table]:
+            return f"the commit of {table} recorded {numbers[table]} rows, and {rows.get(table, 0)} are there"
+    return None
+
+
+def in_order(keys: int, absent: int, behind: int) -> Verdict:
+    """Whether `current` is at least at each version that a slice's events brought (I6).
+
+    Args:
+        keys: keys that the slice has events of.
+        absent: those that `current` does not hold.
+        behind: those that `current` holds at a lower version.
+    """
+    numbers = {"keys": keys, "absent": absent, "behind": behind}
+    if absent or behind:
+        return Verdict(passed=False, text=f"of {keys} keys {absent} are absent and {behind} behind", numbers=numbers)
+    return Verdict(passed=True, text=f"current is at or above the slice's version for all {keys} keys", numbers=numbers)
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """For each table the slices that stand in it, with the attempt that they belong to."""
+
+    raw: Mapping[str, int]
+    events: Mapping[str, int]
+    rejects: Mapping[str, int]
+    current: Mapping[str, int]
+
+    def tables(self) -> dict[str, Mapping[str, int]]:
+        """The tables by name, upstream first."""
+        return {"raw": self.raw, "events": self.events, "rejects": self.rejects, "current": self.current}
+
+    def lacking(self, key: str) -> tuple[str, ...]:
+        """The tables in which a slice does not stand as its decision has it; empty when it is done."""
+        decision = self.events.get(key)
+        followers = {"rejects": self.rejects, "current": self.current}
+        return (
+            *(() if key in self.raw else ("raw",)),
+            *(() if decision is not None else ("events",)),
+            *(name for name, table in followers.items() if decision is None or table.get(key) != decision),
+        )

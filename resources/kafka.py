@@ -1,0 +1,341 @@
+"""Kafka: what a topic holds, and how clients of it are configured.
+
+What belongs here: looks at topics, the options of Spark's Kafka source, a plain reader. What does not: deciding what to
+plan from what was seen, or producing (`resources.producer`).
+
+Every request has its own short time-out, so that a sensor's tick ends within seconds when the broker is away. None of
+them creates a topic: the admin client asks for all topics and never for one by name, which a broker with automatic
+creation would take as a wish.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import ConfigurationError, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
+from highwater.settings import KAFKA_CONFIG
+from highwater.slices import OffsetRange
+from resources.kafka_options import refuse_weakening, spark_options, without_values
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaException, Message
+    from confluent_kafka.admin import AdminClient
+
+# A tick makes four requests at the most: 4 x 4 s is well within the 60 s that Dagster gives a sensor.
+REQUEST_SECONDS = 4.0
+
+
+class Look(Enum):
+    """A question to `list_offsets`, beside that for a timestamp."""
+
+    EARLIEST = "log start offset"
+    STABLE = "last stable offset"
+    HIGH = "high watermark"
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """One partition as Kafka showed it; the offsets are None where it had no leader to ask.
+
+    Args:
+        log_start: the log start offset, the first that can be read.
+        last_stable: the last stable offset: before it no transaction is open (I3).
+        high_watermark: the offset behind the last record that all in-sync replicas hold.
+        leader: the broker that leads the partition.
+        leader_epoch: how often its leader changed, at the end of the log (KIP-320).
+    """
+
+    log_start: int | None
+    last_stable: int | None
+    high_watermark: int | None
+    leader: int | None
+    leader_epoch: int | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the partition could be asked."""
+        return self.log_start is not None and self.last_stable is not None
+
+
+@dataclass(frozen=True)
+class TopicState:
+    """A topic as Kafka showed it."""
+
+    topic: str
+    topic_id: str
+    partitions: Mapping[int, PartitionState]
+
+
+class Kafka:
+    """A Kafka cluster.
+
+    Args:
+        bootstrap: `host:port` of some brokers, separated by commas.
+        config: further librdkafka properties; secrets are never shown.
+
+    Raises:
+        ConfigurationError: a property would weaken a guarantee.
+    """
+
+    def __init__(self, bootstrap: str, config: Mapping[str, str] = MappingProxyType({})) -> None:
+        refuse_weakening(config)
+        self.bootstrap = bootstrap
+        self._config = dict(config)
+        self._admin: AdminClient | None = None
+
+    def __repr__(self) -> str:
+        return f"Kafka({self.bootstrap})"
+
+    def client_config(self, **changes: Any) -> dict[str, Any]:
+        """The configuration of a librdkafka client; it may hold secrets."""
+        quiet = {"bootstrap.servers": self.bootstrap, "log_level": 0, "allow.auto.create.topics": False}
+        return {**quiet, **self._config, **changes}
+
+    def spark_options(self) -> dict[str, str]:
+        """The options of Spark's Kafka source that say where and how to connect; they may hold secrets.
+
+        Raises:
+            ConfigurationError: a property has no equal in the Java client.
+        """
+        return spark_options(self.bootstrap, self._config)
+
+    def topics(self) -> list[str]:
+        """The names of all topics.
+
+        Raises:
+            DependencyAwayError: no broker answered in time.
+        """
+        from confluent_kafka import KafkaException
+
+        try:
+            return sorted(self._client().list_topics(timeout=REQUEST_SECONDS).topics)
+        except KafkaException as error:
+            raise self._away(error) from error
+
+    def topic_state(self, topic: str) -> TopicState:
+        """What a topic holds now.
+
+        Raises:
+            TopicAbsentError: there is no such topic; the nearest names are given.
+            DependencyAwayError: no broker answered in time, or the topic was replaced while it was looked at.
+        """
+        topic_id, leaders = self._described(topic)
+        led = [p for p, leader in leaders.items() if leader is not None]
+        starts, stable, high = self._looks(topic, led, Look.EARLIEST, Look.STABLE, Look.HIGH)
+        if self._described(topic)[0] != topic_id:
+            raise self._away(f"topic {topic} was replaced while it was looked at")
+        return TopicState(
+            topic,
+            topic_id,
+            {
+                p: PartitionState(
+                    log_start=starts[p].offset if p in starts else None,
+                    last_stable=stable[p].offset if p in stable else None,
+                    high_watermark=high[p].offset if p in high else None,
+                    leader=leader,
+                    leader_epoch=stable[p].leader_epoch if p in stable else None,
+                )
+                for p, leader in leaders.items()
+            },
+        )
+
+    def offsets_at(self, topic: str, timestamp_ms: int, state: TopicState | None = None) -> dict[int, int]:
+        """For each partition that can be asked the first offset whose timestamp is at or after the given one.
+
+        Where no record is as young it is the last stable offset, and nowhere is it beyond that.
+
+        Args:
+            topic: the topic.
+            timestamp_ms: milliseconds since 1970 in UTC.
+            state: a look at the topic from before; it is looked at first if left out. A last stable offset that is read
+                later could lie behind records that are older than the timestamp.
+
+        Raises:
+            TopicAbsentError: there is no such topic.
+            DependencyAwayError: no broker answered in time.
+        """
+        before = state or self.topic_state(topic)
+        known = {p: seen.last_stable for p, seen in before.partitions.items() if seen.last_stable is not None}
+        [found] = self._looks(topic, list(known), timestamp_ms)
+        return {
+            p: known[p] if at.offset < 0 else min(at.offset, known[p]) for p, at in sorted(found.items()) if p in known
+        }
+
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange], *, seconds: float = 30.0) -> Iterator[Message]:
+        """The committed records of some ranges, by an assigned consumer that commits nothing.
+
+        The record at the end offset may not exist (a marker, or compacted), so the end is told by the consumer's
+        position, never by a record.
+
+        Raises:
+            OffsetsExpiredError: a range starts before the log does, or behind its end.
+            DependencyAwayError: nothing came for so many seconds; a transaction that is open in a range ends so too.
+        """
+        from confluent_kafka import Consumer, TopicPartition
+
+        wanted = {p: r for p, r in ranges.items() if len(r)}
+        if not wanted:
+            return
+        consumer = Consumer(self.client_config(**READER))
+        try:
+            consumer.assign([TopicPartition(topic, p, r.start) for p, r in wanted.items()])
+            yield from self._records(consumer, topic, dict(wanted), seconds)
+        finally:
+            consumer.close()
+
+    def _records(self, consumer: Any, topic: str, open_: dict[int, OffsetRange], seconds: float) -> Iterator[Message]:
+        from confluent_kafka import KafkaError, TopicPartition
+
+        while open_:
+            message = consumer.poll(seconds)
+            if message is None:
+                raise self._away(f"{topic} gave nothing for {seconds:g} s")
+            error = message.error()
+            if error and error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - the library's public name
+                raise _expired(message, open_)
+            if error and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - likewise
+                raise self._away(error)
+            partition = message.partition()
+            if not error and partition in open_ and message.offset() in open_[partition]:
+                yield message
+            at = message.offset() + (0 if error else 1)
+            if partition in open_ and at >= open_[partition].end:
+                del open_[partition]
+                consumer.incremental_unassign([TopicPartition(topic, partition)])
+
+    def _described(self, topic: str) -> tuple[str, dict[int, int | None]]:
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        try:
+            future = self._client().describe_topics(TopicCollection([topic]), request_timeout=REQUEST_SECONDS)[topic]
+            found = future.result(REQUEST_SECONDS + 1)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise self._absent(topic) from None
+            raise self._away(error) from error
+        except TimeoutError as error:
+            raise self._away(error) from error
+        leaders = {p.id: p.leader.id if p.leader is not None else None for p in found.partitions}
+        return str(found.topic_id), dict(sorted(leaders.items()))
+
+    def _absent(self, topic: str) -> TopicAbsentError:
+        near = difflib.get_close_matches(topic, self.topics(), n=3, cutoff=0.5)
+        return TopicAbsentError(
+            f"topic {topic!r} does not exist at {self.bootstrap}",
+            found=f"nearest names: {', '.join(near)}" if near else "no similar name",
+            remedy="create the topic, or mend the name in the stream's declaration",
+        )
+
+    def _looks(self, topic: str, partitions: list[int], *looks: Look | int) -> list[dict[int, Any]]:
+        """What `list_offsets` answers to several questions at once; a partition that could not be asked is left out."""
+        if not partitions:
+            return [{} for _ in looks]
+        asked = [self._ask(topic, partitions, look) for look in looks]
+        return [self._answers(futures) for futures in asked]
+
+    def _ask(self, topic: str, partitions: list[int], look: Look | int) -> dict[Any, Any]:
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        specs: Any = OffsetSpec  # its constructors have no types
+        if isinstance(look, Look):
+            spec = specs.earliest() if look is Look.EARLIEST else specs.latest()
+        else:
+            spec = specs.for_timestamp(look)
+        level = IsolationLevel.READ_UNCOMMITTED if look is Look.HIGH else IsolationLevel.READ_COMMITTED
+        try:
+            found: dict[Any, Any] = self._client().list_offsets(
+                {TopicPartition(topic, p): spec for p in partitions},
+                isolation_level=level,
+                request_timeout=REQUEST_SECONDS,
+            )
+        except KafkaException as error:
+            raise self._away(error) from error
+        return found
+
+    def _answers(self, futures: Mapping[Any, Any]) -> dict[int, Any]:
+        from confluent_kafka import KafkaError, KafkaException
+
+        found: dict[int, Any] = {}
+        for partition, future in futures.items():
+            try:
+                found[partition.partition] = future.result(REQUEST_SECONDS + 1)
+            except KafkaException as error:
+                if error.args[0].code() not in _without_leader(KafkaError):
+                    raise self._away(error) from error
+            except TimeoutError as error:
+                raise self._away(error) from error
+        return found
+
+    def _client(self) -> AdminClient:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        if self._admin is None:
+            config = self.client_config()
+            config.pop("allow.auto.create.topics")  # an admin client has no such property and never creates one
+            try:
+                self._admin = AdminClient(config)
+            except KafkaException as error:
+                raise self._refused(error) from None  # the client's own message may repeat a value
+        return self._admin
+
+    def _refused(self, error: KafkaException) -> ConfigurationError:
+        return ConfigurationError(
+            f"{KAFKA_CONFIG} holds what librdkafka does not take",
+            found=without_values(error.args[0].str(), self._config),
+            remedy="docs/configuration.md lists what it may hold, librdkafka's CONFIGURATION.md the values",
+        )
+
+    def _away(self, error: object) -> DependencyAwayError:
+        return DependencyAwayError(
+            f"Kafka at {self.bootstrap} did not answer",
+            found=without_values(str(error), self._config) or type(error).__name__,
+            remedy="see that the brokers of HIGHWATER_KAFKA_BOOTSTRAP run and can be reached; it is tried again",
+        )
+
+
+# A consumer of ours is assigned, never subscribed, and never commits: Spark's commit is the only one (I12).
+READER: Mapping[str, Any] = MappingProxyType(
+    {
+        "group.id": "highwater.reader",  # librdkafka demands one; nothing is ever committed under it
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+        # The broker holds a fetch at the log's end for 500 ms by default, and the end of a range often is there.
+        "fetch.wait.max.ms": 10,
+    }
+)
+
+
+def _expired(message: Message, open_: Mapping[int, OffsetRange]) -> OffsetsExpiredError:
+    asked = open_.get(message.partition() or 0)
+    return OffsetsExpiredError(
+        f"topic {message.topic()} partition {message.partition()} does not hold the offsets that were asked for",
+        stored=f"[{asked.start}, {asked.end})" if asked else None,
+        found=str(message.error()),
+        remedy="they were deleted by retention, or the log was cut off: highwater status gives its bounds",
+    )
+
+
+def _without_leader(errors: Any) -> set[int]:
+    """What `list_offsets` answers for a partition that nobody leads, or whose new leader is not sure yet.
+
+    Code 78 is OFFSET_NOT_AVAILABLE (KIP-207), which the Python client does not name: a leader that was just elected
+    gives it until its high watermark is sure.
+    """
+    return {
+        errors._NOENT,  # noqa: SLF001 - its public name
+        errors.LEADER_NOT_AVAILABLE,
+        errors.NOT_LEADER_FOR_PARTITION,
+        errors.FENCED_LEADER_EPOCH,
+        errors.KAFKA_STORAGE_ERROR,
+        78,
+    }

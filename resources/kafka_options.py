@@ -1,0 +1,187 @@
+"""Properties of Kafka clients: what may not be set, and what a librdkafka property is called in Java.
+
+What belongs here: names and translations. What does not: opening a client.
+
+Sources: librdkafka's CONFIGURATION.md and the Kafka documentation's pages of consumer and security configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from highwater.errors import ConfigurationError
+from highwater.settings import KAFKA_CONFIG
+
+# Properties that belong to the pipeline: another value would weaken what it promises.
+GUARDED: Mapping[str, str] = MappingProxyType(
+    {
+        "acks": "an acknowledged record must be on all in-sync replicas",
+        "request.required.acks": "an acknowledged record must be on all in-sync replicas",
+        "enable.idempotence": "without it a retried batch is written twice",
+        "enable.gapless.guarantee": "a failed batch must not be followed by later ones",
+        "max.in.flight": "more than 5 requests in flight lose the order when one is retried",
+        "max.in.flight.requests.per.connection": "more than 5 requests in flight lose the order when one is retried",
+        "retries": "temporary errors must be retried until the delivery times out",
+        "message.send.max.retries": "temporary errors must be retried until the delivery times out",
+        "queuing.strategy": "another strategy than fifo loses the order",
+        "enable.auto.commit": "offsets are committed with the output, never by a client",
+        "enable.auto.offset.store": "offsets are committed with the output, never by a client",
+        "auto.offset.reset": "a reader that jumps loses what it jumped over",
+        "isolation.level": "records of aborted transactions must not be read",
+        "group.id": "consumers are assigned; the group that mirrors progress is named by the stream",
+        "transactional.id": "it is bound to the slice, so that an old producer is fenced",
+        "bootstrap.servers": "HIGHWATER_KAFKA_BOOTSTRAP says it",
+        "metadata.broker.list": "HIGHWATER_KAFKA_BOOTSTRAP says it",
+        "allow.auto.create.topics": "a request must never create a topic",
+    }
+)
+
+# Properties of the same meaning and values in both clients.
+_SAME = frozenset(
+    {
+        "client.dns.lookup",
+        "client.id",
+        "client.rack",
+        "connections.max.idle.ms",
+        "fetch.max.bytes",
+        "fetch.min.bytes",
+        "max.partition.fetch.bytes",
+        "metadata.max.age.ms",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "sasl.kerberos.service.name",
+        "sasl.mechanism",
+        "security.protocol",
+        "ssl.cipher.suites",
+        "ssl.endpoint.identification.algorithm",
+        "ssl.key.password",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+    }
+)
+_RENAMED: Mapping[str, str] = MappingProxyType(
+    {
+        "fetch.message.max.bytes": "max.partition.fetch.bytes",
+        "fetch.wait.max.ms": "fetch.max.wait.ms",
+        "sasl.mechanisms": "sasl.mechanism",
+        "socket.receive.buffer.bytes": "receive.buffer.bytes",
+        "socket.send.buffer.bytes": "send.buffer.bytes",
+        "ssl.ca.location": "ssl.truststore.location",
+        "ssl.ca.pem": "ssl.truststore.certificates",
+        "ssl.certificate.location": "ssl.keystore.location",
+        "ssl.certificate.pem": "ssl.keystore.certificate.chain",
+        "ssl.key.location": "ssl.keystore.location",
+        "ssl.key.pem": "ssl.keystore.key",
+    }
+)
+# Properties that say how librdkafka works inside; the Java client has its own ways and needs no equal.
+_OURS_ALONE = frozenset(
+    {"debug", "log_level", "statistics.interval.ms", "queue.buffering.max.messages", "queue.buffering.max.kbytes"}
+    | {"linger.ms", "queue.buffering.max.ms", "batch.size", "batch.num.messages", "compression.type"}
+    | {"compression.codec", "socket.keepalive.enable", "socket.timeout.ms", "broker.address.family"}
+    | {"delivery.timeout.ms", "message.timeout.ms", "transaction.timeout.ms", "partitioner"}
+    | {"receive.message.max.bytes"}
+)
+# A property of ours and what it says of the store that it names; Java's default is JKS.
+_STORE_TYPES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "ssl.ca.location": ("ssl.truststore.type", "PEM"),
+        "ssl.ca.pem": ("ssl.truststore.type", "PEM"),
+        "ssl.certificate.location": ("ssl.keystore.type", "PEM"),
+        "ssl.certificate.pem": ("ssl.keystore.type", "PEM"),
+        "ssl.keystore.location": ("ssl.keystore.type", "PKCS12"),
+    }
+)
+_LOGIN: Mapping[str, str] = MappingProxyType(
+    {
+        "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+        "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+        "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    }
+)
+_USER = frozenset({"sasl.username", "sasl.password"})
+
+
+def refuse_weakening(config: Mapping[str, str]) -> None:
+    """See that no property weakens a guarantee.
+
+    Raises:
+        ConfigurationError: one does; the message gives property, value and reason.
+    """
+    for name in sorted(config):
+        if name in GUARDED:
+            raise ConfigurationError(
+                f"the property {name} may not be set: {GUARDED[name]}",
+                found=f"{name}={config[name]}",
+                remedy=f"leave it out of {KAFKA_CONFIG}",
+            )
+
+
+def without_values(text: str, config: Mapping[str, str]) -> str:
+    """A client's message without the values of the configuration: any of them may be a secret (I13)."""
+    for value in sorted(config.values(), key=len, reverse=True):
+        if len(value) > 3:  # shorter ones are numbers and flags, and would take letters out of words
+            text = text.replace(value, "***")
+    return text
+
+
+def spark_options(bootstrap: str, config: Mapping[str, str]) -> dict[str, str]:
+    """The options of Spark's Kafka source for the same cluster.
+
+    Raises:
+        ConfigurationError: a property has no equal in the Java client. Its value is not repeated: it may be a secret.
+    """
+    _see_one_key_file(config)
+    java = {"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false"}
+    for name, value in config.items():
+        if name not in _USER and name not in _OURS_ALONE:
+            java[_java_name(name)] = _java_value(name, value)
+            java.update([_STORE_TYPES[name]] if name in _STORE_TYPES else [])
+    if _USER & config.keys():
+        java["sasl.jaas.config"] = _login(config)
+    return {f"kafka.{name}": value for name, value in java.items()}
+
+
+def _java_name(name: str) -> str:
+    if name in _SAME:
+        return name
+    if name in _RENAMED:
+        return _RENAMED[name]
+    raise ConfigurationError(
+        f"the property {name} cannot be translated for Spark's Kafka client",
+        remedy=f"leave it out of {KAFKA_CONFIG}, or use one that docs/configuration.md lists",
+    )
+
+
+def _java_value(name: str, value: str) -> str:
+    if name == "security.protocol":
+        return value.upper()  # librdkafka takes small letters too
+    if name == "ssl.endpoint.identification.algorithm" and value == "none":
+        return ""
+    return value
+
+
+def _see_one_key_file(config: Mapping[str, str]) -> None:
+    """Java takes a PEM key store from one file that holds the private key and then its certificates (KIP-651)."""
+    certificate, key = config.get("ssl.certificate.location"), config.get("ssl.key.location")
+    if certificate != key:
+        raise ConfigurationError(
+            "ssl.certificate.location and ssl.key.location name different files, and Spark's Kafka client takes one",
+            remedy="put the private key and then its certificates into one file, and name it in both",
+        )
+
+
+def _login(config: Mapping[str, str]) -> str:
+    mechanism = config.get("sasl.mechanisms") or config.get("sasl.mechanism") or "none"
+    if mechanism not in _LOGIN:
+        raise ConfigurationError(
+            f"a user and a password do not go with the SASL mechanism {mechanism}",
+            remedy=f"set sasl.mechanisms to one of {', '.join(_LOGIN)}",
+        )
+    user, password = (_quoted(config.get(name, "")) for name in ("sasl.username", "sasl.password"))
+    return f"{_LOGIN[mechanism]} required username={user} password={password};"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,272 @@
+"""The lake: where the tables lie, what their commits proved, and the one way to commit a slice.
+
+What belongs here: paths, creation of tables, proofs read without a JVM, and `replace_slices`. What does not: what
+the rows mean (`assets`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from highwater.errors import DependencyAwayError, SupersededAttemptError
+from highwater.proof import Proof
+from resources.spark import delta_errors
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+# The message of the fence below; `resources.spark` knows it again among Spark's errors.
+SUPERSEDED = "HIGHWATER_SUPERSEDED"
+# Two first runs at once: the one that lost finds the table at its second try.
+CREATE_TRIES = 3
+
+
+class Mark(Protocol):
+    """What stands in the column `proof` of a partition: the proof of a slice, or of a fold."""
+
+    @property
+    def key(self) -> str:
+        """The partition's value."""
+
+    @property
+    def attempt(self) -> int:
+        """The number that the compare-and-set compares."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for the commit's `userMetadata`."""
+
+    def to_json(self) -> str:
+        """The written form for the column."""
+
+
+class Lake:
+    """The Delta tables of all streams below one root.
+
+    Args:
+        root: a local path, or a URI that both Spark and delta-rs can open (`file:`, `s3:`, `abfss:`, `gs:`).
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/")
+
+    def path(self, stream: str, table: str) -> str:
+        """Where a stream's table lies."""
+        return f"{self.root}/{stream}/{table}"
+
+    def reference(self, table: str) -> str:
+        """Where a table that streams look things up in lies; `table` is its path below the root."""
+        return f"{self.root}/{table}"
+
+    @property
+    def takes_one_driver(self) -> bool:
+        """Whether the log store tells apart only the writers of one JVM (local files, and S3 as Delta ships it)."""
+        return "://" not in self.root or self.root.startswith(("file:", "s3:", "s3a:"))
+
+    def table(self, stream: str, table: str) -> DeltaTable | None:
+        """The table opened without a JVM, or None if it was never created.
+
+        Raises:
+            DependencyAwayError: the lake could not be read; this is not the same as empty (I15).
+        """
+        return open_table(self.path(stream, table))
+
+    def committed(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, Proof]:
+        """The proofs that stand in a table, by slice key; all of them when `keys` is None.
+
+        Raises:
+            DependencyAwayError: the lake could not be read.
+        """
+        if keys is not None and not keys:
+            return {}
+        opened = self.table(stream, table)
+        if opened is None:
+            return {}
+        where = "" if keys is None else f" AND {slice_is_one_of(keys)}"
+        found = query(opened, f"SELECT proof FROM t WHERE proof IS NOT NULL{where}")
+        proofs = [Proof.from_json(str(row["proof"])) for row in found]
+        return {proof.key: proof for proof in proofs}
+
+
+def open_table(path: str) -> DeltaTable | None:
+    """Open a Delta table without a JVM; None if there is none at the path.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    from deltalake import DeltaTable
+
+    try:
+        return DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+    except Exception as error:
+        raise _away(path, error) from error
+
+
+def query(table: DeltaTable, sql: str) -> list[dict[str, object]]:
+    """Rows of a query over one table, named `t` in it, read without a JVM.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    from deltalake import QueryBuilder
+
+    try:
+        result = QueryBuilder().register("t", table).execute(sql)
+        return _rows(result)
+    except Exception as error:
+        raise _away(str(table.table_uri), error) from error
+
+
+def rows_by_slice(table: DeltaTable) -> dict[str, int]:
+    """Rows of each slice by the statistics of the table's log, the row of the proof counted too."""
+    import pyarrow as pa
+
+    actions = pa.table(table.get_add_actions(flatten=True))
+    rows: dict[str, int] = {}
+    for key, found in zip(actions["partition.slice"].to_pylist(), actions["num_records"].to_pylist(), strict=True):
+        rows[key] = rows.get(key, 0) + (found or 0)
+    return rows
+
+
+def _rows(result: object) -> list[dict[str, object]]:
+    import pyarrow as pa
+
+    return [dict(row) for row in pa.table(result).to_pylist()]
+
+
+def _away(path: str, error: Exception) -> DependencyAwayError:
+    return DependencyAwayError(
+        f"the lake could not be read at {path}",
+        found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+        remedy="see that HIGHWATER_LAKE is reachable and readable, then request the slice again",
+    )
+
+
+def slice_is_one_of(keys: Iterable[str]) -> str:
+    """The SQL predicate that picks whole slices, for `replaceWhere` and for reading."""
+    listed = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
+    return f"slice IN ({listed})"
+
+
+def create_table(spark: SparkSession, path: str, columns: str) -> None:
+    """Create a table if it is absent; first commits into a table that is not there yet would race.
+
+    Args:
+        path: where it lies.
+        columns: the columns in SQL, without `proof`, which every table has.
+    """
+    statement = (
+        f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({columns}, proof STRING) USING delta PARTITIONED BY (slice)"
+    )
+    for tries in range(1, CREATE_TRIES + 1):
+        try:
+            with delta_errors(path):
+                spark.sql(statement)
+        except SupersededAttemptError:  # another first run creates the table at the same moment
+            if tries == CREATE_TRIES:
+                raise
+        else:
+            return
+
+
+def replace_slices(
+    spark: SparkSession,
+    path: str,
+    rows: DataFrame,
+    proofs: Sequence[Mark],
+    bases: Mapping[str, int],
+    *,
+    files: int,
+    spread: str,
+    replaced: Sequence[str] | None = None,
+) -> int:
+    """Commit slices: their rows and proofs replace exactly these slices, in one Delta commit (I4).
+
+    The commit is a compare-and-set. `bases` names the attempt that stood in the table when the caller looked, 0 for
+    none. The comparison is part of the written query, so it reads the snapshot that the commit is checked against:
+    a query that starts late, even one whose client is long gone, cannot overwrite a younger commit.
+
+    Args:
+        spark: the session.
+        path: the table.
+        rows: the rows, with the table's columns save `proof`.
+        proofs: one for each slice.
+        bases: for each slice key the attempt found in the table.
+        files: data files to write for each slice at the most; 0 leaves the rows as they are spread.
+        spread: the column whose value picks the file where a slice has several.
+        replaced: the partitions to replace, where they are others than the proofs' slices.
+
+    Returns:
+        The version of the table after the commit.
+
+    Raises:
+        SupersededAttemptError: another attempt committed first; nothing was written.
+        DependencyAwayError: Spark or the storage is away.
+    """
+    keys = list(replaced) if replaced is not None else [proof.key for proof in proofs]
+    whole = rows.unionByName(_proof_rows(spark, path, proofs, bases), allowMissingColumns=True)
+    with delta_errors(path):
+        (
+            _laid_out(whole, files, spread, alone=len(keys) == 1)
+            .write.format("delta")
+            .mode("overwrite")
+            .option("replaceWhere", slice_is_one_of(keys))
+            .option("userMetadata", user_metadata(proofs))
+            .save(path)
+        )
+        return last_version(spark)
+
+
+def user_metadata(proofs: Iterable[Mark]) -> str:
+    """The `userMetadata` of a commit that holds these slices."""
+    return json.dumps({"highwater": [proof.to_plain() for proof in proofs]}, separators=(",", ":"), sort_keys=True)
+
+
+def last_version(spark: SparkSession) -> int:
+    """The version of this session's last Delta commit."""
+    found = spark.conf.get("spark.databricks.delta.lastCommitVersionInSession")
+    return int(found) if found else -1
+
+
+def _proof_rows(spark: SparkSession, path: str, proofs: Sequence[Mark], bases: Mapping[str, int]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    planned = spark.createDataFrame(
+        [(p.key, p.to_json(), bases[p.key]) for p in proofs],
+        "slice STRING, planned STRING, base INT",
+    )
+    standing = (
+        spark.read.format("delta")
+        .load(path)
+        .where(slice_is_one_of([p.key for p in proofs]))
+        .where("proof IS NOT NULL")
+        .selectExpr("slice", "CAST(get_json_object(proof, '$.attempt') AS INT) AS attempt")
+    )
+    message = F.concat(F.lit(f"{SUPERSEDED}: "), "slice", F.lit(" stands at attempt "), F.col("attempt").cast("string"))
+    fenced = F.when(F.coalesce("attempt", F.lit(0)) == F.col("base"), F.col("planned")).otherwise(
+        F.raise_error(F.coalesce(message, F.lit(f"{SUPERSEDED}: the slice is gone")))
+    )
+    return planned.join(F.broadcast(standing), "slice", "left").select("slice", fenced.alias("proof"))
+
+
+def _laid_out(whole: DataFrame, files: int, spread: str, *, alone: bool) -> DataFrame:
+    """One file a small slice: its rows meet in as many tasks as it shall have files."""
+    from pyspark.sql import functions as F
+
+    if files == 0:
+        return whole
+    if alone:
+        return whole.coalesce(files)
+    if files == 1:
+        return whole.repartition("slice")
+    # By value, never by row number: a task that is run again must send every row where it went before.
+    return whole.repartition("slice", F.pmod(F.xxhash64(spread), F.lit(files)))
+
+
+def ensure_local_folder(root: str) -> None:
+    """Create a local lake's folder; a URI is left alone."""
+    if "://" not in root:
+        Path(root).mkdir(parents=True, exist_ok=True)

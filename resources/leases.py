@@ -1,0 +1,147 @@
+"""Leases: locks in the ledger's database that end by themselves when their holder dies.
+
+What belongs here: taking, renewing and giving back a lease. What does not: what it protects.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Float, cast, delete, func, insert, literal, select, update
+from sqlalchemy.exc import IntegrityError
+
+from highwater.errors import HighwaterError, LeaseHeldError
+from resources import ledger_schema as schema
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+_TABLE = schema.leases
+# Three renewals fit into a term, so that one or two which fail do no harm.
+RENEWALS_A_TERM = 3
+
+
+class Lease:
+    """A lease that this process holds.
+
+    Args:
+        engine: the ledger's database.
+        name: what is locked.
+        seconds: its term.
+    """
+
+    def __init__(self, engine: Engine, name: str, seconds: float) -> None:
+        self.name = name
+        self.seconds = seconds
+        self._engine = engine
+        self._owner = uuid.uuid4().hex
+        self._sure_until = 0.0
+
+    def take(self) -> bool:
+        """Take or renew it; False if somebody else holds it."""
+        before = time.monotonic()
+        with schema.told(self._engine):
+            taken = self._take()
+        # Counted from before the call: in the database the term began later.
+        self._sure_until = before + self.seconds if taken else 0.0
+        return taken
+
+    def _take(self) -> bool:
+        try:
+            with schema.transaction(self._engine, writes=True) as connection:
+                now = _now(connection)
+                ours_or_over = (_TABLE.c.owner == self._owner) | (_TABLE.c.until < now)
+                values = {"owner": self._owner, "until": now + self.seconds}
+                taken = update(_TABLE).where(_TABLE.c.name == self.name, ours_or_over).values(values)
+                if connection.execute(taken).rowcount == 1:
+                    return True
+                if connection.execute(select(_TABLE.c.name).where(_TABLE.c.name == self.name)).first():
+                    return False
+                connection.execute(insert(_TABLE).values(name=self.name, **values))
+                return True
+        except IntegrityError:
+            return False
+
+    def give_back(self) -> None:
+        """Let go of it, if it is still ours."""
+        self._sure_until = 0.0
+        with schema.transaction(self._engine, writes=True) as connection:
+            connection.execute(delete(_TABLE).where(_TABLE.c.name == self.name, _TABLE.c.owner == self._owner))
+
+    @property
+    def held(self) -> bool:
+        """Whether it is surely ours now."""
+        return time.monotonic() < self._sure_until
+
+    def check(self) -> None:
+        """See that it is still ours, just before what it protects.
+
+        Raises:
+            LeaseHeldError: it could not be renewed in time, so that somebody else may hold it.
+        """
+        if not self.held:
+            raise LeaseHeldError(
+                f"the lease {self.name!r} ran out before its work was done",
+                stored=f"a term of {self.seconds:g} s",
+                remedy="nothing was done without it; try again, and see why this process or the ledger stood still",
+            )
+
+
+def _now(connection: Connection) -> Any:
+    """The database's clock in seconds: holders on several machines need not agree on the time."""
+    if connection.dialect.name == "postgresql":
+        return connection.execute(select(cast(func.extract("epoch", func.clock_timestamp()), Float(53)))).scalar_one()
+    return literal(time.time())
+
+
+@contextmanager
+def leased(engine: Callable[[], Engine], name: str, seconds: float, wait: float) -> Iterator[Lease]:
+    """Hold a lease while the block runs; see `Ledger.lease`."""
+    lease = Lease(engine(), name, seconds)
+    _wait_for(lease, wait)
+    done = threading.Event()
+    renewing = threading.Thread(target=_renew, args=(lease, done), name=f"lease {name}", daemon=True)
+    renewing.start()
+    try:
+        yield lease
+    finally:
+        done.set()
+        renewing.join()
+        _quietly_given_back(lease)
+
+
+def _wait_for(lease: Lease, wait: float) -> None:
+    deadline = time.monotonic() + wait
+    while not lease.take():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise LeaseHeldError(
+                f"the lease {lease.name!r} is held by somebody else",
+                found=f"not given back within {wait:g} s",
+                remedy=f"try again; a holder that died keeps it for {lease.seconds:g} s at the most",
+            )
+        time.sleep(min(left, random.uniform(0.05, 0.25)))  # noqa: S311 - spreads the waiting, hides nothing
+
+
+def _renew(lease: Lease, done: threading.Event) -> None:
+    """Renew until done; a renewal that fails is tried again, and `check` tells when it was too late."""
+    while not done.wait(lease.seconds / RENEWALS_A_TERM):
+        try:
+            if not lease.take():
+                return
+        except HighwaterError:
+            continue
+
+
+def _quietly_given_back(lease: Lease) -> None:
+    """A lease that cannot be given back ends by itself; the error of the block matters more."""
+    try:
+        lease.give_back()
+    except HighwaterError:
+        return

@@ -1,0 +1,426 @@
+"""The ledger: what was planned, lost and leased, in a SQL database.
+
+What belongs here: storing and reading plans. What does not: deciding them (`orchestration.planning`), and how the
+database is opened (`resources.ledger_schema`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import and_, func, insert, literal, select, tuple_, update
+from sqlalchemy.exc import IntegrityError
+
+from highwater.errors import HighwaterError, UnknownSliceError
+from highwater.plans import Generation, Loss, Planned, starts_from_plain
+from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
+from resources import ledger_schema as schema
+from resources.leases import Lease, leased
+
+if TYPE_CHECKING:
+    from sqlalchemy import Row, Select
+    from sqlalchemy.engine import Connection, Engine
+
+# A sensor tick shall answer within seconds whatever is away.
+WAIT_SECONDS = 5.0
+# SQLite takes 32,766 parameters in a statement, and some builds 999.
+KEYS_A_STATEMENT = 500
+
+
+class Ledger:
+    """The ledger of a deployment. Making one connects to nothing; the first use creates what is missing.
+
+    Args:
+        url: an SQLAlchemy URL of SQLite or PostgreSQL.
+        wait_seconds: how long a lock or a server is waited for before a call gives up.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, url: str, wait_seconds: float = WAIT_SECONDS) -> None:
+        self._url = schema.parse_url(url)
+        self._wait_seconds = wait_seconds
+
+    def __repr__(self) -> str:
+        return f"Ledger({schema.shown(self._url)!r})"
+
+    @cached_property
+    def _engine(self) -> Engine:
+        engine = schema.open_engine(self._url, self._wait_seconds)
+        schema.create(engine, self._wait_seconds)
+        return engine
+
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return schema.transaction(self._engine, writes=False)
+
+    def _writing(self) -> AbstractContextManager[Connection]:
+        return schema.transaction(self._engine, writes=True)
+
+    # Slices
+
+    def add(self, slices: Sequence[Slice], losses: Sequence[Loss] = (), seen: Generation | None = None) -> bool:
+        """Store plans, all or none.
+
+        Args:
+            slices: new slices of one topic.
+            losses: holes that the stream's declaration accepts, recorded together with the slices behind them.
+            seen: the generation that the plans were made from; if the topic was planned or opened anew since, nothing
+                is stored.
+
+        Returns:
+            Whether they were stored; False if another planner was first.
+        """
+        try:
+            with self._writing() as connection:
+                if seen is not None and not _move_on(connection, seen):
+                    return False
+                if slices:
+                    connection.execute(insert(schema.slices), [_slice_row(piece) for piece in slices])
+                _insert_losses(connection, losses)
+                return True
+        except IntegrityError:
+            return False
+
+    def get(self, keys: Sequence[str]) -> list[Slice]:
+        """The slices of these keys, in the order of the keys.
+
+        Raises:
+            UnknownSliceError: one of them was never planned or is no key; the topic's last slice is named.
+        """
+        table = schema.slices
+        found: dict[str, Slice] = {}
+        with self._reading() as connection:
+            for some in _portions(keys):
+                rows = connection.execute(select(table).where(table.c.slice_key.in_(some)))
+                found.update({row.slice_key: _slice(row) for row in rows})
+        for key in keys:
+            if key not in found:
+                raise self._unknown(key)
+        return [found[key] for key in keys]
+
+    def _unknown(self, text: str) -> HighwaterError:
+        try:
+            key = SliceKey.parse(text)
+        except UnknownSliceError as error:
+            return error
+        table = schema.slices
+        newest = select(table).where(table.c.topic == key.topic).order_by(table.c.ordinal.desc()).limit(1)
+        with self._reading() as connection:
+            row = connection.execute(newest).first()
+        return UnknownSliceError(
+            f"slice {text} was never planned",
+            stored=f"nothing of topic {key.topic}" if row is None else f"{row.slice_key} is the last of {row.stream}",
+            found=text,
+            remedy="highwater slices STREAM lists the keys; delete a key from Dagster that the ledger does not hold",
+        )
+
+    def slices(
+        self,
+        stream: str,
+        topic: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        newest: int | None = None,
+    ) -> list[Slice]:
+        """Planned slices, oldest first.
+
+        Args:
+            stream: the stream's name.
+            topic: only slices of this topic.
+            after: only slices that were planned after the one with this key.
+            limit: so many from the start.
+            newest: so many from the end.
+
+        Raises:
+            UnknownSliceError: `after` was never planned.
+        """
+        query = self._slices_query(stream, topic, after)
+        table = schema.slices
+        order = [table.c.planned_at, table.c.topic, table.c.ordinal] if topic is None else [table.c.ordinal]
+        if newest is not None:
+            query = query.order_by(*[column.desc() for column in order]).limit(newest)
+        else:
+            query = query.order_by(*order).limit(limit)
+        with self._reading() as connection:
+            found = [_slice(row) for row in connection.execute(query)]
+        return found if newest is None else found[::-1]
+
+    def _slices_query(self, stream: str, topic: str | None, after: str | None) -> Select[Any]:
+        table = schema.slices
+        query = select(table).where(table.c.stream == stream)
+        if topic is not None:
+            query = query.where(table.c.topic == topic)
+        if after is None:
+            return query
+        [piece] = self.get([after])
+        if topic is not None:
+            return query.where(table.c.ordinal > piece.ordinal)
+        later = tuple_(table.c.planned_at, table.c.topic, table.c.ordinal) > tuple_(
+            literal(piece.planned_at, schema.Utc), literal(piece.topic), literal(piece.ordinal)
+        )
+        return query.where(later)
+
+    def last(self, stream: str, topic: str) -> Slice | None:
+        """The newest slice of a topic, of whatever generation; found by index."""
+        with self._reading() as connection:
+            return _last(connection, stream, topic)
+
+    def next_attempts(self, keys: Sequence[str]) -> dict[str, int]:
+        """A new attempt number for each slice: 1 or more, higher than any before, given to no one else.
+
+        Raises:
+            UnknownSliceError: one of them was never planned; no number was given out.
+        """
+        table = schema.slices
+        found: dict[str, int] = {}
+        with self._writing() as connection:
+            for some in _portions(sorted(set(keys))):  # in one order, so that two callers cannot wait for each other
+                counted = (
+                    update(table)
+                    .where(table.c.slice_key.in_(some))
+                    .values(attempt=table.c.attempt + 1)
+                    .returning(table.c.slice_key, table.c.attempt)
+                )
+                found.update({row.slice_key: row.attempt for row in connection.execute(counted)})
+            missing = [key for key in keys if key not in found]
+            if missing:
+                connection.rollback()
+        if missing:
+            raise self._unknown(missing[0])
+        return {key: found[key] for key in keys}
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Planned slices by stream and topic."""
+        table = schema.slices
+        query = select(table.c.stream, table.c.topic, func.count()).group_by(table.c.stream, table.c.topic)
+        with self._reading() as connection:
+            return {(stream, topic): count for stream, topic, count in connection.execute(query)}
+
+    # Topics
+
+    def planned(self, stream: str, topic: str) -> Planned | None:
+        """How far a topic is planned, or None if it never was; costs the same after any number of slices."""
+        with self._reading() as connection:
+            generation = _generation(connection, stream, topic)
+            if generation is None:
+                return None
+            last = _last(connection, stream, topic)
+            table = schema.losses
+            query = select(table).where(
+                table.c.stream == stream, table.c.topic == topic, table.c.generation == generation.number
+            )
+            return Planned.of(generation, last, [_loss(row) for row in connection.execute(query)])
+
+    def planned_end(self, stream: str, topic: str) -> dict[int, int]:
+        """For each partition the end of what is planned or given up as lost."""
+        found = self.planned(stream, topic)
+        if found is not None:
+            return dict(found.ends)
+        last = self.last(stream, topic)
+        return {} if last is None else {partition: offsets.end for partition, offsets in last.ranges.items()}
+
+    def generations(self, stream: str, topic: str) -> list[Generation]:
+        """All generations of a topic, oldest first."""
+        table = schema.topics
+        query = select(table).where(table.c.stream == stream, table.c.topic == topic).order_by(table.c.generation)
+        with self._reading() as connection:
+            return [_generation_of(row) for row in connection.execute(query)]
+
+    def open_generation(
+        self, generation: Generation, losses: Sequence[Loss] = (), seen: Generation | None = None
+    ) -> bool:
+        """Pin a topic's identity; False if somebody else was first.
+
+        Args:
+            generation: the new one.
+            losses: what is recorded as lost with it.
+            seen: the generation before; if it was planned on since, nothing is stored.
+        """
+        try:
+            with self._writing() as connection:
+                if seen is not None and not _move_on(connection, seen):
+                    return False
+                connection.execute(insert(schema.topics).values(_generation_row(generation)))
+                _insert_losses(connection, losses)
+                return True
+        except IntegrityError:
+            return False
+
+    def decide_starts(self, seen: Generation, starts: dict[int, int]) -> bool:
+        """Settle where partitions begin that had no leader when the generation was opened; False if not the first."""
+        table = schema.topics
+        with self._writing() as connection:
+            if not _move_on(connection, seen):
+                return False
+            merged = {**seen.starts, **starts}
+            connection.execute(update(table).where(_is(seen)).values(starts=_starts_plain(merged)))
+            return True
+
+    # Losses
+
+    def record_loss(self, losses: Sequence[Loss], seen: Generation | None = None) -> bool:
+        """Record holes, all or none; False if the topic was planned on since `seen`, or a hole is recorded already."""
+        return self.add([], losses, seen)
+
+    def losses(self, stream: str | None = None, topic: str | None = None) -> list[Loss]:
+        """Recorded holes, oldest first."""
+        table = schema.losses
+        query = select(table).order_by(table.c.id)
+        if stream is not None:
+            query = query.where(table.c.stream == stream)
+        if topic is not None:
+            query = query.where(table.c.topic == topic)
+        with self._reading() as connection:
+            return [_loss(row) for row in connection.execute(query)]
+
+    # Leases
+
+    def lease(self, name: str, seconds: float, wait: float = 0.0) -> AbstractContextManager[Lease]:
+        """A lock that all processes on this ledger respect, and that outlives its holder by `seconds` at the most.
+
+        It is renewed while the block runs. Whoever must not act without it asks the lease's `check` before.
+
+        Args:
+            name: what is locked.
+            seconds: how long it stays held when its holder dies.
+            wait: how long to wait for another holder.
+
+        Raises:
+            LeaseHeldError: another holder kept it for `wait` seconds.
+        """
+        return leased(lambda: self._engine, name, seconds, wait)
+
+
+def _portions(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    for at in range(0, len(keys), KEYS_A_STATEMENT):
+        yield keys[at : at + KEYS_A_STATEMENT]
+
+
+def _is(generation: Generation) -> Any:
+    table = schema.topics
+    return and_(
+        table.c.stream == generation.stream,
+        table.c.topic == generation.topic,
+        table.c.generation == generation.number,
+    )
+
+
+def _move_on(connection: Connection, seen: Generation) -> bool:
+    """Compare and set the revision. It also locks the row, so that writers of one topic follow each other."""
+    table = schema.topics
+    newest = select(func.max(table.c.generation)).where(table.c.stream == seen.stream, table.c.topic == seen.topic)
+    counted = update(table).where(_is(seen), table.c.revision == seen.revision).values(revision=seen.revision + 1)
+    return connection.execute(counted).rowcount == 1 and connection.execute(newest).scalar() == seen.number
+
+
+def _last(connection: Connection, stream: str, topic: str) -> Slice | None:
+    table = schema.slices
+    query = select(table).where(table.c.stream == stream, table.c.topic == topic)
+    row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
+    return None if row is None else _slice(row)
+
+
+def _generation(connection: Connection, stream: str, topic: str) -> Generation | None:
+    table = schema.topics
+    query = select(table).where(table.c.stream == stream, table.c.topic == topic)
+    row = connection.execute(query.order_by(table.c.generation.desc()).limit(1)).first()
+    return None if row is None else _generation_of(row)
+
+
+def _insert_losses(connection: Connection, losses: Sequence[Loss]) -> None:
+    if losses:
+        connection.execute(insert(schema.losses), [_loss_row(loss) for loss in losses])
+
+
+def _slice_row(piece: Slice) -> dict[str, Any]:
+    return {
+        "slice_key": piece.key,
+        "stream": piece.stream,
+        "topic": piece.topic,
+        "topic_id": piece.topic_id,
+        "generation": piece.generation,
+        "ordinal": piece.ordinal,
+        "ranges": ranges_to_plain(piece.ranges),
+        "planned_at": piece.planned_at,
+        "lag": piece.lag,
+        "extra": {"epochs": {str(p): epoch for p, epoch in sorted(piece.epochs.items())}},
+    }
+
+
+def _slice(row: Row[Any]) -> Slice:
+    return Slice(
+        stream=row.stream,
+        topic=row.topic,
+        topic_id=row.topic_id,
+        generation=row.generation,
+        ordinal=row.ordinal,
+        ranges=ranges_from_plain(row.ranges),
+        planned_at=row.planned_at,
+        lag=row.lag,
+        epochs={int(p): epoch for p, epoch in row.extra.get("epochs", {}).items()},
+    )
+
+
+def _starts_plain(starts: dict[int, int | None]) -> dict[str, int | None]:
+    return {str(partition): starts[partition] for partition in sorted(starts)}
+
+
+def _generation_row(generation: Generation) -> dict[str, Any]:
+    return {
+        "stream": generation.stream,
+        "topic": generation.topic,
+        "topic_id": generation.topic_id,
+        "generation": generation.number,
+        "starts": _starts_plain(dict(generation.starts)),
+        "opened_at": generation.opened_at,
+        "opened_by": generation.opened_by,
+        "first_ordinal": generation.first_ordinal,
+        "revision": generation.revision,
+    }
+
+
+def _generation_of(row: Row[Any]) -> Generation:
+    return Generation(
+        stream=row.stream,
+        topic=row.topic,
+        topic_id=row.topic_id,
+        number=row.generation,
+        starts=starts_from_plain(row.starts),
+        opened_at=row.opened_at,
+        opened_by=row.opened_by,
+        first_ordinal=row.first_ordinal,
+        revision=row.revision,
+    )
+
+
+def _loss_row(loss: Loss) -> dict[str, Any]:
+    return {
+        "stream": loss.stream,
+        "topic": loss.topic,
+        "generation": loss.generation,
+        "partition": loss.partition,
+        "start": loss.offsets.start,
+        "end": loss.offsets.end,
+        "reason": loss.reason,
+        "accepted_by": loss.accepted_by,
+        "recorded_at": loss.recorded_at,
+    }
+
+
+def _loss(row: Row[Any]) -> Loss:
+    return Loss(
+        stream=row.stream,
+        topic=row.topic,
+        generation=row.generation,
+        partition=row.partition,
+        offsets=OffsetRange(row.start, row.end),
+        reason=row.reason,
+        accepted_by=row.accepted_by,
+        recorded_at=row.recorded_at,
+    )

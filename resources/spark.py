@@ -1,0 +1,136 @@
+"""Spark: the settings of a session, the end of its work, and its errors in our words.
+
+What belongs here: what every session of ours needs, whether it is a Connect client or has its own JVM. What does not:
+starting servers (`dev`), or any query.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import DependencyAwayError, HighwaterError, OffsetsExpiredError, SupersededAttemptError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# What a session needs at its start: Delta's extensions cannot be added to a running one.
+STATIC_CONF: Mapping[str, str] = MappingProxyType(
+    {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+)
+
+# What may be set on a running session, so that a Connect server that others set up serves as well.
+SESSION_CONF: Mapping[str, str] = MappingProxyType(
+    {
+        # Event times and timestamps mean the same on every machine.
+        "spark.sql.session.timeZone": "UTC",
+        # The pages of Spark would show the secrets of Kafka's client in clear (I13). A password may hold any character
+        # and a key has many lines, so everything behind the first such name is hidden.
+        "spark.sql.redaction.string.regex": r"(?is)(sasl\.jaas\.config|password|secret|keystore\.key).*",
+    }
+)
+
+_SUPERSEDED = re.compile(r"HIGHWATER_SUPERSEDED[^\n]*")
+_CONFLICT = re.compile(r"Concurrent\w+Exception|DELTA_CONCURRENT_\w+|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED")
+_EXPIRED = re.compile(r"OffsetOutOfRange|data may have been lost|KAFKA_DATA_LOSS|Cannot fetch offset")
+_SPARK_AWAY = re.compile(
+    r"StatusCode\.UNAVAILABLE|Connection refused|failed to connect|Socket closed|Connection reset"
+    r"|INVALID_HANDLE\.|RETRIES_EXCEEDED|SESSION_NOT_FOUND|SESSION_CLOSED|OPERATION_NOT_FOUND|Stream removed"
+    r"|incorrect server side session identifier"
+)
+_KAFKA_AWAY = re.compile(r"TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException")
+_STORAGE = re.compile(r"Permission denied|AccessDenied|No space left|Mkdirs failed|Read-only file system")
+
+
+def prepare(session: SparkSession) -> SparkSession:
+    """Set what our queries rely on; returns the session."""
+    if is_connect(session):
+        _give_up_in_time(session)
+    for name, value in SESSION_CONF.items():
+        session.conf.set(name, value)
+    return session
+
+
+def _give_up_in_time(session: SparkSession) -> None:
+    """Let a server that is away fail the slice within a minute.
+
+    The client's own policy waits 15 times, up to a minute each: a quarter of an hour in which the run looks alive. Ours
+    waits 0.05 s times 2.5ⁿ, 10 s at the most: 9 times, about 35 s in all; then Dagster's retry of the run takes over.
+    """
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    client: Any = vars(session)["_client"]  # only a Connect session has it
+    client.set_retry_policies([DefaultPolicy(max_retries=9, backoff_multiplier=2.5, max_backoff=10_000)])
+
+
+def interrupt(session: SparkSession) -> None:
+    """Stop what the session is doing, on the server too; the session itself stays usable."""
+    if is_connect(session):
+        session.interruptAll()
+    else:
+        session.sparkContext.cancelAllJobs()
+
+
+def is_connect(session: SparkSession) -> bool:
+    """Whether the session is a client of a Spark Connect server."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+@contextmanager
+def delta_errors(what: str) -> Iterator[None]:
+    """Say Spark's errors in our words; an error that is not known passes unchanged.
+
+    Args:
+        what: the table or topic that was worked on, for the message.
+    """
+    try:
+        yield
+    except HighwaterError:
+        raise
+    except Exception as error:
+        known = translated(what, f"{type(error).__name__}: {error}")
+        if known is None:
+            raise
+        raise known from error
+
+
+def translated(what: str, text: str) -> HighwaterError | None:
+    """The error of ours that a text of Spark's means; None if it is not known."""
+    if found := _SUPERSEDED.search(text):
+        return SupersededAttemptError(
+            f"another attempt at {what} was first", found=found.group(), remedy="nothing: its commit is taken over"
+        )
+    if found := _CONFLICT.search(text):
+        return SupersededAttemptError(
+            f"another writer of {what} was first", found=found.group(), remedy="nothing: the write is tried again"
+        )
+    if found := _EXPIRED.search(text):
+        return OffsetsExpiredError(
+            f"Kafka no longer holds all offsets of {what}",
+            found=_line_with(text, found),
+            remedy="highwater accept-loss records the loss so that planning goes on",
+        )
+    return _away(what, text)
+
+
+def _away(what: str, text: str) -> HighwaterError | None:
+    for pattern, name, remedy in (
+        (_SPARK_AWAY, "Spark", "see that the Spark server runs (SPARK_REMOTE), then request the slice again"),
+        (_STORAGE, "the lake's storage", "see that HIGHWATER_LAKE may be written, then request the slice again"),
+        (_KAFKA_AWAY, "Kafka", "see that the broker answers, then request the slice again"),
+    ):
+        if found := pattern.search(text):
+            return DependencyAwayError(f"{name} failed at {what}", found=_line_with(text, found), remedy=remedy)
+    return None
+
+
+def _line_with(text: str, found: re.Match[str]) -> str:
+    start = text.rfind("\n", 0, found.start()) + 1
+    end = text.find("\n", found.end())
+    return text[start : end if end >= 0 else len(text)][:300]

@@ -1,0 +1,136 @@
+"""What all tests share: the real services, started when a test first asks for them, and names of one's own.
+
+Services live for the whole session, topics and lakes for one test: so tests neither wait for JVMs nor see each other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from highwater import settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dev.broker import EmbeddedBroker
+    from dev.spark_connect import SparkConnect
+    from resources.lake import Lake
+    from tests.support import Bench
+
+TopicFactory = Callable[..., str]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_configuration_of_the_machine() -> Iterator[None]:
+    """What a person's shell names (`source .highwater/env`) must not be written to by tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [*os.environ]:
+            if name.startswith("HIGHWATER_") or name in {settings.SPARK_REMOTE, "DAGSTER_HOME"}:
+                patch.delenv(name)
+        patch.setenv("DAGSTER_DISABLE_TELEMETRY", "1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def session_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The services' data and logs."""
+    return tmp_path_factory.mktemp("services")
+
+
+@pytest.fixture(scope="session")
+def broker(session_home: Path) -> Iterator[EmbeddedBroker]:
+    """A real broker of the session; tests that kill one start their own."""
+    from dev.broker import EmbeddedBroker
+
+    with EmbeddedBroker(session_home) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def bootstrap(broker: EmbeddedBroker) -> str:
+    """The address of the session's broker."""
+    return broker.bootstrap
+
+
+@pytest.fixture(scope="session")
+def spark_server(session_home: Path) -> Iterator[SparkConnect]:
+    """A warm Spark Connect server of the session; tests that kill one start their own."""
+    from dev.spark_connect import SparkConnect
+    from dev.spark_local import SHORT_LIVED
+
+    with SparkConnect(session_home, extra=SHORT_LIVED) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def spark(spark_server: SparkConnect) -> Iterator[SparkSession]:
+    """A Connect session, shared by tests that neither interrupt it nor change its settings."""
+    from pyspark.sql import SparkSession
+
+    from resources.spark import prepare
+
+    session = prepare(SparkSession.builder.remote(spark_server.remote).create())
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A lake of the test's own."""
+    from resources.lake import Lake
+
+    return Lake(str(tmp_path / "lake"))
+
+
+@pytest.fixture
+def topic(bootstrap: str, request: pytest.FixtureRequest) -> TopicFactory:
+    """Makes topics with names of the test's own: `topic("orders", partitions=3, **{"cleanup.policy": "compact"})`."""
+    test = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:60].strip("-")
+
+    def make(name: str = "orders", *, partitions: int = 1, **config: str) -> str:
+        full = f"{name}.{test}.{uuid.uuid4().hex[:8]}"
+        create_topic(bootstrap, full, partitions, config)
+        return full
+
+    return make
+
+
+def create_topic(bootstrap: str, name: str, partitions: int, config: dict[str, str], replicas: int = 1) -> None:
+    """Create a topic and wait until every partition has a leader."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    from dev.processes import wait_until
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(name, partitions, replicas, config=config)])[name].result(30)
+
+    def led() -> bool:
+        found = admin.list_topics(name, timeout=5).topics[name].partitions
+        return len(found) == partitions and all(p.leader >= 0 for p in found.values())
+
+    wait_until(led, 30, f"a leader for each partition of {name}")
+
+
+@pytest.fixture
+def bench(topic: TopicFactory, spark: SparkSession, lake: Lake, bootstrap: str, tmp_path: Path) -> Bench:
+    """A stream on a topic of three partitions of its own, with a lake and a ledger of its own."""
+    from resources.kafka import Kafka
+    from resources.ledger import Ledger
+    from tests.support import Bench, customers, make_stream
+
+    customers(lake)
+    return Bench(
+        stream=make_stream(topic(partitions=3)),
+        spark=spark,
+        lake=lake,
+        ledger=Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"),
+        kafka=Kafka(bootstrap, {}),
+        bootstrap=bootstrap,
+    )

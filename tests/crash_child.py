@@ -1,0 +1,312 @@
+"""A process that takes slices through the real job, and kills itself or its Spark at a point that a test names.
+
+The points are provoked here, by patches and by threads that watch the lake and Spark; the code under test knows nothing
+of them. What was so at the moment of the kill is written to a file first: without that evidence a kill proves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+# Loaded once by the process that all children are forked from.
+import dagster as dg
+import deltalake  # noqa: F401 - see above
+import pandas as pd  # noqa: F401 - see above
+import pyspark.sql.connect.session  # noqa: F401 - see above
+
+from assets import commit
+from orchestration import ticks
+from orchestration.build import build_defs
+from orchestration.requests import RANGE_END, RANGE_START
+from orchestration.resources import KafkaResource, LakeResource, LedgerResource
+from resources import lake
+from tests.crash_support import stream_on
+
+POLL = 0.002
+# A child that never reaches its point must not hold a test for ever.
+LONGEST = 480
+FAILED = 3
+MISSED = 4
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a child does.
+
+    Args:
+        environment: all of its variables.
+        topic: the stream's topic.
+        folder: evidence, signals and the log file of this child lie in it.
+        batches: ranges of neighbouring slices, one run each; none for a tick of planning.
+        point: where it kills: `plan`, `key`, or `<table>:read|files|logged|overlap|late`.
+        victim: `client` (this process), `group` (this process and its JVM) or `server`.
+        server: process group of the Connect server.
+        ui: address of Spark's page, for its running jobs.
+        peers: folder in which children meet before each run, with the number of them.
+        lease: how long a killed driver keeps others from a table, in seconds.
+    """
+
+    environment: dict[str, str]
+    topic: str
+    folder: Path
+    batches: tuple[tuple[str, ...], ...] = ()
+    point: str | None = None
+    victim: str = "client"
+    server: int | None = None
+    ui: str | None = None
+    peers: tuple[Path, int] | None = None
+    lease: int = 5
+
+
+def main(task: Task) -> None:
+    """The process."""
+    os.setsid()
+    task.folder.mkdir(parents=True, exist_ok=True)
+    with (task.folder / "log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(task.environment)
+    commit.LEASE_SECONDS = task.lease
+    (task.folder / "started").touch()
+    with dg.DagsterInstance.get() as instance:
+        status = _run(task, instance) if task.batches else _tick(task, instance)
+    sys.stdout.flush()
+    # Not sys.exit: threads of Spark's client may hold the end.
+    os._exit(status)
+
+
+def _tick(task: Task, instance: dg.DagsterInstance) -> int:
+    add = instance.add_dynamic_partitions
+
+    def adding(name: str, keys: Sequence[str]) -> None:
+        if task.point == "plan":
+            _die(task, keys=keys)
+        add(name, keys)
+        if task.point == "key":
+            _die(task, keys=keys)
+
+    instance.add_dynamic_partitions = adding  # type: ignore[method-assign, assignment]
+    connections = SimpleNamespace(ledger=LedgerResource(), kafka=KafkaResource(), lake=LakeResource())
+    ticks.plan_and_add(instance, connections, stream_on(task.topic))
+    return 0
+
+
+def _run(task: Task, instance: dg.DagsterInstance) -> int:
+    job = build_defs(streams=[stream_on(task.topic)]).resolve_job_def("orders_slice")
+    if task.point:
+        _arm(task)
+    done = []
+    for number, keys in enumerate(task.batches):
+        _meet(task, number)
+        tags = {RANGE_START: keys[0], RANGE_END: keys[-1]}
+        done.append(job.execute_in_process(instance=instance, tags=tags, raise_on_error=False).success)
+    if task.point and task.victim != "server":
+        return MISSED
+    return 0 if all(done) else FAILED
+
+
+def _meet(task: Task, number: int) -> None:
+    """Begin a run when all children are ready for it."""
+    if task.peers is None:
+        return
+    folder, count = task.peers
+    (folder / f"{number}.{os.getpid()}").touch()
+    _wait(lambda: len([*folder.glob(f"{number}.*")]) >= count)
+
+
+def _wait(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LONGEST
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(POLL)
+
+
+def _die(task: Task, **evidence: object) -> None:
+    """Write what is so now, then kill; returns only when the victim is another process."""
+    text = json.dumps({"point": task.point, "victim": task.victim, **evidence})
+    partial = task.folder / "evidence.partial"
+    partial.write_text(text)
+    partial.rename(task.folder / "evidence")
+    if task.victim == "server":
+        assert task.server is not None
+        os.killpg(task.server, signal.SIGKILL)
+    elif task.victim == "group":
+        os.killpg(0, signal.SIGKILL)
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _arm(task: Task) -> None:
+    table, _, point = str(task.point).partition(":")
+    if point == "read":
+        _patch_phase(task)
+    elif point == "files":
+        _patch_commit(table, lambda path, send: _while_watched(lambda: _files_without_log(task, path), send))
+    elif point == "logged" and task.victim == "server":
+        _patch_commit(table, lambda path, send: _while_watched(lambda: _log_without_answer(task, path), send))
+    elif point == "logged":
+        _patch_commit(table, lambda path, send: _after_answer(task, path, send))
+    else:
+        _slow_proofs(table)
+        _patch_commit(table, lambda path, send: _outlived(task, path, send, wait=point == "late"))
+
+
+def _patch_phase(task: Task) -> None:
+    phase = commit.Clock.phase
+
+    @contextmanager
+    def watched(self: commit.Clock, name: str) -> Iterator[None]:
+        with phase(self, name):
+            if name == "read":
+                threading.Thread(target=_while_reading, args=(task,), daemon=True).start()
+            yield
+
+    commit.Clock.phase = watched  # type: ignore[method-assign]
+
+
+def _while_reading(task: Task) -> None:
+    _wait(lambda: _running_jobs(task))
+    _die(task, running=True)
+
+
+def _running_jobs(task: Task) -> int:
+    """Jobs that Spark runs now."""
+    if task.victim == "group":
+        from pyspark import SparkContext
+
+        context = SparkContext._active_spark_context
+        return 0 if context is None else len(context.statusTracker().getActiveJobsIds())
+    return running_jobs(str(task.ui))
+
+
+def running_jobs(ui: str) -> int:
+    """Jobs that a Connect server runs now, by its REST interface."""
+    with urllib.request.urlopen(f"{ui}/api/v1/applications", timeout=10) as answer:
+        name = json.load(answer)[0]["id"]
+    with urllib.request.urlopen(f"{ui}/api/v1/applications/{name}/jobs?status=running", timeout=10) as answer:
+        return len(json.load(answer))
+
+
+Send = Callable[[], int]
+
+
+def _patch_commit(table: str, around: Callable[[Path, Send], int]) -> None:
+    """Put something around the first commit of a table."""
+    once: list[str] = []
+    for name in ("assets.commit", "assets.rejects", "assets.current"):
+        module = import_module(name)
+        real = vars(module)["replace_slices"]
+
+        def patched(spark: Any, path: str, *given: Any, _real: Any = real, **named: Any) -> int:
+            def send() -> int:
+                version: int = _real(spark, path, *given, **named)
+                return version
+
+            if once or Path(path).name != table:
+                return send()
+            once.append(path)
+            return around(Path(path), send)
+
+        vars(module)["replace_slices"] = patched
+
+
+def _while_watched(watch: Callable[[], None], send: Send) -> int:
+    threading.Thread(target=watch, daemon=True).start()
+    time.sleep(0.05)  # the watcher has to have seen what was there before
+    return send()
+
+
+def log_of(table: Path) -> list[str]:
+    """The entries of a table's log."""
+    return sorted(file.name for file in (table / "_delta_log").glob("*.json"))
+
+
+def files_of(table: Path) -> set[Path]:
+    """The data files of a table that are written to their end: Parquet ends as it begins."""
+    return {file for file in table.glob("slice=*/*.parquet") if _ends_well(file)}
+
+
+def _ends_well(file: Path) -> bool:
+    with file.open("rb") as opened:
+        opened.seek(0, os.SEEK_END)
+        if opened.tell() < 12:
+            return False
+        opened.seek(-4, os.SEEK_END)
+        return opened.read() == b"PAR1"
+
+
+def _files_without_log(task: Task, table: Path) -> None:
+    log, files = log_of(table), files_of(table)
+    _wait(lambda: files_of(table) - files)
+    _hold(task)
+    new = sorted(file.name for file in files_of(table) - files)
+    if log_of(table) == log:
+        _die(task, log=log, files=new)
+
+
+def _hold(task: Task) -> None:
+    """Stop the JVM, so that what is looked at next stays so until the kill; one that only loses its client goes on."""
+    if task.victim == "server":
+        assert task.server is not None
+        os.killpg(task.server, signal.SIGSTOP)
+    elif task.victim == "group":
+        from pyspark import SparkContext
+
+        os.kill(SparkContext._gateway.proc.pid, signal.SIGSTOP)
+    if task.victim != "client":
+        time.sleep(0.1)
+
+
+def _log_without_answer(task: Task, table: Path) -> None:
+    log = log_of(table)
+    _wait(lambda: log_of(table) != log)
+    _die(task, log=log_of(table))
+
+
+def _after_answer(task: Task, table: Path, send: Send) -> int:
+    version = send()
+    _die(task, log=log_of(table), version=version)
+    return version
+
+
+def _slow_proofs(table: str) -> None:
+    """Let the table's commits take some seconds on the server: one row of them sleeps."""
+    real = lake._proof_rows
+
+    def slow(spark: Any, path: str, *given: Any) -> Any:
+        rows = real(spark, path, *given)
+        if Path(path).name != table:
+            return rows
+        return rows.where("java_method('java.lang.Thread', 'sleep', 3000L) IS NOT NULL OR slice IS NOT NULL")
+
+    vars(lake)["_proof_rows"] = slow
+
+
+def _outlived(task: Task, table: Path, send: Send, *, wait: bool) -> int:
+    """Be killed while the server goes on with our commit; when told to `wait`, begin it only when the test says so."""
+    if wait:
+        (task.folder / "ready").touch()
+        _wait((task.folder / "go").exists)
+    log = log_of(table)
+
+    def kill() -> None:
+        _wait(lambda: running_jobs(str(task.ui)))
+        time.sleep(0.3)
+        _die(task, log=log, log_then=log_of(table), running=running_jobs(str(task.ui)))
+
+    threading.Thread(target=kill, daemon=True).start()
+    return send()

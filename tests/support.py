@@ -1,0 +1,186 @@
+"""What tests of the stages share: streams, topics with known records, and work made of them.
+
+Expected values are computed here from the records that were sent, never by the code under test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from assets import current, events, raw, rejects
+from assets.streams.orders import STREAM as ORDERS
+from assets.work import SliceReport, Work
+from highwater.slices import OffsetRange, Slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from highwater.declaration import Stream
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+STAGES = (raw, events, rejects, current)
+
+
+def order(order_id: str, version: int, **changes: object) -> dict[str, Any]:
+    """A sound order; `changes` overrides fields, a value of `...` leaves the field out."""
+    sound = {
+        "order_id": order_id,
+        "version": version,
+        "status": "placed" if version == 1 else "paid",
+        "customer_id": "c1",
+        "amount": 12.5,
+        "event_time": f"2026-03-01T10:{version % 60:02d}:00Z",
+    }
+    return {name: value for name, value in (sound | changes).items() if value is not ...}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One record to send."""
+
+    key: bytes | None
+    value: bytes | None
+    partition: int = 0
+    headers: list[tuple[str, str | bytes | None]] = field(default_factory=list)
+
+
+def order_message(order_id: str, version: int, partition: int = 0, **changes: object) -> Message:
+    """An order as a record."""
+    return Message(order_id.encode(), json.dumps(order(order_id, version, **changes)).encode(), partition)
+
+
+def send(bootstrap: str, topic: str, messages: Iterable[Message]) -> None:
+    """Send records and wait until each is acknowledged."""
+    from confluent_kafka import Producer
+
+    failed: list[object] = []
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
+    for message in messages:
+        producer.produce(
+            topic,
+            key=message.key,
+            value=message.value,
+            partition=message.partition,
+            headers=list(message.headers),
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+        )
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    assert not failed
+
+
+def customers(lake: Lake, known: Sequence[str] = ("c1",)) -> None:
+    """Write the reference table without a JVM."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    table = pa.table({"customer_id": list(known), "region": ["north"] * len(known)})
+    write_deltalake(lake.reference("reference/customers"), table, mode="overwrite")
+
+
+@dataclass
+class Bench:
+    """A stream on a topic of its own, with a lake and a ledger of its own."""
+
+    stream: Stream
+    spark: SparkSession
+    lake: Lake
+    ledger: Ledger
+    kafka: Kafka
+    bootstrap: str
+    log: list[str] = field(default_factory=list)
+
+    def work(self, *slices: Slice, **changes: Any) -> Work:
+        work = Work(self.stream, slices, self.spark, self.lake, self.ledger, self.kafka, self.log.append)
+        return replace(work, **changes)
+
+    def send(self, *messages: Message) -> None:
+        send(self.bootstrap, self.stream.topic, messages)
+
+    def plan(self, ordinal: int, **ranges: tuple[int, int]) -> Slice:
+        """A slice put into the ledger as planned: `plan(0, p0=(0, 3))`."""
+        piece = Slice(
+            stream=self.stream.name,
+            topic=self.stream.topic,
+            topic_id=self.kafka.topic_state(self.stream.topic).topic_id,
+            generation=0,
+            ordinal=ordinal,
+            ranges={int(name[1:]): OffsetRange(*bounds) for name, bounds in ranges.items()},
+            planned_at=datetime.now(UTC),
+        )
+        self.ledger.add([piece])
+        return piece
+
+    def materialise(self, *slices: Slice) -> dict[str, list[SliceReport]]:
+        """Take slices together through all stages."""
+        return {stage.TABLE: stage.materialise(self.work(*slices)) for stage in STAGES}
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """The rows of a table, read without a JVM."""
+        return read_rows(self.lake.path(self.stream.name, table))
+
+    def current(self) -> dict[str, dict[str, Any]]:
+        """The documented view of `current`, by key."""
+        view = current.view(self.spark, self.lake.path(self.stream.name, "current"))
+        return {row["key"]: row.asDict() for row in view.collect()}
+
+    def versions(self, table: str) -> int:
+        """Commits of the table so far that wrote slices."""
+        from deltalake import DeltaTable
+
+        history = DeltaTable(self.lake.path(self.stream.name, table)).history()
+        return sum("highwater" in (commit.get("userMetadata") or "") for commit in history)
+
+
+def read_rows(path: str, where: str = "proof IS NULL") -> list[dict[str, Any]]:
+    """Rows of a Delta table, by a reader that shares no code with the pipeline."""
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
+
+    result = QueryBuilder().register("t", DeltaTable(path)).execute(f"SELECT * FROM t WHERE {where}")
+    return [dict(row) for row in pa.table(result).to_pylist()]
+
+
+def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
+    """Every committed record of a topic: (partition, offset) → (key, value), by a plain consumer."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reader-of-tests",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
+    found: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
+    ended: set[int] = set()
+    while len(ended) < len(partitions):
+        message = consumer.poll(10)
+        assert message is not None, "the topic did not end within 10 s"
+        if message.error():
+            ended.add(message.partition() or 0)
+        else:
+            found[message.partition() or 0, message.offset() or 0] = (message.key(), message.value())
+    consumer.close()
+    return found
+
+
+def expected_current(messages: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The highest version for each key."""
+    return {key: max(versions) for key, versions in messages.items()}
+
+
+def make_stream(topic: str, **changes: Any) -> Stream:
+    """The stream `orders` on another topic."""
+    return replace(ORDERS, topic=topic, **changes)

@@ -1,0 +1,97 @@
+"""The checks on tables that were damaged behind Highwater's back: each check is seen to fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestration.standing import attempts, conservation, version_order
+from tests.support import Message, order_message
+
+if TYPE_CHECKING:
+    from highwater.slices import Slice
+    from tests.support import Bench
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def done(bench: Bench) -> tuple[Bench, Slice, Slice]:
+    """Two slices, materialised; the second brings the higher versions."""
+    bench.send(
+        order_message("o1", 1),
+        order_message("o2", 1),
+        Message(b"o3", b"no JSON"),
+        order_message("o1", 2),
+        order_message("o2", 2),
+        Message(b"o2", None),
+    )
+    first, second = bench.plan(0, p0=(0, 3)), bench.plan(1, p0=(3, 6))
+    bench.materialise(first, second)
+    return bench, first, second
+
+
+def delete(bench: Bench, table: str, where: str) -> None:
+    from deltalake import DeltaTable
+
+    assert DeltaTable(bench.lake.path(bench.stream.name, table)).delete(where)["num_deleted_rows"]
+
+
+def test_sound_slices_pass(done: tuple[Bench, Slice, Slice]) -> None:
+    bench, first, second = done
+    keys = [first.key, second.key]
+    accounted = conservation(bench.lake, bench.stream, keys)
+    assert [accounted[key].text for key in keys] == [
+        "3 raw = 2 events + 1 rejects + 0 tombstones + 0 superseded",
+        "3 raw = 2 events + 0 rejects + 1 tombstones + 0 superseded",
+    ]
+    assert all(verdict.passed for verdict in accounted.values())
+    assert all(verdict.passed for verdict in version_order(bench.lake, bench.stream, keys).values())
+    assert all(attempts(bench.lake, bench.stream).lacking(key) == () for key in keys)
+
+
+@pytest.mark.parametrize("table", ["raw", "events", "rejects"])
+def test_a_row_that_is_gone_fails_its_slice_and_no_other(done: tuple[Bench, Slice, Slice], table: str) -> None:
+    bench, first, second = done
+    column = "offset" if table == "raw" else "origin_offset"
+    offset = 2 if table == "rejects" else 1
+    delete(bench, table, f"{column} = {offset}")
+    accounted = conservation(bench.lake, bench.stream, [first.key, second.key])
+    assert not accounted[first.key].passed
+    assert f"the commit of {table} recorded" in accounted[first.key].text
+    assert accounted[second.key].passed
+
+
+def test_a_key_that_current_lost_or_holds_at_a_lower_version_fails(done: tuple[Bench, Slice, Slice]) -> None:
+    bench, first, second = done
+    delete(bench, "current", "key = 'o1' AND version = 2")
+    found = version_order(bench.lake, bench.stream, [first.key, second.key])
+    assert found[first.key].passed, "version 1 still stands"
+    assert found[second.key].text == "of 2 keys 0 are absent and 1 behind"
+    delete(bench, "current", "key = 'o1'")
+    found = version_order(bench.lake, bench.stream, [first.key, second.key])
+    assert found[first.key].text == "of 2 keys 1 are absent and 0 behind"
+    assert found[second.key].text == "of 2 keys 1 are absent and 0 behind"
+
+
+def test_folded_slices_are_still_known(done: tuple[Bench, Slice, Slice], monkeypatch: pytest.MonkeyPatch) -> None:
+    from assets import current
+    from assets.commit import Clock
+    from highwater import folding
+
+    bench, first, second = done
+    monkeypatch.setattr(folding, "SLICES_BEFORE_FOLD", 1)
+    assert current.fold_if_due(bench.work(first), Clock())
+    held = attempts(bench.lake, bench.stream, [first.key, second.key])
+    assert [held.lacking(key) for key in (first.key, second.key)] == [(), ()]
+    found = version_order(bench.lake, bench.stream, [first.key, second.key])
+    assert all(verdict.passed for verdict in found.values())
+
+
+def test_without_tables_nothing_passes(bench: Bench, tmp_path: Path) -> None:
+    piece = bench.plan(0, p0=(0, 0))
+    assert not conservation(bench.lake, bench.stream, [piece.key])[piece.key].passed
+    assert not version_order(bench.lake, bench.stream, [piece.key])[piece.key].passed
+    assert attempts(bench.lake, bench.stream).lacking(piece.key) == ("raw", "events", "rejects", "current")

@@ -1,0 +1,49 @@
+"""The command `highwater` on a real broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dev.processes import LOOPBACK, free_port
+from orchestration.cli import PERMANENT, TEMPORARY
+from tests.scene import Scene
+
+TopicFactory = Callable[..., str]
+
+
+@pytest.fixture
+def scene(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> Scene:
+    return Scene(bootstrap, topic(), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_command_shows_where_planning_stands(scene: Scene) -> None:
+    scene.write(25)
+    assert "a dry run" in scene.run("plan", "orders").output
+    assert scene.slices() == []
+    planned = json.loads(scene.run("plan", "orders", "--commit", "--json").output)
+    assert (planned["recorded"], len(planned["slices"])) == (True, 1)
+    scene.write(3)
+    listed = scene.run("slices", "orders").output
+    assert f"{scene.topic}@0000000" in listed
+    assert "0: [0, 25)" in listed
+    status = json.loads(scene.run("status", "--json").output)
+    [partition] = status[0]["partitions"]
+    assert (partition["planned"], partition["last_stable"], partition["lag"]) == (25, 28, 3)
+    assert "lag 3" in scene.run("status", "orders").output
+    unknown = scene.run("plan", "nobody")
+    assert (unknown.exit_code, "declared are orders" in unknown.stderr) == (PERMANENT, True)
+    assert scene.run("accept-loss", "orders", "--yes").exit_code == PERMANENT
+    assert "nothing to accept" in scene.run("accept-loss", "orders").output
+
+
+def test_the_command_tells_a_service_that_is_away_by_its_exit_status(tmp_path: Path) -> None:
+    scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path)
+    result = scene.run("status")
+    assert result.exit_code == TEMPORARY
+    assert "did not answer" in result.stderr
+    assert "lag not known" in result.output

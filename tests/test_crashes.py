@@ -1,0 +1,336 @@
+"""Exactly once, whatever is killed, whenever: processes end by SIGKILL in the middle of their work.
+
+Each series kills at named points, shows that the points were reached, lets other processes finish, and then holds every
+table against the topic (`tests.crash_support`).
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dev.processes import wait_until
+from highwater import settings
+from tests.crash_support import PARTITIONS, TABLES, Deployment
+
+if TYPE_CHECKING:
+    from dev.spark_connect import SparkConnect
+    from tests.conftest import TopicFactory
+
+# The minute or two that a test takes was seen to become twenty on a machine with ten runnable processes a core.
+pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
+
+KILLS = 5
+# Seen: 15 s for a child that takes one slice on a machine with a load of 10 a core.
+LONGEST = 480
+SIGKILLED = -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnect]:
+    """A Connect server of these tests' own: they kill it, and leave it with work of dead clients."""
+    from dev.spark_connect import SparkConnect
+    from dev.spark_local import SHORT_LIVED
+
+    with SparkConnect(tmp_path_factory.mktemp("crashes"), extra=SHORT_LIVED) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def context() -> Any:
+    """Children are forked from a process that has loaded everything and started nothing."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["tests.crash_child"])
+    return found
+
+
+@dataclass
+class Series:
+    """Children over one deployment."""
+
+    deployment: Deployment
+    context: Any
+    server: SparkConnect | None = None
+    children: list[tuple[BaseProcess, Path]] = field(default_factory=list)
+
+    def start(self, *batches: Sequence[str], **task: Any) -> int:
+        """Start a child; returns its number."""
+        from tests import crash_child
+
+        folder = self.deployment.home / f"child-{len(self.children)}"
+        made = crash_child.Task(
+            self.deployment.environment, self.deployment.stream.topic, folder, tuple(map(tuple, batches)), **task
+        )
+        if self.server is not None:
+            made = replace(made, ui=self.server.ui_url, server=self.server._child.pid if self.server._child else None)
+        child = self.context.Process(target=crash_child.main, args=(made,))
+        child.start()
+        self.children.append((child, folder))
+        return len(self.children) - 1
+
+    def end(self, number: int) -> int | None:
+        """Wait for a child's end; returns its exit status."""
+        child, _ = self.children[number]
+        child.join(LONGEST)
+        assert child.exitcode is not None, self.said(number)
+        return child.exitcode
+
+    def run(self, *batches: Sequence[str], **task: Any) -> None:
+        """Let a child take slices to their end."""
+        number = self.start(*batches, **task)
+        assert self.end(number) == 0, self.said(number)
+
+    def killed(self, *batches: Sequence[str], point: str, **task: Any) -> dict[str, Any]:
+        """Let a child be killed at a point; returns what was so then."""
+        number = self.start(*batches, point=point, **task)
+        assert self.end(number) == SIGKILLED, f"{point} was not reached: {self.said(number)}"
+        return self.evidence(number)
+
+    def evidence(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.children[number][1] / "evidence").read_text())
+        return found
+
+    def said(self, number: int) -> str:
+        """The end of a child's log."""
+        return (self.children[number][1] / "log").read_text()[-3000:]
+
+    def quiet(self) -> None:
+        """Wait until the server works no more: what a dead client began is over."""
+        from tests.crash_child import running_jobs
+
+        assert self.server is not None
+        ui = self.server.ui_url
+        calm: list[float] = []
+
+        def over() -> bool:
+            if running_jobs(ui):
+                calm.clear()
+            calm.append(time.monotonic())
+            return calm[-1] - calm[0] > 1
+
+        wait_until(over, LONGEST, "the end of the server's work")
+
+    def stop(self) -> None:
+        for child, _ in self.children:
+            if child.is_alive() and child.pid:
+                os.kill(child.pid, signal.SIGKILL)
+            child.join(10)
+
+
+@pytest.fixture
+def series(topic: TopicFactory, bootstrap: str, tmp_path: Path, context: Any, server: SparkConnect) -> Iterator[Series]:
+    """Children that are clients of the Connect server."""
+    made = Deployment.make(topic(partitions=PARTITIONS), tmp_path, bootstrap, {settings.SPARK_REMOTE: server.remote})
+    found = Series(made, context, server)
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def local(topic: TopicFactory, bootstrap: str, tmp_path: Path, context: Any) -> Iterator[Series]:
+    """Children that have the driver in their own process."""
+    from dev.spark_local import environment, local_conf, write_conf_dir
+
+    conf = write_conf_dir(tmp_path, "local", local_conf(tmp_path, driver_memory_mb=1024))
+    spark = {**environment(conf), settings.SPARK_MASTER: "local[2]"}
+    spark = {name: value for name, value in spark.items() if os.environ.get(name) != value}
+    found = Series(Deployment.make(topic(partitions=PARTITIONS), tmp_path, bootstrap, spark), context)
+    yield found
+    found.stop()
+
+
+def planned(series: Series, slices: int) -> list[str]:
+    """Send and plan so many slices, aborted records among them; returns their keys, shuffled."""
+    deployment = series.deployment
+    deployment.send(90 * slices)
+    deployment.abort()
+    deployment.send(25 * slices)
+    series.run()
+    keys = deployment.shuffled(seed=slices)
+    assert len(keys) >= slices
+    assert set(deployment.keys_in_dagster()) == set(keys)
+    return keys
+
+
+def finished(series: Series, keys: Sequence[str], **see: Any) -> None:
+    """Let a fresh process take all slices in another order, some again; then hold the tables against the topic."""
+    ordered = sorted(keys)
+    series.run([ordered[-1]], [ordered[0]], ordered, [ordered[len(ordered) // 2]])
+    series.deployment.see_whole(**see)
+
+
+def test_killed_between_plan_and_key_and_between_key_and_run(series: Series, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = series.deployment
+    for number in range(2 * KILLS):
+        point = ("plan", "key")[number % 2]
+        deployment.send(60)
+        before, known = deployment.slices(), deployment.keys_in_dagster()
+        keys = series.killed(point=point)["keys"]
+        assert [*deployment.slices()] == [*before, *[key for key in keys if key not in before]], "not planned"
+        assert deployment.keys_in_dagster() == (known if point == "plan" else [*known, *keys])
+    assert deployment.slices().keys() > set(deployment.keys_in_dagster()) or number % 2
+    series.run()
+    assert deployment.keys_in_dagster() == [*deployment.slices()]
+    assert len(deployment.slices()) == 2 * KILLS
+    requested = repaired(deployment, monkeypatch)
+    assert sorted(key for keys in requested for key in keys) == sorted(deployment.slices())
+    series.run(*requested)
+    deployment.see_whole()
+
+
+def repaired(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What the sensor of repair requests, without its grace for slices that the planner may still request."""
+    from orchestration import ticks
+    from orchestration.resources import LakeResource, LedgerResource
+
+    monkeypatch.setattr(ticks, "RULES", replace(ticks.RULES, grace=timedelta()))
+    for name in (settings.HOME, settings.KAFKA_BOOTSTRAP):
+        monkeypatch.setenv(name, deployment.environment[name])
+    connections = SimpleNamespace(ledger=LedgerResource(), lake=LakeResource())
+    with deployment.instance() as instance:
+        tick = ticks.repair(instance, connections, deployment.stream, None)
+    return [request.keys for request in tick.requests]
+
+
+POINTS = (
+    *["raw:read"] * KILLS,
+    *["raw:files", "events:files", "rejects:files", "current:files", "raw:files"],
+    *["raw:logged", "events:logged", "rejects:logged", "current:logged", "events:logged"],
+)
+
+
+def test_only_the_connect_client_is_killed(series: Series) -> None:
+    """The server goes on with what the dead client asked for."""
+    keys = planned(series, len(POINTS))
+    for key, point in zip(keys, POINTS, strict=False):
+        found = series.killed([key], point=point, victim="client")
+        see_reached(series.deployment, key, point, found)
+    series.quiet()
+    finished(series, keys)
+
+
+ABOVE = {"raw": (), "events": ("raw",), "rejects": ("raw", "events"), "current": ("raw", "events")}
+
+
+def see_reached(deployment: Deployment, key: str, point: str, evidence: dict[str, Any]) -> None:
+    """The kill came where it was meant to: the tables above are committed, this one as the point says."""
+    table, _, at = point.partition(":")
+    for above in ABOVE[table]:
+        assert key in deployment.proofs(above)
+        assert key in deployment.materialised(above)
+    assert key not in deployment.materialised(table)
+    if at == "read":
+        assert evidence["running"]
+        assert key not in deployment.proofs(table)
+    elif at == "files":
+        assert evidence["files"]
+    else:
+        assert key in deployment.proofs(table)
+
+
+LOCAL_POINTS = ("raw:read", "raw:files", "events:logged", "current:files", "rejects:logged")
+
+
+def test_the_driver_in_the_worker_is_killed(local: Series) -> None:
+    keys = planned(local, KILLS)
+    for key, point in zip(keys, LOCAL_POINTS, strict=False):
+        found = local.killed([key], point=point, victim="group")
+        see_reached(local.deployment, key, point, found)
+        if point.endswith("files"):
+            assert key not in local.deployment.proofs(point.partition(":")[0])
+    finished(local, keys)
+
+
+SERVER_POINTS = ("raw:read", "raw:files", "events:logged", "current:files", "rejects:logged")
+
+
+def test_only_the_connect_server_is_killed(series: Series) -> None:
+    """The clients live on: they fail or try again, on a server that starts anew on the same port."""
+    assert series.server is not None
+    keys = planned(series, KILLS)
+    ended = []
+    for key, point in zip(keys, SERVER_POINTS, strict=False):
+        number = series.start([key], point=point, victim="server")
+        wait_until((series.children[number][1] / "evidence").exists, LONGEST, f"{point} of {key}")
+        series.server.kill()
+        see_reached(series.deployment, key, point, series.evidence(number))
+        if point.endswith("files"):
+            assert key not in series.deployment.proofs(point.partition(":")[0])
+        series.server.start()
+        ended.append(series.end(number))
+    assert ended == [0] * KILLS, series.said(len(series.children) - 1)
+    finished(series, keys)
+
+
+OVERLAPPED = ("raw", "events", "rejects", "current", "events")
+
+
+def test_a_retry_runs_while_the_server_commits_for_a_dead_client(series: Series) -> None:
+    """Whoever is first: one split, although the reference table changed between the two."""
+    from tests.support import customers
+
+    keys = planned(series, KILLS)
+    for key, table in zip(keys, OVERLAPPED, strict=False):
+        customers(series.deployment.lake, ["c1"])
+        found = series.killed([key], point=f"{table}:overlap", victim="client")
+        assert found["running"]
+        assert found["log"] == found["log_then"]
+        customers(series.deployment.lake, ["c1", "c2"])
+        series.run([key])
+        series.quiet()
+    customers(series.deployment.lake, ["c1"])
+    rest = [key for key in keys if key not in series.deployment.proofs("raw")]
+    series.run(*[[key] for key in rest])
+    series.deployment.see_whole(late=["c2"])
+
+
+def test_the_server_begins_a_commit_of_a_dead_client_after_the_retry(series: Series) -> None:
+    """A query whose client was killed was seen to commit 12 s later, over the split of the retry."""
+    from tests.support import customers
+
+    keys = planned(series, KILLS)
+    for key, table in zip(keys, OVERLAPPED, strict=False):
+        customers(series.deployment.lake, ["c1"])
+        number = series.start([key], point=f"{table}:late", victim="client")
+        folder = series.children[number][1]
+        wait_until((folder / "ready").exists, LONGEST, f"the commit of {table}")
+        customers(series.deployment.lake, ["c1", "c2"])
+        series.run([key])
+        before = attempts(series.deployment, key)
+        (folder / "go").touch()
+        assert series.end(number) == SIGKILLED, series.said(number)
+        assert series.evidence(number)["running"]
+        series.quiet()
+        assert attempts(series.deployment, key) == before
+    customers(series.deployment.lake, ["c1"])
+    rest = [key for key in keys if key not in series.deployment.proofs("raw")]
+    series.run(*[[key] for key in rest])
+    series.deployment.see_whole(late=["c2"])
+
+
+def attempts(deployment: Deployment, key: str) -> list[int]:
+    return [deployment.proofs(table)[key]["attempt"] for table in TABLES]
+
+
+def test_two_runs_of_a_slice_at_once(series: Series) -> None:
+    """Two processes begin each slice together; one commits, the other takes its split over."""
+    keys = planned(series, KILLS)
+    folder = series.deployment.home / "peers"
+    folder.mkdir()
+    batches = [[key] for key in keys]
+    numbers = [series.start(*batches, peers=(folder, 2)) for _ in range(2)]
+    assert [series.end(number) for number in numbers] == [0, 0], [series.said(number) for number in numbers]
+    series.deployment.see_whole()
+    assert {row["rows"] > 0 for row in series.deployment.proofs("raw").values()} == {True}

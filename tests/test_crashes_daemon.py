@@ -1,0 +1,106 @@
+"""Exactly once through runs that the daemon launches: workers are killed, and the slices end whole by themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dev.processes import wait_until
+from highwater import settings
+from highwater.declaration import Limits
+from tests import crash_support, deployment
+from tests.crash_support import PARTITIONS, TABLES
+
+if TYPE_CHECKING:
+    from dagster._core.storage.dagster_run import DagsterRun
+
+    from dev.spark_connect import SparkConnect
+    from tests.conftest import TopicFactory
+
+# The minute or two that a test takes was seen to become twenty on a machine with ten runnable processes a core.
+pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
+
+SLICES = 6
+# Seen: 100 s on a quiet machine of 2 cores.
+LONGEST = 480
+
+# What a run's only slice has when its worker is killed, one run each.
+MOMENTS: tuple[tuple[str, ...], ...] = ((), ("raw",), ("raw", "events"), ("raw", "events", "rejects"), TABLES)
+
+
+def worker(instance: dg.DagsterInstance, run: DagsterRun) -> int | None:
+    """The process that executes a run's steps; None until it began."""
+    for record in instance.all_logs(run.run_id):
+        data = (
+            record.dagster_event.engine_event_data
+            if record.dagster_event and record.dagster_event.is_engine_event
+            else None
+        )
+        if data is not None and "pid" in data.metadata and "Executing steps" in (record.dagster_event.message or ""):
+            return int(str(data.metadata["pid"].value))
+    return None
+
+
+def started(instance: dg.DagsterInstance) -> list[DagsterRun]:
+    return [*instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))]
+
+
+def key_of(run: DagsterRun) -> str:
+    return run.tags["dagster/asset_partition_range_start"]
+
+
+def test_workers_of_launched_runs_are_killed(
+    topic: TopicFactory, bootstrap: str, spark_server: SparkConnect, tmp_path: Path
+) -> None:
+    ours = deployment.Deployment.make(
+        tmp_path,
+        topic(partitions=PARTITIONS),
+        bootstrap,
+        spark_server.remote,
+        Limits(most_records=80, slices_a_run=1),
+        sensors=True,
+    )
+    held = crash_support.Deployment(ours.stream, tmp_path, bootstrap, {settings.SPARK_REMOTE: spark_server.remote})
+    held.send(72 * SLICES)
+    held.abort()
+    with deployment.Running(ours), ours.instance() as instance:
+        killed = [kill_when(instance, held, moment) for moment in MOMENTS]
+        wait_until(lambda: settled(instance, ours, held), LONGEST, "the end of all runs")
+        statuses = [instance.get_run_by_id(run) for run in killed]
+        assert [run.status for run in statuses if run] == [dg.DagsterRunStatus.FAILURE] * len(MOMENTS)
+    assert len(held.slices()) >= SLICES - 1
+    held.see_whole()
+
+
+def kill_when(instance: dg.DagsterInstance, held: crash_support.Deployment, moment: tuple[str, ...]) -> str:
+    """Kill the worker of a run whose slice stands in these tables; returns the run."""
+    deadline = time.monotonic() + LONGEST
+    while time.monotonic() < deadline:
+        for run in started(instance):
+            pid = worker(instance, run)
+            if pid is not None and "dagster/parent_run_id" not in run.tags and stands(held, key_of(run), moment):
+                os.kill(pid, signal.SIGKILL)
+                wait_until(lambda run=run: ended(instance, run), LONGEST, f"the end of {run.run_id}")  # type: ignore[misc]
+                return run.run_id
+        time.sleep(0.05)
+    raise AssertionError(f"no run came to {moment}")
+
+
+def ended(instance: dg.DagsterInstance, run: DagsterRun) -> bool:
+    found = instance.get_run_by_id(run.run_id)
+    return found is not None and found.is_finished
+
+
+def stands(held: crash_support.Deployment, key: str, tables: tuple[str, ...]) -> bool:
+    return all(key in held.proofs(table) for table in reversed(tables))
+
+
+def settled(instance: dg.DagsterInstance, ours: deployment.Deployment, held: crash_support.Deployment) -> bool:
+    unfinished = [run for run in instance.get_runs() if not run.is_finished]
+    return not unfinished and ours.materialised(instance) == set(held.slices())

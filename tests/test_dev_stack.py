@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dev import up
+from dev.dagster_services import DagsterServices, prepare_home
+from dev.paths import REPOSITORY
+from dev.processes import Child, ChildFailedError, accepts, wait_until
+from dev.stack import Stack
+from highwater import settings
+from highwater.errors import ConfigurationError
+
+CONFIGURED = {settings.KAFKA_BOOTSTRAP: "broker.example:9092", settings.SPARK_REMOTE: "sc://spark.example:15002"}
+
+
+def test_what_is_configured_is_used_and_nothing_is_embedded_beside_it(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, base=CONFIGURED)
+    assert stack.broker is None
+    assert stack.spark is None
+    assert stack.bootstrap == "broker.example:9092"
+    assert stack.env[settings.SPARK_REMOTE] == "sc://spark.example:15002"
+
+
+def test_what_is_not_configured_is_embedded_on_loopback(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, base={})
+    assert stack.broker is not None
+    assert stack.spark is not None
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", stack.bootstrap)
+    assert re.fullmatch(r"sc://127\.0\.0\.1:\d+", stack.env[settings.SPARK_REMOTE])
+    assert stack.env["DAGSTER_HOME"] == str(tmp_path / "dagster")
+
+
+def test_a_master_takes_the_place_of_the_connect_server(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, base={settings.SPARK_MASTER: "spark://master.example:7077"})
+    assert stack.spark is None
+    assert settings.SPARK_REMOTE not in stack.env
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        ([], {}, True),
+        ([], CONFIGURED, False),
+        (["--generate"], CONFIGURED, True),
+        (["--no-generate"], {}, False),
+    ],
+)
+def test_a_generator_writes_to_somebodys_broker_only_when_asked(
+    arguments: list[str], environment: dict[str, str], expected: bool
+) -> None:
+    assert up.generates(up.parser().parse_args(arguments), environment) is expected
+
+
+def test_a_second_stack_in_one_home_is_refused(tmp_path: Path) -> None:
+    second = Stack(tmp_path, base=CONFIGURED, dagster=False)
+    with (
+        Stack(tmp_path, base=CONFIGURED, dagster=False),
+        pytest.raises(ConfigurationError, match="another stack runs in"),
+        second,
+    ):
+        pass
+    with Stack(tmp_path, base=CONFIGURED, dagster=False):
+        assert (tmp_path / "env").read_text().startswith("export HIGHWATER_HOME=")
+
+
+def test_a_part_that_ends_by_itself_is_told_with_its_log(tmp_path: Path) -> None:
+    with Stack(tmp_path, base={**os.environ, **CONFIGURED}, dagster=False) as stack:
+        child = stack.run("fragile", [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"])
+        child.wait(30)
+        with pytest.raises(ChildFailedError, match="fragile ended with exit status 3") as caught:
+            stack.require_alive()
+    assert "the reason" in str(caught.value.found)
+
+
+def test_what_was_started_ends_when_the_start_fails(tmp_path: Path) -> None:
+    def fail(stack: Stack) -> None:
+        started.append(stack.run("other", [sys.executable, "-c", "import time; time.sleep(600)"]))
+        raise RuntimeError("the broker's topics could not be made")
+
+    started: list[Child] = []
+    with pytest.raises(RuntimeError, match="topics"), Stack(tmp_path, base=CONFIGURED, dagster=False, on_broker=fail):
+        pass
+    assert not started[0].alive
+
+
+def test_settings_of_a_persons_own_instance_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    prepare_home(tmp_path, ours=False)
+    assert (tmp_path / "dagster.yaml").read_text() == "telemetry: {enabled: false}\n"
+    prepare_home(tmp_path, ours=True)
+    assert (tmp_path / "dagster.yaml").read_text() == (REPOSITORY / "dagster.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_definitions_that_do_not_load_are_told_in_dagsters_words(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import a_module_that_is_not_there\n")
+    workspace = tmp_path / "workspace.yaml"
+    workspace.write_text(f"load_from: [{{python_file: {{relative_path: {tmp_path / 'broken.py'}}}}}]\n")
+    variables = {**os.environ, "DAGSTER_HOME": str(tmp_path / "dagster")}
+    prepare_home(tmp_path / "dagster", ours=True)
+    services = DagsterServices(tmp_path, variables, workspace=workspace)
+    try:
+        services.touch.start()
+        services.wait_touched()
+        services.webserver.start()
+        with pytest.raises(ChildFailedError, match="a_module_that_is_not_there"):
+            services.wait_ready()
+    finally:
+        services.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_make_up_leaves_nothing_behind_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
+    environment = {**os.environ, settings.HOME: str(tmp_path / "home")}
+    said = (tmp_path / "said").open("w+")
+    program = subprocess.Popen(
+        [sys.executable, "-m", "dev.up", "--no-generate"], env=environment, stdout=said, stderr=said, cwd=REPOSITORY
+    )
+    try:
+        wait_until(
+            lambda: "Ctrl-C ends everything" in Path(said.name).read_text() or program.poll() is not None, 300, "up"
+        )
+        text = Path(said.name).read_text()
+        ports = [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", text)]
+        assert len(ports) == 4, text
+        assert all(accepts(port) for port in ports)
+        program.send_signal(number)
+        assert program.wait(60) == (-9 if number == signal.SIGKILL else 0)
+    finally:
+        program.kill()
+    wait_until(lambda: not any(accepts(port) for port in ports), 30, "the end of every server")
+    wait_until(lambda: not processes_naming(tmp_path), 30, "the end of every process")
+
+
+def processes_naming(folder: Path) -> list[str]:
+    """Command lines of processes, zombies left out, whose environment or arguments name a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments, variables = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in arguments + variables and int(process.name) != os.getpid():
+            found.append(arguments.replace(b"\0", b" ").decode(errors="replace"))
+    return found

@@ -1,0 +1,486 @@
+"""The pages say what the code does: settings, declarations, errors, commands, columns, links and examples.
+
+What the pages say is read from their text; what holds is taken from the code, so neither can move without the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from highwater import declaration, errors, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DOCS = REPOSITORY / "docs"
+PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *DOCS.rglob("*.md")])
+CODE = ("highwater", "resources", "assets", "orchestration", "dev")
+
+DECLARED = (
+    declaration.Stream,
+    declaration.Field,
+    declaration.Lookup,
+    declaration.Transitions,
+    declaration.Limits,
+    declaration.Answers,
+)
+
+
+def text_of(name: str) -> str:
+    return (REPOSITORY / name).read_text()
+
+
+def section(page: str, title: str) -> str:
+    """The text below a heading, up to the next heading of the same or a higher level."""
+    found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text_of(page), re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{page} has no section {title!r}"
+    return found[2]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The rows of the tables in a text, without heads and rulers; `\\|` is part of a cell."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    heads = {number - 1 for number, row in enumerate(cells) if set("".join(row)) <= {"-", ":"}}
+    return [row for number, row in enumerate(cells) if number not in heads and number - 1 not in heads]
+
+
+def spans(text: str) -> list[str]:
+    """What is set as code within a sentence."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
+
+
+def example() -> declaration.Stream:
+    """The stream that the README declares."""
+    held: dict[str, Any] = {}
+    exec(blocks("README.md", "python")[0], held)
+    stream = held["STREAM"]
+    assert isinstance(stream, declaration.Stream)
+    return stream
+
+
+# Settings
+
+
+def setting_names() -> set[str]:
+    return {
+        value
+        for name, value in vars(settings).items()
+        if name.isupper() and isinstance(value, str) and not name.startswith("DEFAULT_")
+    }
+
+
+def test_the_page_of_configuration_has_every_setting_and_no_other() -> None:
+    listed = {spans(row[0])[0] for row in rows(section("docs/configuration.md", "Settings of Highwater"))}
+
+    assert listed == setting_names()
+
+
+def test_every_variable_that_a_page_names_is_read_somewhere() -> None:
+    code = "".join(f.read_text() for folder in CODE for f in sorted((REPOSITORY / folder).rglob("*.py")))
+    code += text_of("dagster.yaml")
+    named = {
+        word for page in PAGES for word in re.findall(r"\b(?:HIGHWATER|DAGSTER|SPARK)_[A-Z_]+[A-Z]\b", page.read_text())
+    }
+
+    assert {name for name in named if name not in code} == set()
+
+
+def test_every_variable_of_ours_is_in_the_page_of_configuration() -> None:
+    code = "".join(f.read_text() for folder in CODE for f in sorted((REPOSITORY / folder).rglob("*.py")))
+    # Names that are assigned as constants; the marker of the fence is no variable.
+    read = set(re.findall(r'^[A-Z_]+ = "(HIGHWATER_[A-Z_]+)"$', code, re.MULTILINE)) - {"HIGHWATER_SUPERSEDED"}
+
+    assert {name for name in read if f"`{name}`" not in text_of("docs/configuration.md")} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        (settings.KAFKA_BOOTSTRAP, settings.DEFAULT_BOOTSTRAP),
+        (settings.SPARK_MASTER, settings.DEFAULT_MASTER),
+        (settings.KAFKA_CONFIG, "{}"),
+    ],
+)
+def test_the_page_gives_a_setting_its_default(name: str, default: str) -> None:
+    listed = {spans(row[0])[0]: row[1] for row in rows(section("docs/configuration.md", "Settings of Highwater"))}
+
+    assert listed[name] == f"`{default}`"
+
+
+def test_the_page_gives_the_places_below_home() -> None:
+    found = settings.Settings.from_environment({settings.HOME: "/somewhere"})
+    listed = {spans(row[0])[0]: row[1] for row in rows(section("docs/configuration.md", "Settings of Highwater"))}
+
+    assert listed[settings.LAKE] == f"`{Path(found.lake).name}` below `HIGHWATER_HOME`"
+    assert listed[settings.LEDGER_URL] == f"`{Path(found.ledger_url).name}` below `HIGHWATER_HOME`"
+
+
+def test_the_page_has_every_property_of_kafka_with_its_fate() -> None:
+    from resources import kafka_options
+
+    page = section("docs/configuration.md", "Kafka")
+    handed, alone, guarded = page.split("\nProperties that ")[1:]
+    known = {name: given or name for name, given in _handed(handed).items()}
+
+    assert known == {name: name for name in kafka_options._SAME} | dict(kafka_options._RENAMED)
+    assert set(spans(alone)) == kafka_options._OURS_ALONE
+    assert set(spans(guarded.split("\n\n")[0])) - {"ConfigurationError"} == set(kafka_options.GUARDED)
+    assert all(f"`{mechanism}`" in handed for mechanism in kafka_options._LOGIN)
+
+
+def _handed(text: str) -> dict[str, str]:
+    found = {spans(row[0])[0]: (spans(row[1]) or [""])[0] for row in rows(text)}
+    found.pop("sasl.username")  # with the password it becomes one property, which is looked at elsewhere
+    return found
+
+
+# Declarations
+
+
+@pytest.mark.parametrize("kind", DECLARED, ids=lambda kind: kind.__name__)
+def test_the_page_of_streams_has_every_field_of_a_declaration_and_no_other(kind: type) -> None:
+    page = section("docs/streams.md", kind.__name__)
+    table = next(part for part in page.split("\n\n") if part.lstrip().startswith("| field |"))
+    listed = {spans(row[0])[0]: row[1] for row in rows(table)}
+
+    assert listed == {f.name: default_text(f) for f in dataclasses.fields(kind)}
+
+
+def default_text(field: dataclasses.Field[Any]) -> str:
+    """How the page writes a default."""
+    if field.default_factory is not dataclasses.MISSING:
+        return f"`{type(field.default_factory()).__name__}()`"
+    value = field.default
+    if value is dataclasses.MISSING:
+        return "required"
+    if isinstance(value, timedelta):
+        minutes = value / timedelta(minutes=1)
+        return f"`{minutes:g} minute{'' if minutes == 1 else 's'}`"
+    if isinstance(value, declaration.Start):
+        return f"`Start.{value.name}`"
+    if isinstance(value, str):
+        escaped = value.replace("|", "\\|")
+        return f'`"{escaped}"`'
+    return f"`{value:_}`" if isinstance(value, int) else f"`{value}`"
+
+
+def test_the_page_of_streams_has_every_type_of_a_field() -> None:
+    page = section("docs/streams.md", "Field")
+    table = next(part for part in page.split("\n\n") if part.startswith("| type |"))
+    listed = {spans(row[0])[0] for row in rows(table)}
+
+    assert {name.replace("(p,s)", "(12,2)") for name in listed} == {
+        "string",
+        "integer",
+        "long",
+        "boolean",
+        "timestamp",
+        "decimal(12,2)",
+    }
+    assert all(declaration._TYPE.fullmatch(name.replace("(p,s)", "(12,2)")) for name in listed)
+
+
+def test_the_page_of_streams_has_every_name_that_is_taken() -> None:
+    page = section("docs/streams.md", "Field")
+    sentence = re.search(r"These names are taken.*?declared: (.*?)\. A field", page, re.DOTALL)
+    assert sentence is not None
+
+    assert set(spans(sentence[1])) == declaration.RESERVED_COLUMNS - {"version", "event_time"}
+
+
+def test_the_readme_declares_a_stream_in_at_most_forty_lines() -> None:
+    assert len(blocks("README.md", "python")[0].splitlines()) <= 40
+    assert example().name == "shipments"
+
+
+def test_both_pages_declare_the_same_stream() -> None:
+    assert blocks("docs/streams.md", "python")[0] == blocks("README.md", "python")[0]
+
+
+def test_dagster_shows_of_a_stream_what_the_page_lists() -> None:
+    from orchestration.build import build_defs
+
+    page = text_of("docs/streams.md")
+    table = page[page.index("| what | names |") : page.index("The tables and their columns")]
+    listed = {row[0]: spans(row[1]) for row in rows(table)}
+    stream = example()
+    repository = build_defs(streams=[stream]).get_repository_def()
+
+    assets = {
+        key.to_user_string().replace(stream.topic, "<topic>") for key in repository.asset_graph.get_all_asset_keys()
+    }
+    assert set(listed["assets"]) == assets
+    assert listed["partitions"] == [stream.partitions_name]
+    assert listed["job"] == [name for name in repository.job_names if not name.startswith("__")]
+    assert set(listed["sensors"]) == {s.name for s in repository.sensor_defs if s.name.startswith(stream.name)}
+    assert set(listed["schedule"]) == {s.name for s in repository.schedule_defs if s.name.startswith(stream.name)}
+    checks = {f"{key.name} on {key.asset_key.path[-1]}" for key in repository.asset_graph.asset_check_keys}
+    named = re.findall(r"`(\w+)` on `(\w+)`", next(line for line in table.splitlines() if line.startswith("| checks")))
+    assert {f"{name} on {table}" for name, table in named} == checks
+
+
+# Errors
+
+
+@pytest.mark.parametrize("family", [errors.PermanentError, errors.TemporaryError])
+def test_the_page_of_operations_has_every_error_in_its_family(family: type[errors.HighwaterError]) -> None:
+    title = {
+        errors.PermanentError: "Permanent: a person has to change something",
+        errors.TemporaryError: "Temporary: the same may succeed later",
+    }[family]
+    page = section("docs/operations.md", "Errors")
+    listed = {spans(row[0])[0] for row in rows(page.split(title)[1].split("\n###")[0])}
+    kinds = {
+        name
+        for name, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, family) and kind is not family and kind.__module__ == errors.__name__
+    }
+
+    assert listed == kinds
+
+
+# Tables
+
+
+def columns_of(sql: str) -> list[str]:
+    """The names of columns that are declared in SQL; a comma inside of brackets separates no columns."""
+    flat = re.sub(r"<[^>]*(?:<[^>]*>)?[^>]*>|\([^)]*\)", "", sql)
+    return [part.split()[0].strip("`") for part in flat.split(",")]
+
+
+def columns_listed(title: str) -> list[str]:
+    """The columns that a section of the page of tables lists; `a … b` stands for all of the origin."""
+    origin = ["origin_topic", "origin_generation", "origin_partition", "origin_offset", "origin_timestamp"]
+    found: list[str] = []
+    for row in rows(section("docs/tables.md", title).split("\n###")[0]):
+        if row[0] == "the declared fields":
+            found.append("FIELDS")
+        elif "…" in row[0]:
+            found += origin
+        elif row[0].startswith("`") and row[0].strip("`").islower() and title != "reasons":
+            found += spans(row[0]) + (["FIELDS"] if "the declared fields" in row[0] else [])
+    return found
+
+
+def with_fields(columns: list[str], stream: declaration.Stream) -> list[str]:
+    """The stream's own fields as one entry."""
+    names = {f.name for f in stream.fields}
+    kept = [name for name in columns if name not in names]
+    first = next((at for at, name in enumerate(columns) if name in names), None)
+    return kept if first is None else [*columns[:first], "FIELDS", *kept[first:]]
+
+
+@pytest.mark.parametrize("title", ["raw", "events", "rejects", "current"])
+def test_the_page_of_tables_has_the_columns_in_their_order(title: str) -> None:
+    from assets import current, events, raw, rejects
+
+    stream = example()
+    code = {
+        "raw": raw.COLUMNS,
+        "events": events.columns(stream),
+        "rejects": rejects.COLUMNS,
+        "current": current.columns(stream),
+    }[title]
+    listed = [name for name in columns_listed(title) if name not in {"malformed", "invalid", "unresolved"}]
+
+    assert listed == [*with_fields(columns_of(code), stream), "proof"]
+
+
+def test_the_page_of_tables_has_every_field_of_a_proof() -> None:
+    from datetime import UTC, datetime
+
+    from highwater.proof import Proof
+    from highwater.slices import OffsetRange, Slice
+
+    piece = Slice("s", "t", "id", 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
+    table = section("docs/tables.md", "The proof").split("| in | `counts` holds |")[0]
+    listed = {name for row in rows(table) for name in spans(row[0])}
+
+    assert listed == set(Proof(piece, attempt=1, rows=1).to_plain())
+
+
+def test_the_page_of_tables_has_every_reason() -> None:
+    from assets import parsing
+
+    found = {
+        spans(row[0])[0]: row[1] == "yes"
+        for row in rows(section("docs/tables.md", "rejects"))
+        if row[1] in {"yes", "no"}
+    }
+
+    assert found == {
+        reason: reason in parsing.PERMANENT for reason in (parsing.MALFORMED, parsing.INVALID, parsing.UNRESOLVED)
+    }
+
+
+@pytest.fixture
+def current_table(tmp_path: Path) -> tuple[Path, dict[str, int]]:
+    """A table with the columns of `current` that the view looks at, and for each key the offset that must win."""
+    from datetime import UTC, datetime
+
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    def row(place: str, key: str, version: int, second: int, partition: int, offset: int) -> dict[str, Any]:
+        at = datetime(2026, 3, 1, 10, 0, second, tzinfo=UTC)
+        origin = {
+            "origin_timestamp": at,
+            "origin_partition": partition,
+            "origin_offset": offset,
+            "origin_generation": 0,
+        }
+        return {"slice": place, "key": key, "version": version, **origin, "proof": None}
+
+    found = [
+        row("base", "highest version, though published first", 3, 1, 0, 11),
+        row("t@0000000", "highest version, though published first", 2, 9, 0, 12),
+        row("base", "equal versions: earliest time", 1, 5, 0, 21),
+        row("recent", "equal versions: earliest time", 1, 4, 1, 22),
+        row("t@0000000", "equal times: lowest partition", 1, 5, 1, 31),
+        row("t@0000001", "equal times: lowest partition", 1, 5, 0, 32),
+        row("t@0000000", "equal partitions: lowest offset", 1, 5, 0, 42),
+        row("t@0000001", "equal partitions: lowest offset", 1, 5, 0, 41),
+    ]
+    proof = dict.fromkeys(found[0]) | {"slice": "base", "proof": "{}"}
+    kinds = {"version": pa.int32(), "origin_timestamp": pa.timestamp("us", "UTC"), "origin_partition": pa.int32()}
+    kinds |= {"origin_offset": pa.int64(), "origin_generation": pa.int32()}
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in found[0]])
+    path = tmp_path / "current"
+    write_deltalake(path, pa.Table.from_pylist([*found, proof], schema=schema), partition_by=["slice"])
+    keys = [str(row["key"]) for row in found]
+    return path, dict(zip(dict.fromkeys(keys), [11, 22, 32, 41], strict=True))
+
+
+def view_block(marker: str) -> str:
+    return next(block for block in blocks("docs/tables.md", "sql") if marker in block)
+
+
+def test_the_view_in_standard_sql_takes_the_winners(current_table: tuple[Path, dict[str, int]]) -> None:
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
+
+    path, expected = current_table
+    result = QueryBuilder().register("t", DeltaTable(path)).execute(view_block("row_number()"))
+
+    assert {row["key"]: row["origin_offset"] for row in pa.table(result).to_pylist()} == expected
+
+
+@pytest.mark.slow
+def test_the_view_in_spark_sql_takes_the_winners(
+    current_table: tuple[Path, dict[str, int]], spark: SparkSession
+) -> None:
+    path, expected = current_table
+    spark.sql(view_block("max_by").replace("/path/to/lake/orders/current", str(path)))
+
+    assert {row["key"]: row["origin_offset"] for row in spark.table("orders_current").collect()} == expected
+
+
+# Commands, links, examples
+
+
+def code_text(page: Path) -> str:
+    """All that a page sets as code."""
+    text = page.read_text()
+    fenced = re.findall(r"^```(?:sh|text)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return "\n".join([*fenced, *spans(text)])
+
+
+def test_every_make_target_that_a_page_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"\bmake ([a-z][a-z-]*)", code_text(page))}
+
+    assert named - targets == set()
+
+
+def test_every_program_that_a_page_starts_is_installed() -> None:
+    programs = {name for page in PAGES for name in re.findall(r"\.venv/bin/([a-z-]+)", page.read_text())}
+
+    assert {name for name in programs if not (REPOSITORY / ".venv/bin" / name).exists()} == set()
+
+
+def test_every_highwater_command_that_a_page_names_exists() -> None:
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"(?:^|[\s/])highwater ([a-z][a-z-]+)", code_text(page), re.MULTILINE)
+    }
+
+    assert named - set(_commands()) == set()
+
+
+def _commands() -> list[str]:
+    from importlib.util import find_spec
+
+    if find_spec("orchestration.cli") is None:
+        return []
+    from orchestration.cli import main
+
+    return sorted(main.commands)
+
+
+def test_every_module_that_a_page_runs_exists() -> None:
+    from importlib.util import find_spec
+
+    named = {name for page in PAGES for name in re.findall(r"\bpython -m ([\w.]+)", code_text(page))}
+
+    assert {name for name in named if find_spec(name) is None} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_relative_link_resolves(page: Path) -> None:
+    broken = [link for link in links(page.read_text()) if not resolves(page, link)]
+
+    assert broken == []
+
+
+def links(text: str) -> Iterator[str]:
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in link:
+            yield link
+
+
+def resolves(page: Path, link: str) -> bool:
+    name, _, anchor = link.partition("#")
+    target = (page.parent / name).resolve() if name else page
+    if not target.exists():
+        return False
+    return not anchor or anchor in anchors(target.read_text())
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that headings get: lower case, punctuation dropped, spaces as hyphens."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_decision_is_in_the_index() -> None:
+    files = {file.name for file in (DOCS / "adr").glob("0*.md")}
+
+    assert set(links(text_of("docs/adr/README.md"))) == files
+
+
+def test_every_python_example_compiles() -> None:
+    for page in PAGES:
+        for block in blocks(str(page.relative_to(REPOSITORY)), "python"):
+            compile(block, str(page), "exec")
+
+
+def test_every_folder_of_the_tree_is_there() -> None:
+    listed = {spans(row[0])[0] for row in rows(section("README.md", "The tree"))}
+
+    assert {name for name in listed if not (REPOSITORY / name).is_dir()} == set()

@@ -1,0 +1,135 @@
+"""Errors as Dagster understands them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import dagster as dg
+import pytest
+from dagster._core.errors import DagsterExecutionInterruptedError
+from dagster_shared.serdes import serialize_value
+
+from highwater.errors import DependencyAwayError, HighwaterError, OffsetsExpiredError
+from orchestration.failures import FIRST_WAIT, TRIES_AGAIN, told_to_dagster, wait_seconds
+from orchestration.redaction import HIDDEN, harmless, secret_values
+from orchestration.resources import settings
+
+AWAY = DependencyAwayError("Kafka is away", found="refused", remedy="see that it runs")
+EXPIRED = OffsetsExpiredError("gone", stored="[0, 5)", found="7", remedy="accept the loss")
+
+
+def raising(error: BaseException, stop: Callable[[], None] = lambda: None) -> None:
+    with told_to_dagster(0, stop):
+        raise error
+
+
+@pytest.mark.parametrize("error", [AWAY, EXPIRED])
+def test_the_failure_shows_both_values_and_the_remedy(error: HighwaterError) -> None:
+    with pytest.raises((dg.Failure, dg.RetryRequested)) as raised:
+        raising(error)
+    failure = raised.value if isinstance(raised.value, dg.Failure) else raised.value.__cause__
+    assert isinstance(failure, dg.Failure)
+    shown = {name: value.value for name, value in failure.metadata.items()}
+    assert shown["error"] == type(error).__name__
+    assert shown["found"] == str(error.found)
+    assert shown["remedy"] == error.remedy
+    assert failure.description == str(error)
+
+
+def test_only_what_waiting_may_mend_is_tried_again() -> None:
+    with pytest.raises(dg.RetryRequested) as again:
+        raising(AWAY)
+    assert again.value.max_retries == TRIES_AGAIN
+    with pytest.raises(dg.Failure) as final:
+        raising(EXPIRED)
+    assert not final.value.allow_retries
+    with pytest.raises(dg.RetryRequested):
+        raising(ZeroDivisionError())
+
+
+@pytest.mark.parametrize("error", [DagsterExecutionInterruptedError(), KeyboardInterrupt(), SystemExit(1)])
+def test_a_termination_stops_the_work_and_is_never_tried_again(error: BaseException) -> None:
+    """A retry policy of Dagster's made a terminated run go on: its step was put up for retry."""
+    stopped: list[bool] = []
+    with pytest.raises(type(error)):
+        raising(error, lambda: stopped.append(True))
+    assert stopped == [True]
+
+
+def test_no_step_has_a_retry_policy() -> None:
+    from assets.streams.orders import STREAM
+    from orchestration.build import build_defs
+
+    job = build_defs(streams=[STREAM]).resolve_job_def("orders_slice")
+    with_policy = [node.name for node in job.nodes if getattr(node.definition, "retry_policy", None) is not None]
+    assert with_policy == []
+
+
+def test_an_error_met_while_stopping_does_not_hide_the_first() -> None:
+    def stop() -> None:
+        raise OSError
+
+    with pytest.raises(dg.Failure, match="gone"):
+        raising(EXPIRED, stop)
+
+
+def test_waits_double_and_are_spread() -> None:
+    for tries in range(TRIES_AGAIN):
+        waits = [wait_seconds(tries) for _ in range(200)]
+        assert FIRST_WAIT * 2**tries * 0.5 <= min(waits) < max(waits) <= FIRST_WAIT * 2**tries * 1.5
+        assert max(waits) > 1.5 * min(waits)
+
+
+SECRET = "correct-horse-battery"
+
+
+@pytest.fixture
+def configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"security.protocol": "SASL_SSL", "sasl.username": "reader", "sasl.password": SECRET}
+    monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", json.dumps(config))
+    monkeypatch.setenv("HIGHWATER_LEDGER_URL", "postgresql://ledger:staple-of-the-ledger@db/highwater")
+
+
+@pytest.mark.parametrize("secret", [SECRET, "staple-of-the-ledger"])
+@pytest.mark.parametrize("kind", [RuntimeError, DependencyAwayError, OffsetsExpiredError])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_no_secret_reaches_what_dagster_stores(
+    configured: None, secret: str, kind: type[Exception], depth: int
+) -> None:
+    """Dagster stores an error with all of its causes; Spark's may repeat the options of its Kafka source."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = _failing_job(secret, kind, depth).execute_in_process(instance=instance, raise_on_error=False)
+        assert not result.success
+        stored = " ".join(serialize_value(entry) for entry in instance.all_logs(result.run_id))
+    assert secret not in stored
+    assert HIDDEN in stored
+
+
+def _failing_job(secret: str, kind: type[Exception], depth: int) -> dg.JobDefinition:
+    def fail(left: int) -> None:
+        text = f"login with {secret} refused" if left == 0 else "could not read"
+        error = kind(text, remedy="log in") if issubclass(kind, HighwaterError) else kind(text)
+        if left == 0:
+            raise error
+        try:
+            fail(left - 1)
+        except Exception as cause:
+            raise error from cause
+
+    @dg.op
+    def failing() -> None:
+        # As if the step had been tried as often as it may be: the failure itself is stored, without a wait.
+        with told_to_dagster(TRIES_AGAIN, lambda: None):
+            fail(depth)
+
+    @dg.job(executor_def=dg.in_process_executor)
+    def job() -> None:
+        failing()
+
+    return job
+
+
+def test_an_error_without_secrets_keeps_its_causes(configured: None) -> None:
+    error = RuntimeError("reader was refused")
+    assert harmless(error, secret_values(settings())) is error

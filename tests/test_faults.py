@@ -1,0 +1,524 @@
+"""Bad input: each fault is told with both values and a remedy, and once its cause is mended the tables end equal.
+
+Ticks are those of the real sensor, runs those of the real job, statuses those of the real command.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dev.processes import wait_until
+from highwater import settings
+from highwater.errors import DeclarationError, PermanentError, TopicAbsentError, TopicRecreatedError
+from highwater.slices import OffsetRange, Slice
+from orchestration.build import build_defs
+from orchestration.requests import RANGE_END, RANGE_START
+from resources.ledger import Ledger
+from tests.conftest import create_topic
+from tests.crash_support import PARTITIONS, Deployment
+from tests.support import order_message, read_rows, read_topic, send
+
+if TYPE_CHECKING:
+    from click.testing import Result
+    from dagster._core.definitions.sensor_definition import SensorExecutionData
+
+    from dev.broker import EmbeddedBroker
+    from dev.spark_connect import SparkConnect
+    from tests.conftest import TopicFactory
+
+pytestmark = pytest.mark.slow
+
+MENDED, PERMANENT, TEMPORARY = 0, 2, 75
+
+
+@dataclass
+class Ours:
+    """A deployment whose sensor is ticked, whose job is run and whose command is called by hand."""
+
+    held: Deployment
+    instance: dg.DagsterInstance
+    defs: dg.Definitions
+
+    @classmethod
+    def on(cls, held: Deployment, instance: dg.DagsterInstance) -> Ours:
+        return cls(held, instance, build_defs(streams=[held.stream]))
+
+    def tick(self) -> SensorExecutionData:
+        """A tick of the planner, as the daemon does it: keys first, then runs, which are left to `run`."""
+        sensor = self.defs.get_repository_def().get_sensor_def("orders_planner")
+        with dg.build_sensor_context(instance=self.instance, resources=self.defs.resources) as context:
+            result = sensor.evaluate_tick(context)
+        for request in result.dynamic_partitions_requests or []:
+            self.instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
+        return result
+
+    def run(self, first: str, last: str | None = None) -> dg.ExecuteInProcessResult:
+        job = self.defs.resolve_job_def("orders_slice")
+        tags = {RANGE_START: first, RANGE_END: last or first}
+        return job.execute_in_process(instance=self.instance, tags=tags, raise_on_error=False)
+
+    def taken(self, result: SensorExecutionData | None = None) -> list[str]:
+        """Tick, and run what the tick requests; returns the slices that were planned."""
+        result = result or self.tick()
+        for request in result.run_requests or []:
+            done = self.run(request.tags[RANGE_START], request.tags[RANGE_END])
+            assert done.success, [event for event in done.all_events if event.is_failure]
+        return [key for request in result.dynamic_partitions_requests or [] for key in request.partition_keys]
+
+    def command(self, *arguments: str) -> Result:
+        """The command `highwater`, on a declaration of the test's stream."""
+        from click.testing import CliRunner
+
+        from orchestration.cli import main
+
+        folder = self.held.home / "streams"
+        folder.mkdir(exist_ok=True)
+        (folder / "orders.py").write_text(
+            f"from tests.crash_support import stream_on\nSTREAM = stream_on({self.held.stream.topic!r})\n"
+        )
+        return CliRunner().invoke(main, ["--declarations", str(folder), *arguments])
+
+
+def failure(result: dg.ExecuteInProcessResult) -> dict[str, str]:
+    """What Dagster shows of the first step that failed for good: error, problem, stored, found, remedy."""
+    event = next(event for event in result.all_events if event.is_step_failure)
+    data = event.step_failure_data
+    assert data.user_failure_data is not None, data.error
+    return {name: str(value.value) for name, value in data.user_failure_data.metadata.items()}
+
+
+def tried_again(result: dg.ExecuteInProcessResult) -> str:
+    """The error of a step that was tried again and came to nothing: a temporary one."""
+    assert any(event.event_type_value == "STEP_UP_FOR_RETRY" for event in result.all_events), failure(result)
+    return str(next(event for event in result.all_events if event.is_step_failure).step_failure_data.error)
+
+
+def rows_by_place(held: Deployment) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
+    rows = read_rows(str(held.path("raw")))
+    assert len({(row["generation"], row["partition"], row["offset"]) for row in rows}) == len(rows)
+    return {(row["partition"], row["offset"]): (row["key"], row["value"]) for row in rows}
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps try a temporary error again once, and at once."""
+    monkeypatch.setattr("orchestration.failures.TRIES_AGAIN", 1)
+    monkeypatch.setattr("orchestration.failures.FIRST_WAIT", 0.05)
+
+
+@pytest.fixture
+def held(
+    topic: TopicFactory, bootstrap: str, spark_server: SparkConnect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Deployment:
+    made = Deployment.make(
+        topic(partitions=PARTITIONS), tmp_path, bootstrap, {settings.SPARK_REMOTE: spark_server.remote}
+    )
+    configure(made, monkeypatch)
+    return made
+
+
+def configure(held: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (settings.HOME, settings.KAFKA_BOOTSTRAP, settings.SPARK_REMOTE):
+        monkeypatch.setenv(name, held.environment[name])
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def ours(held: Deployment, instance: dg.DagsterInstance, soon: None) -> Ours:
+    return Ours.on(held, instance)
+
+
+def stored_foreign(held: Deployment) -> str:
+    """A slice of another stream in the same ledger."""
+    piece = Slice("payments", "payments", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
+    assert Ledger(f"sqlite:///{held.home / 'ledger.sqlite'}").add([piece])
+    return piece.key
+
+
+def test_keys_that_name_no_slice_of_the_stream(ours: Ours) -> None:
+    ours.held.send(60)
+    [planned] = ours.taken()
+    topic = ours.held.stream.topic
+    foreign = stored_foreign(ours.held)
+    wrong = {
+        f"{topic}@0000099": (f"{planned} is the last of orders", f"{topic}@0000099"),
+        foreign: ("stream payments", "stream orders"),
+        "x'); DROP TABLE slices; --": None,
+        f"{topic}@0000000' OR '1'='1": None,
+        '"@0000000': None,
+    }
+    for key, values in wrong.items():
+        ours.instance.add_dynamic_partitions("orders_slices", [key])
+        told = failure(ours.run(key))
+        assert told["error"] == "UnknownSliceError"
+        assert told["remedy"]
+        if values:
+            assert (told["stored"], told["found"]) == values
+        else:
+            assert told["problem"] == f"{key!r} is not a slice key"
+        ours.instance.delete_dynamic_partition("orders_slices", key)
+    ours.held.send(60)
+    assert len(ours.taken()) == 1
+    assert ours.run(planned).success
+    ours.held.see_whole()
+
+
+def test_an_empty_topic_waits(ours: Ours) -> None:
+    result = ours.tick()
+    assert "nothing new" in str(result.skip_message)
+    assert ours.held.slices() == {}
+    assert ours.command("plan", "orders", "--commit").exit_code == MENDED
+    ours.held.send(60)
+    assert len(ours.taken()) == 1
+    ours.held.see_whole()
+
+
+def test_an_absent_topic(ours: Ours, instance: dg.DagsterInstance) -> None:
+    name = f"{ours.held.stream.topic}x"
+    other = Ours.on(replace(ours.held, stream=replace(ours.held.stream, topic=name)), instance)
+    with pytest.raises(TopicAbsentError) as caught:
+        other.tick()
+    assert ours.held.stream.topic in str(caught.value.found)
+    assert "create the topic" in caught.value.remedy
+    told = other.command("plan", "orders")
+    assert told.exit_code == PERMANENT
+    assert f"topic {name!r} does not exist" in told.output
+    assert "remedy: create the topic" in told.output
+    create_topic(ours.held.bootstrap, name, PARTITIONS, {})
+    other.held.send(60)
+    assert len(other.taken()) == 1
+    other.held.see_whole()
+
+
+def test_a_recreated_topic(ours: Ours) -> None:
+    held = ours.held
+    held.send(60)
+    [old] = ours.taken()
+    held.send(30)
+    [never_read] = [key for request in ours.tick().dynamic_partitions_requests or [] for key in request.partition_keys]
+    before = sorted(map(str, rows_by_place(held).items()))
+    ids = [topic_id(held)]
+    recreate(held)
+    ids.append(topic_id(held))
+    with pytest.raises(TopicRecreatedError) as caught:
+        ours.tick()
+    assert (caught.value.stored, caught.value.found) == tuple(f"topic ID {known}" for known in ids)
+    assert "accept-loss" in caught.value.remedy
+    assert ours.command("plan", "orders").exit_code == PERMANENT
+    told = failure(ours.run(never_read))
+    assert (told["error"], told["stored"], told["found"]) == ("TopicRecreatedError", *ids)
+    again = ours.run(old)
+    assert again.success, "its rows stay"
+    assert sorted(map(str, rows_by_place(held).items())) == before
+    accepted = ours.command("accept-loss", "orders", "--yes", "--by", "anna")
+    assert accepted.exit_code == MENDED, accepted.output
+    held.send(60)
+    assert ours.taken()
+    rows = read_rows(str(held.path("raw")))
+    found = {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in rows if r["generation"] == 1}
+    assert found == read_topic(held.bootstrap, held.stream.topic)
+    assert len(rows) == len(found) + len(before)
+
+
+def topic_id(held: Deployment) -> str:
+    from confluent_kafka import TopicCollection
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": held.bootstrap})
+    name = held.stream.topic
+    return str(admin.describe_topics(TopicCollection([name]))[name].result(10).topic_id)
+
+
+def recreate(held: Deployment) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": held.bootstrap})
+    name = held.stream.topic
+    admin.delete_topics([name])[name].result(30)
+    wait_until(lambda: name not in admin.list_topics(timeout=5).topics, 30, f"the end of {name}")
+    create_topic(held.bootstrap, name, PARTITIONS, {})
+
+
+def test_offsets_that_retention_took_before_they_were_planned(ours: Ours) -> None:
+    held = ours.held
+    held.send(60)
+    ours.taken()
+    before = read_topic(held.bootstrap, held.stream.topic)
+    planned = held.slices().popitem()[1][0][1]
+    held.send(60)
+    delete_before(held, 0, planned + 5)
+    result = ours.tick()
+    told = ours.command("plan", "orders")
+    assert told.exit_code == PERMANENT
+    for text in (
+        f"stored: planned to offset {planned}",
+        f"found:  log start offset {planned + 5}",
+        "accept-loss orders",
+    ):
+        assert text in told.output
+    ours.taken(result)
+    assert held.slices().popitem()[1][0] == (planned, planned), "the other partitions go on"
+    accepted = ours.command("accept-loss", "orders", "--partition", "0", "--yes", "--by", "anna")
+    assert accepted.exit_code == MENDED, accepted.output
+    assert ours.taken()
+    assert rows_by_place(held) == before | read_topic(held.bootstrap, held.stream.topic)
+    assert ours.command("plan", "orders").exit_code == MENDED
+
+
+def test_offsets_that_retention_took_before_they_were_read(ours: Ours) -> None:
+    held = ours.held
+    held.send(60)
+    ours.tick()
+    [key] = held.slices()
+    delete_before(held, 0, 5)
+    told = failure(ours.run(key))
+    end = held.slices()[key][0][1]
+    values = (told["error"], told["stored"], told["found"])
+    assert values == ("OffsetsExpiredError", f"[0, {end})", "log start offset 5")
+    assert "accept-loss" in told["remedy"]
+    accepted = ours.command("accept-loss", "orders", "--partition", "0", "--yes", "--by", "anna")
+    assert accepted.exit_code == MENDED, accepted.output
+    done = ours.run(key)
+    assert done.success, [event for event in done.all_events if event.is_failure]
+    assert rows_by_place(held) == read_topic(held.bootstrap, held.stream.topic)
+
+
+def delete_before(held: Deployment, partition: int, offset: int) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": held.bootstrap})
+    for future in admin.delete_records([TopicPartition(held.stream.topic, partition, offset)]).values():
+        future.result(30)
+
+
+def test_added_partitions_join_the_next_slice(ours: Ours) -> None:
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    held = ours.held
+    held.send(60)
+    ours.taken()
+    admin = AdminClient({"bootstrap.servers": held.bootstrap})
+    name = held.stream.topic
+    admin.create_partitions([NewPartitions(name, PARTITIONS + 1)])[name].result(30)
+    wait_until(lambda: len(admin.list_topics(name, timeout=5).topics[name].partitions) > PARTITIONS, 30, "a partition")
+    send(held.bootstrap, name, [order_message("late", 1, partition=PARTITIONS)])
+    wait_until(lambda: bool(ours.taken()), 30, "a slice of the new partition")
+    assert held.slices().popitem()[1][PARTITIONS] == (0, 1)
+    assert rows_by_place(held) == read_topic(held.bootstrap, name)
+
+
+def test_a_range_of_transaction_markers_alone(ours: Ours) -> None:
+    held = ours.held
+    held.abort()
+    [key] = ours.taken()
+    assert all(start < end for start, end in held.slices()[key].values())
+    assert held.proofs("raw")[key]["rows"] == 0
+    held.see_whole()
+    held.send(60)
+    ours.taken()
+    held.see_whole()
+
+
+def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that Kafka no longer has stay; a range that was compacted before it was read has gaps."""
+    config = {"cleanup.policy": "compact", "segment.ms": "200", "min.cleanable.dirty.ratio": "0.01"}
+    name = topic("compacted", partitions=1, **config)
+    held = replace(ours.held, stream=replace(ours.held.stream, topic=name))
+    ours = Ours.on(held, ours.instance)
+    send(held.bootstrap, name, [order_message(f"o{n % 4}", n // 4 + 1) for n in range(40)])
+    [first] = ours.taken()
+    before = read_topic(held.bootstrap, name)
+    assert rows_by_place(held) == before
+    [gappy] = compacted(ours, name)
+    assert held.proofs("raw")[gappy]["rows"] < held.slices()[gappy][0][1] - held.slices()[gappy][0][0]
+    again = ours.run(first)
+    assert again.success, [event for event in again.all_events if event.is_failure]
+    told = [
+        event.step_materialization_data.materialization.metadata for event in again.get_asset_materialization_events()
+    ]
+    notes = [str(metadata["note"].value) for metadata in told if "note" in metadata]
+    assert any("Kafka would give" in note and "the commit recorded 40" in note for note in notes)
+    assert rows_by_place(held) == before | read_topic(held.bootstrap, name)
+
+
+def compacted(ours: Ours, name: str) -> list[str]:
+    """Send until the cleaner has been there, and take what is left of it."""
+    sent = [40]
+
+    def gone() -> bool:
+        send(ours.held.bootstrap, name, [order_message(f"o{sent[0] % 4}", sent[0] // 4 + 1)])
+        sent[0] += 1
+        left = read_topic(ours.held.bootstrap, name)
+        return min(offset for _, offset in left) > 40
+
+    wait_until(gone, 120, "compaction")
+    return ours.taken()
+
+
+def test_an_open_transaction_is_waited_for(ours: Ours) -> None:
+    from confluent_kafka import Producer
+
+    held = ours.held
+    held.send(60)
+    ours.taken()
+    producer = Producer({"bootstrap.servers": held.bootstrap, "transactional.id": f"open-{held.stream.topic}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    message = order_message("open", 1, partition=0)
+    held.ends[message.value or b""] = "event"
+    producer.produce(held.stream.topic, key=message.key, value=message.value, partition=0)
+    producer.flush(30)
+    result = ours.tick()
+    assert "nothing new" in str(result.skip_message)
+    producer.commit_transaction(30)
+    wait_until(lambda: bool(ours.taken()), 30, "a slice of the transaction's records")
+    held.see_whole()
+
+
+def test_a_lake_that_cannot_be_written(ours: Ours) -> None:
+    """A file stands where the table's folder would be: what even root cannot write over."""
+    held = ours.held
+    held.send(60)
+    ours.tick()
+    [key] = held.slices()
+    held.path("raw").parent.mkdir(parents=True)
+    held.path("raw").write_text("in the way")
+    told = tried_again(ours.run(key))
+    for text in ("the lake", str(held.path("raw")), "found: ", "remedy: see that HIGHWATER_LAKE"):
+        assert text in told
+    held.path("raw").unlink()
+    assert ours.run(key).success
+    held.see_whole()
+
+
+def test_a_locked_ledger(ours: Ours) -> None:
+    held = ours.held
+    held.send(60)
+    ours.tick()
+    [key] = held.slices()
+    held.send(30)
+    lock = sqlite3.connect(held.home / "ledger.sqlite", isolation_level=None)
+    lock.execute("BEGIN EXCLUSIVE")
+    try:
+        result = ours.tick()
+        reason = str(result.skip_message)
+        for text in ("ledger.sqlite does not answer", "found: database is locked", "a process that holds its lock"):
+            assert text in reason
+        told = ours.command("plan", "orders", "--commit")
+        assert told.exit_code == TEMPORARY
+        assert "database is locked" in told.output
+        assert [*held.slices()] == [key]
+        shown = tried_again(ours.run(key))
+        assert "does not answer; found: database is locked; remedy: look for a process" in shown
+        assert key not in held.proofs("raw")
+    finally:
+        lock.execute("ROLLBACK")
+        lock.close()
+    assert ours.run(key).success
+    ours.taken()
+    held.see_whole()
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker of the test's own."""
+    from dev.broker import EmbeddedBroker
+
+    with EmbeddedBroker(tmp_path / "mortal") as started:
+        yield started
+
+
+# Spark's consumer waits two minutes for a broker; a test need not.
+IMPATIENT = {
+    "kafkaConsumer.pollTimeoutMs": "3000",
+    "kafka.default.api.timeout.ms": "4000",
+    "kafka.request.timeout.ms": "3000",
+}
+
+
+def test_a_broker_that_is_away_before_and_during_a_run(
+    mortal: EmbeddedBroker,
+    spark_server: SparkConnect,
+    instance: dg.DagsterInstance,
+    soon: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create_topic(mortal.bootstrap, "orders", PARTITIONS, {})
+    held = Deployment.make("orders", tmp_path, mortal.bootstrap, {settings.SPARK_REMOTE: spark_server.remote})
+    configure(held, monkeypatch)
+    ours = Ours.on(held, instance)
+    held.send(60)
+    ours.tick()
+    [key] = held.slices()
+    with monkeypatch.context() as patch:
+        killed_while_reading(mortal, patch)
+        told = tried_again(ours.run(key))
+    for text in ("Kafka", "found: ", "remedy: see that the broker"):
+        assert text in told
+    assert key not in held.proofs("raw")
+    result = ours.tick()
+    reason = str(result.skip_message)
+    assert f"Kafka at {mortal.bootstrap} did not answer" in reason
+    assert "HIGHWATER_KAFKA_BOOTSTRAP" in reason
+    assert ours.command("plan", "orders").exit_code == TEMPORARY
+    told = tried_again(ours.run(key))
+    assert f"Kafka at {mortal.bootstrap} did not answer" in told
+    mortal.start()
+    done = ours.run(key)
+    assert done.success, [event for event in done.all_events if event.is_failure]
+    held.see_whole()
+
+
+def killed_while_reading(broker: EmbeddedBroker, patch: pytest.MonkeyPatch) -> None:
+    from assets import raw
+    from resources.kafka import Kafka
+
+    options, read = Kafka.spark_options, raw._read
+    patch.setattr(Kafka, "spark_options", lambda self: {**options(self), **IMPATIENT})
+
+    def reading(*given: Any) -> Any:
+        broker.kill()
+        return read(*given)
+
+    patch.setattr(raw, "_read", reading)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("STREAM = Stream(", "SyntaxError"),
+        ("from nowhere import STREAM", "ModuleNotFoundError"),
+        ("STREAM = 'orders'", "STREAM is str"),
+    ],
+)
+def test_a_declaration_that_does_not_parse(ours: Ours, text: str, told: str) -> None:
+    from assets.streams import load_streams
+
+    assert ours.command("slices", "orders").exit_code == MENDED
+    folder = ours.held.home / "streams"
+    (folder / "broken.py").write_text(text)
+    with pytest.raises(DeclarationError, match=r"broken\.py") as caught:
+        load_streams(folder)
+    assert isinstance(caught.value, PermanentError)
+    assert told in str(caught.value.found)
+    assert "docs/streams.md" in caught.value.remedy
+    shown = ours.command("plan", "orders")
+    assert shown.exit_code == PERMANENT
+    assert "broken.py" in shown.output
+    (folder / "broken.py").unlink()
+    assert ours.command("plan", "orders").exit_code == MENDED

@@ -1,0 +1,319 @@
+"""Looks at real topics, reads over gaps, and the configuration of clients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev.broker import EmbeddedBroker
+from dev.processes import LOOPBACK, free_port, wait_until
+from highwater.errors import ConfigurationError, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
+from highwater.slices import OffsetRange
+from resources.kafka import Kafka, PartitionState
+
+TopicFactory = Callable[..., str]
+SECRET = "hunter2-secret"
+
+
+class Writer:
+    """Writes transactions to partition 0 of a topic."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        from confluent_kafka import Producer
+
+        self.topic = topic
+        self.producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-writer"})
+        self.producer.init_transactions(30)
+
+    def open(self, *values: str) -> None:
+        self.producer.begin_transaction()
+        for value in values:
+            self.producer.produce(self.topic, value, partition=0)
+        self.producer.flush(30)
+
+    def commit(self) -> None:
+        self.producer.commit_transaction(30)
+
+    def abort(self) -> None:
+        self.producer.abort_transaction(30)
+
+
+def write(bootstrap: str, topic: str, count: int, partition: int = 0, timestamp: int = 0) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1})
+    for number in range(count):
+        producer.produce(topic, f"v{number}", partition=partition, timestamp=timestamp)
+    assert producer.flush(30) == 0
+
+
+def values(kafka: Kafka, topic: str, start: int, end: int) -> list[tuple[int, str]]:
+    found = kafka.read(topic, {0: OffsetRange(start, end)}, seconds=10)
+    return [(message.offset() or 0, (message.value() or b"").decode()) for message in found]
+
+
+@pytest.fixture
+def kafka(bootstrap: str) -> Kafka:
+    return Kafka(bootstrap)
+
+
+@pytest.mark.slow
+def test_a_topic_is_seen_with_its_id_and_the_offsets_of_each_partition(
+    kafka: Kafka, topic: TopicFactory, bootstrap: str
+) -> None:
+    name = topic(partitions=2)
+    write(bootstrap, name, 3, partition=1)
+    state = kafka.topic_state(name)
+    assert state.topic == name
+    assert len(state.topic_id) == 22
+    assert state.partitions == {0: PartitionState(0, 0, 0, 1, 0), 1: PartitionState(0, 3, 3, 1, 0)}
+
+
+@pytest.mark.slow
+def test_an_open_transaction_holds_the_last_stable_offset(kafka: Kafka, topic: TopicFactory, bootstrap: str) -> None:
+    name = topic()
+    write(bootstrap, name, 2)
+    writer = Writer(bootstrap, name)
+    writer.open("a", "b")
+    state = kafka.topic_state(name).partitions[0]
+    assert (state.last_stable, state.high_watermark) == (2, 4)
+    writer.commit()
+    # The marker is written after the commit is answered.
+    wait_until(lambda: kafka.topic_state(name).partitions[0].last_stable == 5, 30, "the transaction's marker")
+
+
+@pytest.mark.slow
+def test_a_range_is_read_to_its_end_although_no_record_may_stand_there(
+    kafka: Kafka, topic: TopicFactory, bootstrap: str
+) -> None:
+    """Waiting for the record at the end offset never ended where a marker stood there."""
+    name = topic()
+    writer = Writer(bootstrap, name)
+    for text, end in (("v0", writer.commit), ("aborted", writer.abort), ("v4", writer.commit)):
+        writer.open(text)
+        end()
+    wait_until(lambda: kafka.topic_state(name).partitions[0].last_stable == 6, 30, "the last marker")
+    # 0: v0, 1: marker, 2: aborted, 3: marker, 4: v4, 5: marker
+    stored = {0: "v0", 4: "v4"}
+    for start in range(6):
+        for end_ in range(start, 7):
+            expected = [(at, text) for at, text in stored.items() if start <= at < end_]
+            assert values(kafka, name, start, end_) == expected
+
+
+@pytest.mark.slow
+def test_a_range_that_retention_took_is_told_apart_from_a_broker_that_is_away(
+    kafka: Kafka, topic: TopicFactory, bootstrap: str
+) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    name = topic()
+    write(bootstrap, name, 5)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.delete_records([TopicPartition(name, 0, 3)]).values():
+        future.result(30)
+    assert values(kafka, name, 3, 5) == [(3, "v3"), (4, "v4")]
+    with pytest.raises(OffsetsExpiredError) as caught:
+        values(kafka, name, 2, 5)
+    assert caught.value.stored == "[2, 5)"
+
+
+@pytest.mark.slow
+def test_offsets_at_a_time(kafka: Kafka, topic: TopicFactory, bootstrap: str) -> None:
+    name = topic(partitions=3)
+    now = int(time.time() * 1000)  # retention would take records of long ago
+    for ago in (3000, 2000, 1000):
+        write(bootstrap, name, 2, timestamp=now - ago)
+    write(bootstrap, name, 4, partition=1, timestamp=now - 3500)
+    assert kafka.offsets_at(name, now - 2000) == {0: 2, 1: 4, 2: 0}
+    assert kafka.offsets_at(name, now - 1999) == {0: 4, 1: 4, 2: 0}
+    writer = Writer(bootstrap, name)
+    writer.open("open")
+    assert kafka.offsets_at(name, now - 999) == {0: 6, 1: 4, 2: 0}  # never past the last stable offset
+    writer.abort()
+
+
+@pytest.mark.slow
+def test_an_absent_topic_is_told_with_the_nearest_names(kafka: Kafka, topic: TopicFactory) -> None:
+    name = topic()
+    with pytest.raises(TopicAbsentError) as caught:
+        kafka.topic_state(name + "x")
+    assert repr(name + "x") in caught.value.problem
+    assert name in str(caught.value.found)
+    assert "create the topic" in caught.value.remedy
+
+
+@pytest.fixture
+def creating_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path, auto_create_topics=True) as broker:
+        yield broker
+
+
+@pytest.mark.slow
+def test_no_request_of_ours_creates_a_topic_where_the_broker_would(creating_broker: EmbeddedBroker) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    kafka = Kafka(creating_broker.bootstrap)
+    admin = AdminClient({"bootstrap.servers": creating_broker.bootstrap})
+
+    def topics() -> set[str]:
+        return {name for name in admin.list_topics(timeout=10).topics if not name.startswith("__")}
+
+    with pytest.raises(TopicAbsentError):
+        kafka.topic_state("absent-state")
+    with pytest.raises(TopicAbsentError):
+        kafka.offsets_at("absent-time", 0)
+    with pytest.raises(DependencyAwayError):
+        list(kafka.read("absent-read", {0: OffsetRange(0, 1)}, seconds=3))
+    # A client that does ask for a topic by name, to see that this broker creates one, and how soon.
+    admin.list_topics("control", timeout=10)
+    wait_until(lambda: "control" in topics(), 30, "the control's topic")
+    assert topics() == {"control"}
+
+
+def test_a_broker_that_is_away_is_told_within_seconds() -> None:
+    kafka = Kafka(f"{LOOPBACK}:{free_port()}")
+    began = time.monotonic()
+    with pytest.raises(DependencyAwayError) as caught:
+        kafka.topic_state("orders")
+    assert time.monotonic() - began < 10
+    assert kafka.bootstrap in caught.value.problem
+    assert "HIGHWATER_KAFKA_BOOTSTRAP" in caught.value.remedy
+
+
+def test_secrets_stay_inside() -> None:
+    kafka = Kafka(
+        f"{LOOPBACK}:{free_port()}",
+        {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "PLAIN", "sasl.username": "u"}
+        | {"sasl.password": SECRET},
+    )
+    with pytest.raises(DependencyAwayError) as caught:
+        kafka.topic_state("orders")
+    chain: BaseException | None = caught.value
+    texts = [repr(kafka), str(kafka)]
+    while chain is not None:
+        texts += [str(chain), repr(chain)]
+        chain = chain.__cause__ or chain.__context__
+    assert not [text for text in texts if SECRET in text]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("acks", "1"),
+        ("enable.idempotence", "false"),
+        ("max.in.flight", "6"),
+        ("retries", "0"),
+        ("queuing.strategy", "lifo"),
+        ("enable.auto.commit", "true"),
+        ("isolation.level", "read_uncommitted"),
+        ("group.id", "mine"),
+        ("transactional.id", "mine"),
+        ("auto.offset.reset", "latest"),
+        ("allow.auto.create.topics", "true"),
+    ],
+)
+def test_a_property_that_weakens_a_guarantee_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Kafka("broker:9092", {name: value})
+    assert name in caught.value.problem
+    assert value in str(caught.value.found)
+    assert "HIGHWATER_KAFKA_CONFIG" in caught.value.remedy
+
+
+def test_a_property_that_librdkafka_does_not_know_is_named() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Kafka("broker:9092", {"no.such.property": SECRET}).topics()
+    assert "no.such.property" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+SPARK: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "plain": ({}, {}),
+    "scram over tls": (
+        {
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanisms": "SCRAM-SHA-512",
+            "sasl.username": 'u"1',
+            "sasl.password": "p\\2",
+            "ssl.ca.location": "/etc/ca.pem",
+        },
+        {
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "SCRAM-SHA-512",
+            "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+            'username="u\\"1" password="p\\\\2";',
+            "kafka.ssl.truststore.type": "PEM",
+            "kafka.ssl.truststore.location": "/etc/ca.pem",
+        },
+    ),
+    "mutual tls, key and certificate in one file": (
+        {
+            "security.protocol": "SSL",
+            "ssl.ca.pem": "CA",
+            "ssl.certificate.location": "/etc/both.pem",
+            "ssl.key.location": "/etc/both.pem",
+            "ssl.key.password": "secret",
+            "ssl.endpoint.identification.algorithm": "none",
+        },
+        {
+            "kafka.security.protocol": "SSL",
+            "kafka.ssl.truststore.type": "PEM",
+            "kafka.ssl.truststore.certificates": "CA",
+            "kafka.ssl.keystore.type": "PEM",
+            "kafka.ssl.keystore.location": "/etc/both.pem",
+            "kafka.ssl.key.password": "secret",
+            "kafka.ssl.endpoint.identification.algorithm": "",
+        },
+    ),
+    "mutual tls, pkcs12": (
+        {"ssl.keystore.location": "/etc/k.p12", "ssl.keystore.password": "secret"},
+        {
+            "kafka.ssl.keystore.type": "PKCS12",
+            "kafka.ssl.keystore.location": "/etc/k.p12",
+            "kafka.ssl.keystore.password": "secret",
+        },
+    ),
+    "what concerns librdkafka alone": ({"log_level": "3", "linger.ms": "5", "compression.type": "zstd"}, {}),
+    "the same in both": (
+        {"client.id": "c", "client.rack": "r", "fetch.max.bytes": "9", "fetch.wait.max.ms": "8"},
+        {
+            "kafka.client.id": "c",
+            "kafka.client.rack": "r",
+            "kafka.fetch.max.bytes": "9",
+            "kafka.fetch.max.wait.ms": "8",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPARK)
+def test_spark_is_given_the_same_cluster(case: str) -> None:
+    ours, theirs = SPARK[case]
+    found = Kafka("a:1,b:2", ours).spark_options()
+    always = {"kafka.bootstrap.servers": "a:1,b:2", "kafka.allow.auto.create.topics": "false"}
+    assert found == {**always, **theirs}
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"enable.ssl.certificate.verification": "false"}, "enable.ssl.certificate.verification"),
+        ({"ssl.certificate.location": "/c.pem", "ssl.key.location": "/k.pem"}, "ssl.key.location"),
+        ({"ssl.certificate.location": "/c.pem"}, "ssl.key.location"),
+        ({"sasl.oauthbearer.config": SECRET}, "sasl.oauthbearer.config"),
+        ({"sasl.mechanisms": "GSSAPI", "sasl.username": "u", "sasl.password": SECRET}, "GSSAPI"),
+        ({"plugin.library.paths": SECRET}, "plugin.library.paths"),
+    ],
+)
+def test_what_spark_cannot_be_given_is_named(config: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Kafka("broker:9092", config).spark_options()
+    assert named in caught.value.problem
+    assert SECRET not in str(caught.value)
+    assert caught.value.remedy

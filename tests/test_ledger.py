@@ -1,0 +1,436 @@
+"""The ledger on real databases: all or nothing, several processes at once, locked, broken, far away."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from dev.processes import free_port, wait_until
+from highwater.errors import ConfigurationError, DependencyAwayError, LeaseHeldError, UnknownSliceError
+from highwater.plans import Generation, Loss
+from highwater.slices import OffsetRange, Slice
+from resources.ledger import Ledger
+
+NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Callable[[], str]]:
+    """A PostgreSQL server of the session, where the machine has one; makes databases and gives their URLs."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        pytest.skip("no PostgreSQL on this machine")
+    programs = found[-1].parent
+    user = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
+    with tempfile.TemporaryDirectory() as folder:
+        if user:
+            shutil.chown(folder, user)
+        data, port = f"{folder}/data", free_port()
+        subprocess.run(
+            [programs / "initdb", "-D", data, "-U", "high", "-A", "trust"], user=user, check=True, capture_output=True
+        )
+        server = subprocess.Popen(
+            [programs / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", folder, "-F"],
+            user=user,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            address = f"postgresql://high@127.0.0.1:{port}"
+            engine = sa.create_engine(f"{address}/postgres", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+            wait_until(lambda: _answers(engine), 60, "PostgreSQL to answer")
+
+            def make() -> str:
+                name = f"ledger_{uuid.uuid4().hex}"
+                with engine.connect() as connection:
+                    connection.exec_driver_sql(f"CREATE DATABASE {name}")
+                return f"{address}/{name}"
+
+            yield make
+        finally:
+            server.send_signal(signal.SIGQUIT)  # at once: its data is thrown away
+            server.wait(60)
+
+
+def _answers(engine: sa.Engine) -> bool:
+    try:
+        engine.connect().close()
+    except sa.exc.OperationalError:
+        return False
+    return True
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'folder' / 'ledger.sqlite'}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def url(request: pytest.FixtureRequest) -> str:
+    """A database of the test's own, once of each kind."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("sqlite_url"))
+    return str(request.getfixturevalue("postgresql")())
+
+
+@pytest.fixture
+def ledger(url: str) -> Ledger:
+    return Ledger(url)
+
+
+def piece(ordinal: int, topic: str = "orders", **ranges: tuple[int, int]) -> Slice:
+    offsets = {int(name[1:]): OffsetRange(*bounds) for name, bounds in (ranges or {"p0": (0, 5)}).items()}
+    return Slice("orders", topic, f"Id-{topic}", 0, ordinal, offsets, NOON, lag=7, epochs={0: 3})
+
+
+def generation(starts: Mapping[int, int | None], number: int = 0) -> Generation:
+    return Generation("orders", "orders", "Id-orders", number, starts, NOON)
+
+
+def loss(partition: int, start: int, end: int, number: int = 0) -> Loss:
+    return Loss("orders", "orders", number, partition, OffsetRange(start, end), "expired", "ann", NOON)
+
+
+def python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """Another process that runs this code."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    root = Path(__file__).parents[1]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
+
+
+def outputs(*processes: subprocess.Popen[str]) -> list[str]:
+    found = []
+    for process in processes:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        found.append(output)
+    return found
+
+
+def test_making_a_ledger_touches_nothing(tmp_path: Path, sqlite_url: str) -> None:
+    Ledger(sqlite_url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slice_comes_back_as_it_was_planned(ledger: Ledger) -> None:
+    planned = piece(3, p0=(0, 5), p11=(7, 7), p2=(1, 9))
+    assert ledger.add([planned])
+    [found] = ledger.get(["orders@0000003"])
+    assert found == planned
+    assert (found.lag, found.epochs, list(found.ranges)) == (7, {0: 3}, [0, 2, 11])
+
+
+def test_slices_come_in_the_order_of_the_keys(ledger: Ledger) -> None:
+    ledger.add([piece(0), piece(1), piece(2)])
+    keys = ["orders@0000002", "orders@0000000", "orders@0000002"]
+    assert [found.key for found in ledger.get(keys)] == keys
+
+
+def test_more_keys_than_a_statement_takes(ledger: Ledger) -> None:
+    slices = [piece(n) for n in range(1201)]
+    ledger.add(slices)
+    assert ledger.get([s.key for s in slices]) == slices
+    assert set(ledger.next_attempts([s.key for s in slices]).values()) == {1}
+
+
+def test_plans_are_stored_all_or_none(ledger: Ledger) -> None:
+    assert ledger.add([piece(0), piece(1)])
+    assert not ledger.add([piece(2), piece(1)])
+    assert [found.key for found in ledger.slices("orders")] == ["orders@0000000", "orders@0000001"]
+
+
+@pytest.mark.parametrize(
+    ("key", "stored"),
+    [
+        ("orders@0000009", "orders@0000001 is the last of orders"),
+        ("nothing@0000000", "nothing of topic nothing"),
+        ("orders@0000000' OR '1'='1", None),
+        ("orders@0000000; DROP TABLE slices; --", None),
+        ('"orders"@0000000', None),
+    ],
+)
+def test_an_unknown_key_is_named_with_what_is_there(ledger: Ledger, key: str, stored: str | None) -> None:
+    ledger.add([piece(0), piece(1)])
+    for asked in (lambda: ledger.get(["orders@0000000", key]), lambda: ledger.next_attempts(["orders@0000000", key])):
+        with pytest.raises(UnknownSliceError) as caught:
+            asked()
+        assert key in caught.value.problem
+        assert caught.value.stored == stored
+        assert caught.value.remedy
+    assert ledger.counts() == {("orders", "orders"): 2}
+    assert ledger.next_attempts(["orders@0000000"]) == {"orders@0000000": 1}  # a refused call gave out no number
+
+
+def test_slices_are_listed_in_the_order_of_their_plan(ledger: Ledger) -> None:
+    ledger.add([piece(0), piece(1)])
+    ledger.add([replace(piece(0, "orders.dlq.1"), planned_at=NOON + timedelta(seconds=1))])
+    ledger.add([replace(piece(2), planned_at=NOON + timedelta(seconds=2))])
+    keys = ["orders@0000000", "orders@0000001", "orders.dlq.1@0000000", "orders@0000002"]
+    assert [s.key for s in ledger.slices("orders")] == keys
+    assert [s.key for s in ledger.slices("orders", after=keys[1])] == keys[2:]
+    assert [s.key for s in ledger.slices("orders", after=keys[0], limit=2)] == keys[1:3]
+    assert [s.key for s in ledger.slices("orders", newest=2)] == keys[2:]
+    assert [s.key for s in ledger.slices("orders", "orders", newest=2)] == [keys[1], keys[3]]
+    assert [s.key for s in ledger.slices("orders", "orders", after=keys[1])] == [keys[3]]
+    assert ledger.slices("payments") == []
+
+
+def test_the_last_slice_and_the_planned_ends(ledger: Ledger) -> None:
+    assert ledger.last("orders", "orders") is None
+    assert ledger.planned("orders", "orders") is None
+    assert ledger.planned_end("orders", "orders") == {}
+    ledger.open_generation(generation({0: 2, 1: None, 2: 5}))
+    ledger.add([piece(0, p0=(2, 4), p2=(5, 6)), piece(1, p0=(4, 9), p2=(6, 6))])
+    assert str(ledger.last("orders", "orders")) == str(piece(1, p0=(4, 9), p2=(6, 6)))
+    assert ledger.planned_end("orders", "orders") == {0: 9, 2: 6}
+    found = ledger.planned("orders", "orders")
+    assert found is not None
+    assert (found.next_ordinal, set(found.undecided)) == (2, {1})
+
+
+def test_a_loss_moves_the_planned_end(ledger: Ledger) -> None:
+    ledger.open_generation(generation({0: 0}))
+    ledger.add([piece(0, p0=(0, 4))])
+    assert ledger.record_loss([loss(0, 4, 9)])
+    assert ledger.planned_end("orders", "orders") == {0: 9}
+    assert ledger.losses("orders", "orders") == [loss(0, 4, 9)]
+    assert ledger.losses("payments") == []
+    assert not ledger.record_loss([loss(0, 4, 9)])  # a hole is recorded once
+
+
+def test_nothing_is_stored_over_a_plan_that_was_not_seen(ledger: Ledger) -> None:
+    seen = generation({0: 0})
+    assert ledger.open_generation(seen)
+    assert not ledger.open_generation(seen)
+    assert ledger.add([piece(0)], seen=seen)
+    assert not ledger.add([piece(1)], seen=seen)
+    assert not ledger.record_loss([loss(0, 5, 6)], seen=seen)
+    assert not ledger.open_generation(generation({0: 0}, 1), seen=seen)
+    assert not ledger.decide_starts(seen, {1: 4})
+    assert ledger.counts() == {("orders", "orders"): 1}
+    assert ledger.losses() == []
+    assert [g.number for g in ledger.generations("orders", "orders")] == [0]
+
+
+def test_a_new_generation_ends_planning_in_the_old_one(ledger: Ledger) -> None:
+    ledger.open_generation(generation({0: 0}))
+    old = ledger.generations("orders", "orders")[0]
+    assert ledger.open_generation(replace(generation({0: 3}, 1), first_ordinal=4), seen=old)
+    moved = ledger.generations("orders", "orders")[0]
+    assert not ledger.add([piece(0)], seen=moved)
+    found = ledger.planned("orders", "orders")
+    assert found is not None
+    assert (found.generation.number, found.ends, found.next_ordinal) == (1, {0: 3}, 4)
+
+
+def test_starts_are_decided_once(ledger: Ledger) -> None:
+    seen = generation({0: 0, 1: None})
+    ledger.open_generation(seen)
+    assert ledger.decide_starts(seen, {1: 8})
+    assert not ledger.decide_starts(seen, {1: 9})
+    assert ledger.planned_end("orders", "orders") == {0: 0, 1: 8}
+
+
+COUNT_UP = """
+    import json, sys
+    from resources.ledger import Ledger
+    ledger = Ledger(sys.argv[1], wait_seconds=60)
+    print(json.dumps([ledger.next_attempts(["orders@0000000", "orders@0000001"]) for _ in range(50)]))
+"""
+
+
+def test_attempt_numbers_are_given_out_once(url: str, ledger: Ledger) -> None:
+    ledger.add([piece(0), piece(1)])
+    given = [json.loads(output) for output in outputs(*[python(COUNT_UP, url) for _ in range(3)])]
+    for key in ("orders@0000000", "orders@0000001"):
+        assert sorted(numbers[key] for output in given for numbers in output) == list(range(1, 151))
+
+
+FIRST_USE = """
+    import sys
+    from resources.ledger import Ledger
+    print(Ledger(sys.argv[1], wait_seconds=60).counts())
+"""
+
+
+def test_several_processes_may_be_the_first_to_use_a_ledger(url: str) -> None:
+    assert outputs(*[python(FIRST_USE, url) for _ in range(6)]) == ["{}\n"] * 6
+
+
+def test_a_ledger_of_a_newer_version_is_refused(url: str, ledger: Ledger) -> None:
+    ledger.counts()
+    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+        connection.exec_driver_sql("UPDATE ledger_version SET version = 99")
+    with pytest.raises(ConfigurationError) as caught:
+        Ledger(url).counts()
+    assert "99" in str(caught.value.stored)
+    assert "newer" in caught.value.remedy
+
+
+@pytest.fixture
+def locked(url: str, ledger: Ledger) -> Iterator[sa.Connection]:
+    """Somebody else holds the locks of a writer."""
+    ledger.add([piece(0)])
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.connect() as other:
+        if engine.dialect.name == "sqlite":
+            other.exec_driver_sql("BEGIN EXCLUSIVE")
+        else:
+            other.exec_driver_sql("LOCK TABLE slices IN SHARE MODE")
+        yield other
+
+
+def test_a_locked_ledger_is_away_after_a_bounded_wait(url: str, locked: sa.Connection) -> None:
+    waiting = Ledger(url, wait_seconds=0.5)
+    began = time.monotonic()
+    with pytest.raises(DependencyAwayError) as caught:
+        waiting.add([piece(1)])
+    assert time.monotonic() - began < 5
+    assert "lock" in str(caught.value.found)
+    assert "lock" in caught.value.remedy
+    assert [found.key for found in waiting.slices("orders")] == ["orders@0000000"]  # readers do not wait
+    locked.exec_driver_sql("COMMIT")
+    assert waiting.add([piece(1)])
+
+
+def test_a_ledger_in_a_folder_that_cannot_be_made_is_a_fault_of_configuration(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError) as caught:
+        Ledger(f"sqlite:///{tmp_path / 'file' / 'ledger.sqlite'}").counts()
+    assert "HIGHWATER_LEDGER_URL" in caught.value.remedy
+
+
+def test_a_file_that_is_no_database_is_a_fault_of_configuration(tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").write_text("no database" * 100)
+    with pytest.raises(ConfigurationError) as caught:
+        Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}").counts()
+    assert "not a database" in str(caught.value.found)
+
+
+SECRET = "hunter2-secret"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://high:{SECRET}@127.0.0.1:1/ledger",
+        f"postgresql://high@127.0.0.1:1/ledger?password={SECRET}",
+        f"postgresql+psycopg2://high:{SECRET}@no-such-host.invalid/ledger",
+    ],
+)
+def test_a_server_that_is_away_is_named_without_its_password(url: str) -> None:
+    ledger = Ledger(url, wait_seconds=2)
+    with pytest.raises(DependencyAwayError) as caught:
+        ledger.counts()
+    chain = [caught.value, caught.value.__cause__, None if caught.value.__suppress_context__ else 1]
+    assert chain[1:] == [None, None]
+    for text in (str(caught.value), repr(caught.value), repr(ledger)):
+        assert SECRET not in text
+        assert "postgresql" in text or "Ledger" in text
+
+
+@pytest.mark.parametrize("url", [f"::{SECRET}", f"mysql://u:{SECRET}@h/d", "sqlite://", "sqlite:///:memory:"])
+def test_a_url_that_cannot_be_used_is_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Ledger(url)
+    assert SECRET not in str(caught.value)
+    assert "HIGHWATER_LEDGER_URL" in caught.value.remedy
+    assert caught.value.__cause__ is None
+
+
+def test_a_lease_keeps_others_out_until_it_is_given_back(url: str, ledger: Ledger) -> None:
+    with ledger.lease("commit", seconds=30) as lease:
+        lease.check()
+        with pytest.raises(LeaseHeldError) as caught, Ledger(url).lease("commit", seconds=30, wait=0.3):
+            pass
+        assert "'commit'" in caught.value.problem
+        with Ledger(url).lease("another", seconds=30):
+            pass
+    with Ledger(url).lease("commit", seconds=30):
+        pass
+
+
+def test_a_lease_is_renewed_while_its_block_runs(url: str, ledger: Ledger) -> None:
+    with ledger.lease("commit", seconds=0.6) as lease:
+        with pytest.raises(LeaseHeldError), Ledger(url).lease("commit", seconds=30, wait=2):
+            pass
+        lease.check()
+
+
+def test_a_waiter_gets_the_lease_when_it_is_given_back(url: str, ledger: Ledger) -> None:
+    order: list[str] = []
+
+    def wait() -> None:
+        with Ledger(url).lease("commit", seconds=30, wait=30):
+            order.append("second")
+
+    with ledger.lease("commit", seconds=30):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.3)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+HOLD = """
+    import sys, time
+    from resources.ledger import Ledger
+    with Ledger(sys.argv[1]).lease("commit", seconds=2):
+        print("held", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_the_lease_of_a_process_that_died_ends_by_itself(url: str, ledger: Ledger) -> None:
+    holder = python(HOLD, url)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    with pytest.raises(LeaseHeldError), ledger.lease("commit", seconds=30, wait=0):
+        pass
+    with ledger.lease("commit", seconds=30, wait=30) as lease:
+        lease.check()
+
+
+def test_a_holder_that_stood_still_learns_that_its_lease_is_gone(url: str) -> None:
+    """A holder that was suspended went on committing beside its successor."""
+    holder = python(
+        """
+        import sys, time
+        from resources.ledger import Ledger
+        from highwater.errors import LeaseHeldError
+        with Ledger(sys.argv[1]).lease("commit", seconds=1) as lease:
+            print("held", flush=True)
+            sys.stdin.readline()
+            try:
+                lease.check()
+            except LeaseHeldError as error:
+                print(error.problem, flush=True)
+        """,
+        url,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    os.kill(holder.pid, signal.SIGSTOP)
+    with Ledger(url).lease("commit", seconds=30, wait=30):
+        os.kill(holder.pid, signal.SIGCONT)
+        time.sleep(1.5)
+        output, _ = holder.communicate(timeout=30)
+    assert output == "the lease 'commit' ran out before its work was done\n"

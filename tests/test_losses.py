@@ -1,0 +1,132 @@
+"""What stays readable after an accepted loss, through Spark: planning goes on, and the prefix of done slices too."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from assets import raw
+from dev.processes import wait_until
+from highwater.errors import HighwaterError, OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError
+from highwater.plans import Generation
+from highwater.slices import Slice
+from orchestration.acceptance import accept_loss, never_read
+from orchestration.planning import Planner
+from tests.support import order_message
+
+if TYPE_CHECKING:
+    from tests.support import Bench
+
+pytestmark = pytest.mark.slow
+
+
+def tick(bench: Bench) -> Slice:
+    [piece] = Planner(bench.ledger, bench.kafka).tick(bench.stream, datetime.now(UTC)).slices
+    return piece
+
+
+def send(bench: Bench, *versions: int) -> None:
+    bench.send(*[order_message("o1", version) for version in versions])
+
+
+def accept(bench: Bench) -> None:
+    unread = never_read(bench.lake, bench.stream)
+    accept_loss(bench.ledger, bench.kafka, bench.stream, unread, by="ann", now=datetime.now(UTC), dry=False)
+
+
+def delete_before(bench: Bench, offset: int) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bench.bootstrap})
+    for future in admin.delete_records([TopicPartition(bench.stream.topic, 0, offset)]).values():
+        future.result(30)
+
+
+def recreate(bench: Bench) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin, topic = AdminClient({"bootstrap.servers": bench.bootstrap}), bench.stream.topic
+    old = bench.kafka.topic_state(topic).topic_id
+    admin.delete_topics([topic])[topic].result(30)
+
+    def created() -> bool:
+        try:
+            admin.create_topics([NewTopic(topic, 3, 1)])[topic].result(30)
+            return True
+        except Exception:  # noqa: BLE001 - the old one is still being deleted
+            return False
+
+    def led() -> bool:
+        try:
+            state = bench.kafka.topic_state(topic)
+        except HighwaterError:
+            return False
+        return state.topic_id != old and all(p.known for p in state.partitions.values())
+
+    wait_until(created, 30, "the topic's second creation")
+    wait_until(led, 30, "its leaders")
+
+
+def offsets(bench: Bench) -> set[tuple[int, int]]:
+    return {(row["generation"], row["offset"]) for row in bench.rows("raw")}
+
+
+def test_a_slice_that_was_never_read_takes_what_is_left(bench: Bench) -> None:
+    send(bench, 1, 2)
+    read = tick(bench)
+    bench.materialise(read)
+    send(bench, 3, 4, 5)
+    unread = tick(bench)
+    delete_before(bench, 4)
+    with pytest.raises(OffsetsExpiredError):
+        raw.materialise(bench.work(unread))
+    accept(bench)
+    for _ in range(2):
+        reports = bench.materialise(read, unread)["raw"]
+        assert offsets(bench) == {(0, 0), (0, 1), (0, 4)}
+    assert [report.counts.get("lost", 0) for report in reports] == [0, 2]
+    [loss] = bench.ledger.losses(bench.stream.name)
+    assert (loss.offsets.start, loss.offsets.end) == (2, 4)  # what was read is not lost
+
+
+def test_a_slice_of_a_topic_that_is_gone_is_done_with_nothing_in_it(bench: Bench) -> None:
+    send(bench, 1, 2)
+    read = tick(bench)
+    raw.materialise(bench.work(read))
+    send(bench, 3)
+    unread = tick(bench)
+    recreate(bench)
+    send(bench, 7)
+    with pytest.raises(TopicRecreatedError):
+        raw.materialise(bench.work(unread))
+    accept(bench)
+    new = tick(bench)
+    bench.materialise(read, unread, new)
+    assert offsets(bench) == {(0, 0), (0, 1), (1, 0)}
+    assert set(bench.lake.committed(bench.stream.name, "raw")) == {read.key, unread.key, new.key}
+
+
+def test_a_slice_is_not_read_again_where_a_later_generation_counts_its_offsets_anew(bench: Bench) -> None:
+    """After a truncation the same offsets hold other records: read again, they replaced the true ones."""
+    send(bench, 1, 2, 3)
+    piece = tick(bench)
+    raw.materialise(bench.work(piece))
+    planned = bench.ledger.planned(bench.stream.name, bench.stream.topic)
+    assert planned is not None
+    before = planned.generation
+    later = Generation(before.stream, before.topic, before.topic_id, 1, {0: 1, 1: 0, 2: 0}, datetime.now(UTC), "ann")
+    assert bench.ledger.open_generation(later, seen=before)
+    [report] = raw.materialise(bench.work(piece))
+    assert "rows kept as they are" in (report.note or "")
+    assert "generation 1 begins at 1" in (report.note or "")
+    again = tick(bench)
+    raw.materialise(bench.work(again))
+    assert offsets(bench) == {(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)}
+    never = Slice(**{**vars(piece), "ordinal": 9, "planned_at": datetime.now(UTC)})
+    bench.ledger.add([never])
+    with pytest.raises(TopicTruncatedError) as caught:
+        raw.materialise(bench.work(never))
+    assert (caught.value.stored, caught.value.found) == ("[0, 3) of generation 0", "generation 1 begins at 1")

@@ -1,0 +1,198 @@
+"""The reliable producer: what it refuses, and that no record's end stays untold."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from highwater.errors import ConfigurationError
+from resources.producer import (
+    Outcome,
+    RecordRefusedError,
+    ReliableProducer,
+    UndeliveredError,
+    producer_properties,
+)
+from tests.conftest import TopicFactory, create_topic
+from tests.support import read_topic
+
+if TYPE_CHECKING:
+    from dev.broker import EmbeddedBroker
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where nothing answers, and nothing can begin to while the test runs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_defaults_wait_for_all_replicas_once_and_in_order_for_a_day() -> None:
+    found = producer_properties("b:9092")
+    assert found["acks"] == "all"
+    assert found["enable.idempotence"] == "true"
+    assert found["max.in.flight.requests.per.connection"] == "5"
+    assert found["delivery.timeout.ms"] == "86400000"
+    assert found["partitioner"] == "murmur2_random"
+    assert found["allow.auto.create.topics"] == "false"
+
+
+def test_a_transactional_producer_waits_no_longer_than_its_transaction() -> None:
+    found = producer_properties(
+        "b:9092", {"transaction.timeout.ms": "30000", "delivery.timeout.ms": "200000"}, transactional_id="t"
+    )
+    assert found["transactional.id"] == "t"
+    assert found["delivery.timeout.ms"] == "30000"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("acks", "1"),
+        ("request.required.acks", "0"),
+        ("enable.idempotence", "false"),
+        ("max.in.flight", "6"),
+        ("max.in.flight.requests.per.connection", "100"),
+        ("retries", "0"),
+        ("message.send.max.retries", "3"),
+        ("message.timeout.ms", "5000"),
+        ("delivery.timeout.ms", "0"),
+        ("delivery.report.only.error", "true"),
+    ],
+)
+def test_a_property_that_weakens_is_refused_with_its_value_and_a_reason(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        producer_properties("b:9092", {name: value})
+    text = str(refused.value)
+    assert f"must not be {value}: " in text
+    assert "remedy: take " in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("acks", "-1"), ("max.in.flight", "1"), ("message.timeout.ms", "200000"), ("compression.type", "zstd")],
+)
+def test_a_property_that_does_not_weaken_is_taken_under_one_name(name: str, value: str) -> None:
+    found = producer_properties("b:9092", {name: value})
+    assert value in found.values()
+    assert not {"message.timeout.ms", "max.in.flight"} & found.keys()
+
+
+def test_outstanding_records_are_named_when_nobody_answers(nobody: str) -> None:
+    producer = ReliableProducer(producer_properties(nobody))
+    for n in range(3):
+        producer.send("orders", key=b"k", value=str(n).encode())
+    with pytest.raises(UndeliveredError, match=r"3 outstanding; without a report after 0.2 s: 3 of orders"):
+        producer.close(0.2)
+
+
+def test_a_full_queue_waits_for_room_instead_of_failing(nobody: str) -> None:
+    """Room comes when the oldest records run out of time: the only end they can have here."""
+    found = producer_properties(nobody) | {"delivery.timeout.ms": "1000", "queue.buffering.max.messages": "2"}
+    outcomes: list[Outcome] = []
+    producer = ReliableProducer(found)
+    for n in range(5):
+        producer.send("orders", key=None, value=str(n).encode(), on_outcome=outcomes.append)
+    with pytest.raises(UndeliveredError, match="5 sent: 0 delivered, 0 outstanding, 5 _MSG_TIMED_OUT"):
+        producer.close(20)
+    assert [o.error for o in outcomes] == ["_MSG_TIMED_OUT"] * 5
+
+
+def test_a_record_that_is_too_large_is_refused_at_once_and_not_counted(nobody: str) -> None:
+    producer = ReliableProducer(producer_properties(nobody, {"message.max.bytes": "2000"}))
+    with pytest.raises(RecordRefusedError, match="MSG_SIZE_TOO_LARGE"):
+        producer.send("orders", key=None, value=b"x" * 5000)
+    assert producer.counts.sent == 0
+
+
+def test_an_error_of_the_caller_is_not_hidden_by_what_is_left(nobody: str) -> None:
+    def work() -> None:
+        with ReliableProducer(producer_properties(nobody)) as producer:
+            producer.send("orders", key=None, value=b"x")
+            raise RuntimeError("of the caller")
+
+    with pytest.raises(RuntimeError, match="of the caller") as seen:
+        work()
+    assert "1 of orders" in "".join(seen.value.__notes__)
+
+
+# From here on against a real broker.
+
+
+@pytest.fixture(scope="module")
+def auto_creating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker that creates the topics that it is asked for, as brokers do by default."""
+    from dev.broker import EmbeddedBroker
+
+    with EmbeddedBroker(tmp_path_factory.mktemp("auto"), auto_create_topics=True) as started:
+        yield started
+
+
+def held(bootstrap: str, topic: str) -> list[tuple[bytes | None, bytes | None]]:
+    """Every committed record, partition by partition in the order of offsets."""
+    found = read_topic(bootstrap, topic)
+    return [found[place] for place in sorted(found)]
+
+
+@pytest.mark.slow
+def test_every_record_is_delivered_once_and_counted_through_a_queue_of_ten(bootstrap: str, topic: TopicFactory) -> None:
+    name = topic(partitions=1)
+    outcomes: list[Outcome] = []
+    properties = producer_properties(bootstrap, {"queue.buffering.max.messages": "10"})
+    with ReliableProducer(properties) as producer:
+        for n in range(500):
+            producer.send(name, key=b"k", value=b"%d" % n, headers=[("n", None)], on_outcome=outcomes.append)
+    assert held(bootstrap, name) == [(b"k", b"%d" % n) for n in range(500)]
+    assert [o.offset for o in outcomes] == list(range(500))
+    assert all(o.delivered and o.topic == name and o.timestamp > 0 for o in outcomes)
+    counts = producer.counts
+    assert (counts.sent, counts.delivered, counts.outstanding, counts.failed) == (500, 500, 0, {})
+
+
+@pytest.mark.slow
+def test_a_record_keeps_the_partition_and_the_time_that_are_asked_for(bootstrap: str, topic: TopicFactory) -> None:
+    name = topic(partitions=3)
+    outcomes: list[Outcome] = []
+    with ReliableProducer(producer_properties(bootstrap)) as producer:
+        producer.send(name, key=None, value=b"v", partition=2, timestamp=1_000_000, on_outcome=outcomes.append)
+    assert outcomes == [Outcome(name, 2, 0, 1_000_000)]
+
+
+@pytest.mark.slow
+def test_an_absent_topic_is_not_created_and_its_records_are_told(auto_creating: EmbeddedBroker) -> None:
+    """librdkafka's producers create topics by default, where the broker lets them."""
+    from confluent_kafka.admin import AdminClient
+
+    properties = producer_properties(auto_creating.bootstrap) | {"topic.metadata.propagation.max.ms": "1000"}
+    producer = ReliableProducer(properties)
+    producer.send("nowhere", key=None, value=b"v")
+    with pytest.raises(UndeliveredError, match=r"1 sent: 0 delivered, 0 outstanding, 1 _?UNKNOWN_TOPIC"):
+        producer.close(30)
+    admin = AdminClient({"bootstrap.servers": auto_creating.bootstrap})
+    assert "nowhere" not in admin.list_topics(timeout=10).topics
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_a_broker_that_is_killed_and_comes_back_costs_no_record_and_doubles_none(tmp_path: Path) -> None:
+    """The queue holds the 1,200 records that may wait until the thread that sends them starts the broker again."""
+    from dev.broker import EmbeddedBroker
+
+    with EmbeddedBroker(tmp_path) as broker:
+        create_topic(broker.bootstrap, "t", 1, {})
+        with ReliableProducer(
+            producer_properties(broker.bootstrap, {"queue.buffering.max.messages": "2000"})
+        ) as producer:
+            for n in range(3000):
+                if n == 500:
+                    broker.kill()
+                if n == 1200:
+                    broker.start()
+                producer.send("t", key=None, value=b"%d" % n, partition=0)
+        assert producer.counts.delivered == 3000
+        assert [value for _, value in held(broker.bootstrap, "t")] == [b"%d" % n for n in range(3000)]

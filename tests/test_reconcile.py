@@ -1,0 +1,451 @@
+"""The comparison finds each kind of planted difference, and none where there is none."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev.account import Account, Written, digest
+from dev.compare import SHAPES, Comparison, compare, current_view, expected_event
+from dev.intended import EVENT, UNRESOLVED, Ending, Intended
+from dev.orders import ORDERS
+from dev.readings import Kept, Place, Tables
+from dev.script import Script
+
+BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
+ORDER_SHAPE = SHAPES["orders"]
+
+
+@dataclass
+class World:
+    """An account, a topic and tables that agree, made by hand and cheap to spoil."""
+
+    account: list[Written]
+    topic: dict[Place, Kept]
+    raw: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    rejects: list[dict[str, Any]]
+    current: list[dict[str, Any]]
+    proofs: dict[str, list[dict[str, Any]]]
+
+    def compare(self, **options: Any) -> Comparison:
+        tables = Tables(self.raw, self.events, self.rejects, self.current, self.proofs)
+        return compare(ORDER_SHAPE, self.account, self.topic, tables, **options)
+
+    def kinds(self, **options: Any) -> set[str]:
+        return set(self.compare(**options).differences.counts)
+
+
+def slice_of(place: Place) -> str:
+    return f"orders@{min(place.offset // 100, 1):07d}"
+
+
+def milliseconds(value: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=value)
+
+
+def written(identity: int, made: Intended, place: Place, timestamp: int) -> Written:
+    return Written(
+        id=identity,
+        entity=made.entity,
+        key=made.key,
+        value_hash=None if made.value is None else digest(made.value),
+        fault=made.fault,
+        ending=made.ending,
+        version=made.version,
+        waits_for=made.waits_for,
+        known=False,
+        visible=made.transaction != "aborted",
+        partition=place.partition,
+        offset=place.offset,
+        timestamp=timestamp,
+    )
+
+
+def origin(place: Place, kept: Kept) -> dict[str, Any]:
+    return {
+        "slice": slice_of(place),
+        "origin_topic": "orders",
+        "origin_generation": 0,
+        "origin_partition": place.partition,
+        "origin_offset": place.offset,
+        "origin_timestamp": milliseconds(kept.timestamp),
+    }
+
+
+def make_world() -> World:
+    world = World([], {}, [], [], [], [], {})
+    ends = [0, 0, 0]
+    script = Script(ORDERS, seed=3, records=600, rates={"large_record": 0.0})
+    for number, made in enumerate(record for batch in script.batches() for record in batch):
+        partition = zlib.crc32(made.entity.encode()) % 3
+        place = Place(partition, ends[partition])
+        ends[partition] += 1
+        timestamp = int(BEGIN.timestamp() * 1000) + number // 5 - made.backdated_ms
+        world.account.append(written(number, made, place, timestamp))
+        if made.transaction == "aborted":
+            continue
+        kept = Kept(place, timestamp, 0, made.key, made.value, made.headers)
+        world.topic[place] = kept
+        add_rows(world, made.ending, place, kept)
+    world.current = current_rows(world)
+    world.proofs = proofs(world, ends)
+    return world
+
+
+def add_rows(world: World, ending: Ending, place: Place, kept: Kept) -> None:
+    headers = [{"key": name, "value": value} for name, value in kept.headers] or None
+    world.raw.append(
+        {
+            "slice": slice_of(place),
+            "topic": "orders",
+            "generation": 0,
+            "partition": place.partition,
+            "offset": place.offset,
+            "timestamp": milliseconds(kept.timestamp),
+            "timestamp_type": 0,
+            "key": kept.key,
+            "value": kept.value,
+            "headers": headers,
+        }
+    )
+    if ending == EVENT:
+        world.events.append({**origin(place, kept), **expected_event(ORDER_SHAPE, kept)})
+    elif ending.end == "reject":
+        world.rejects.append(
+            {
+                **origin(place, kept),
+                "reason": ending.reason,
+                "permanent": ending.permanent,
+                "next_topic": "orders.parked" if ending.permanent else "orders.dlq.1",
+                "key": kept.key,
+                "value": kept.value,
+                "headers": headers,
+            }
+        )
+
+
+def current_rows(world: World) -> list[dict[str, Any]]:
+    """The winners of each slice, as the table holds them: several rows a key."""
+    best: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in world.events:
+        at = (row["slice"], row["key"])
+        if at not in best or order(row) < order(best[at]):
+            best[at] = row
+    return [dict(row) for row in best.values()]
+
+
+def order(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (-row["version"], row["origin_timestamp"], row["origin_partition"], row["origin_offset"])
+
+
+def proofs(world: World, ends: list[int]) -> dict[str, list[dict[str, Any]]]:
+    bounds = {"orders@0000000": (0, 100), "orders@0000001": (100, None)}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, rows in (("raw", world.raw), ("events", world.events), ("rejects", world.rejects)):
+        found[name] = [
+            {
+                "slice": key,
+                "rows": sum(row["slice"] == key for row in rows),
+                "ranges": {str(p): [start, ends[p] if end is None else end] for p in range(3)},
+            }
+            for key, (start, end) in bounds.items()
+        ]
+    return found
+
+
+SOUND = pickle.dumps(make_world())
+
+
+@pytest.fixture
+def world() -> World:
+    found: World = pickle.loads(SOUND)
+    return found
+
+
+def test_a_world_that_agrees_has_no_difference(world: World) -> None:
+    found = world.compare()
+    assert not found.differences.samples
+    assert found.numbers["records in the topic"] > 500
+    assert found.numbers["aborted records"] > 0
+    assert found.faults["tombstone"]["tombstone"] == found.numbers["tombstones"] > 0
+
+
+def first(rows: list[dict[str, Any]], **values: Any) -> dict[str, Any]:
+    return next(row for row in rows if all(row[name] == value for name, value in values.items()))
+
+
+def spoil_topic_record(world: World, **changes: Any) -> None:
+    place = next(place for place, kept in world.topic.items() if kept.key and kept.value and kept.headers)
+    world.topic[place] = replace(world.topic[place], **changes)
+
+
+def spoil_twice(rows: list[dict[str, Any]]) -> None:
+    rows.append(dict(rows[0]))
+
+
+def spoil_event_to_reject(world: World) -> None:
+    row = world.events.pop(0)
+    kept = world.topic[Place(row["origin_partition"], row["origin_offset"])]
+    add_rows(world, UNRESOLVED, kept.place, kept)
+    world.raw.pop()
+
+
+def spoil_both_places(world: World) -> None:
+    kept = world.topic[Place(world.events[0]["origin_partition"], world.events[0]["origin_offset"])]
+    add_rows(world, UNRESOLVED, kept.place, kept)
+    world.raw.pop()
+
+
+def spoil_tombstone_to_event(world: World) -> None:
+    place = next(place for place, kept in world.topic.items() if kept.value is None)
+    event = {**world.events[0], **origin(place, world.topic[place])}
+    world.events.append(event)
+
+
+def spoil_abort(world: World, table: str) -> None:
+    aborted = next(w for w in world.account if w.visible is False)
+    kept = Kept(Place(aborted.partition or 0, aborted.offset or 0), aborted.timestamp or 0, 0, aborted.key, b"{}", ())
+    if table == "topic":
+        world.topic[kept.place] = kept
+    elif table == "raw":
+        add_rows(world, Ending("tombstone"), kept.place, kept)
+    else:
+        rows: list[dict[str, Any]] = getattr(world, table)
+        rows.append({**rows[0], **origin(kept.place, kept), "key": aborted.entity})
+
+
+def spoil_current_loser(world: World) -> None:
+    """The key's second best event instead of its best."""
+    view = current_view(world.current)
+    loser = next(row for row in world.events if row["version"] < view[row["key"]]["version"])
+    world.current = [row for row in world.current if row["key"] != loser["key"]] + [dict(loser)]
+
+
+def spoil_conflict(world: World) -> None:
+    """Of two contents under one version the later one wins."""
+    by_version: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in world.events:
+        by_version.setdefault((row["key"], row["version"]), []).append(row)
+    view = current_view(world.current)
+    pair = next(
+        sorted(rows, key=order)
+        for (key, version), rows in by_version.items()
+        if len(rows) == 2 and view[key]["version"] == version and rows[0]["amount"] != rows[1]["amount"]
+    )
+    world.current = [row for row in world.current if row["key"] != pair[1]["key"]] + [dict(pair[1])]
+
+
+def set_first(rows: list[dict[str, Any]], column: str, value: Any) -> None:
+    rows[0][column] = value
+
+
+PLANTED: dict[str, tuple[Callable[[World], object], str]] = {
+    "topic lost one": (lambda w: w.topic.pop(Place(0, 5)), "topic: lacks a record that was delivered"),
+    "topic has a stranger": (
+        lambda w: w.topic.update({Place(9, 0): Kept(Place(9, 0), 0, 0, b"k", b"v", ())}),
+        "topic: holds a record that nobody wrote",
+    ),
+    "topic shows an abort": (lambda w: spoil_abort(w, "topic"), "topic: shows an aborted record"),
+    "topic key": (lambda w: spoil_topic_record(w, key=b"other"), "topic: another key than was written"),
+    "topic value": (lambda w: spoil_topic_record(w, value=b"other"), "topic: another value than was written"),
+    "topic time": (lambda w: spoil_topic_record(w, timestamp=1), "topic: another timestamp than was reported"),
+    "raw lost one": (lambda w: w.raw.pop(), "raw: lacks a record of the topic"),
+    "raw doubled one": (lambda w: spoil_twice(w.raw), "raw: holds a record twice"),
+    "raw invented one": (lambda w: w.raw.append({**w.raw[0], "offset": 10**6}), "raw: holds what the topic does not"),
+    "raw key": (lambda w: set_first(w.raw, "key", b"x"), "raw: another key than the topic"),
+    "raw null key": (lambda w: set_first(w.raw, "key", None), "raw: another key than the topic"),
+    "raw value": (lambda w: set_first(w.raw, "value", b"x"), "raw: another value than the topic"),
+    "raw empty for null": (
+        lambda w: first(w.raw, value=None).update(value=b""),
+        "raw: another value than the topic",
+    ),
+    "raw headers": (
+        lambda w: set_first(w.raw, "headers", [{"key": "a", "value": b"1"}]),
+        "raw: another headers than the topic",
+    ),
+    "raw time": (
+        lambda w: set_first(w.raw, "timestamp", BEGIN - timedelta(days=1)),
+        "raw: another timestamp than the topic",
+    ),
+    "raw time type": (lambda w: set_first(w.raw, "timestamp_type", 1), "raw: another timestamp type than the topic"),
+    "raw generation": (lambda w: set_first(w.raw, "generation", 1), "raw: another generation than the topic"),
+    "raw in another slice": (
+        lambda w: set_first(w.raw, "slice", "orders@0000001"),
+        "raw: a record outside of its slice",
+    ),
+    "proof lost": (lambda w: w.proofs["events"].pop(), "events: proofs of a slice"),
+    "proof doubled": (lambda w: spoil_twice(w.proofs["raw"]), "raw: proofs of a slice"),
+    "proof counts wrong": (
+        lambda w: w.proofs["rejects"][0].update(rows=1),
+        "rejects: rows of a slice by its proof",
+    ),
+    "slices leave a hole": (
+        lambda w: w.proofs["raw"][1]["ranges"].update({"0": [101, 500]}),
+        "slices: a hole or an overlap",
+    ),
+    "slices overlap": (
+        lambda w: w.proofs["raw"][1]["ranges"].update({"0": [99, 500]}),
+        "slices: a hole or an overlap",
+    ),
+    "event lost": (lambda w: w.events.pop(), "ends: a record in none of events, rejects, tombstones"),
+    "event doubled": (lambda w: spoil_twice(w.events), "ends: a record in two places"),
+    "event also rejected": (spoil_both_places, "ends: a record in two places"),
+    "event rejected instead": (spoil_event_to_reject, "ends: another end than event"),
+    "reject lost": (lambda w: w.rejects.pop(), "ends: a record in none of events, rejects, tombstones"),
+    "tombstone as event": (spoil_tombstone_to_event, "ends: another end than tombstone"),
+    "reject with another reason": (
+        lambda w: first(w.rejects, reason="malformed").update(reason="invalid"),
+        "ends: another end than reject (malformed)",
+    ),
+    "reject not permanent": (
+        lambda w: first(w.rejects, reason="invalid").update(permanent=False),
+        "ends: another end than reject (invalid)",
+    ),
+    "event of no origin": (
+        lambda w: set_first(w.events, "origin_offset", 10**6),
+        "events: an origin that the topic does not hold",
+    ),
+    "event of another generation": (
+        lambda w: set_first(w.events, "origin_generation", 1),
+        "events: an origin that the topic does not hold",
+    ),
+    "event amount": (lambda w: set_first(w.events, "amount", Decimal("0.001")), "events: another amount"),
+    "event time": (lambda w: set_first(w.events, "event_time", BEGIN), "events: another event_time"),
+    "event key": (lambda w: set_first(w.events, "key", "x"), "events: another key"),
+    "event in another slice": (lambda w: set_first(w.events, "slice", "x"), "events: in another slice than raw"),
+    "reject value": (lambda w: set_first(w.rejects, "value", b"x"), "rejects: another value than the topic"),
+    "reject headers": (
+        lambda w: set_first(w.rejects, "headers", [{"key": "a", "value": b"1"}]),
+        "rejects: other headers than the topic",
+    ),
+    "reject sent elsewhere": (lambda w: set_first(w.rejects, "next_topic", "x"), "rejects: another next_topic"),
+    "current lost a key": (
+        lambda w: w.current.__setitem__(slice(None), [r for r in w.current if r["key"] != w.current[0]["key"]]),
+        "current: lacks a key",
+    ),
+    "current invented a key": (
+        lambda w: w.current.append({**w.current[0], "key": "nobody"}),
+        "current: a key without an accepted event",
+    ),
+    "current is behind": (spoil_current_loser, "current: another origin"),
+    "current took the later of two contents": (spoil_conflict, "current: another origin"),
+    "current field": (lambda w: [row.update(amount=Decimal(-1)) for row in w.current], "current: another amount"),
+    "abort in raw": (lambda w: spoil_abort(w, "raw"), "raw: holds an aborted record"),
+    "abort in events": (lambda w: spoil_abort(w, "events"), "events: holds an aborted record"),
+    "abort in current": (lambda w: spoil_abort(w, "current"), "current: holds an aborted record"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_difference_is_found(world: World, name: str) -> None:
+    plant, kind = PLANTED[name]
+    plant(world)
+    assert kind in world.kinds()
+
+
+def test_rows_are_only_rows_in_any_order(world: World) -> None:
+    for rows in (world.raw, world.events, world.rejects, world.current):
+        rows.reverse()
+    assert not world.kinds()
+
+
+def known_late(world: World) -> None:
+    world.account = [replace(w, known=True) if w.waits_for else w for w in world.account]
+
+
+def test_a_late_customer_must_be_mended_in_the_slices_that_were_materialised_since(world: World) -> None:
+    known_late(world)
+    assert not world.kinds()
+    assert not world.kinds(resolved_in=[])
+    assert world.kinds(resolved_in=["orders@0000000"]) == {f"ends: another end than {UNRESOLVED}"}
+
+
+def test_a_late_customer_that_nobody_knows_yet_may_not_be_an_event(world: World) -> None:
+    row = first(world.rejects, reason="unresolved")
+    world.rejects.remove(row)
+    kept = world.topic[Place(row["origin_partition"], row["origin_offset"])]
+    add_rows(world, EVENT, kept.place, kept)
+    world.raw.pop()
+    assert f"ends: another end than {UNRESOLVED}" in world.kinds()
+
+
+def test_samples_are_capped_and_counts_exact(world: World) -> None:
+    lost = len(world.events)
+    world.events.clear()
+    found = world.compare().differences
+    kind = "ends: a record in none of events, rejects, tombstones"
+    assert found.counts[kind] == lost
+    assert len(found.samples[kind]) == 5
+
+
+def test_a_record_whose_writer_was_killed_before_the_report_may_stand_in_the_topic(world: World) -> None:
+    at = next(n for n, w in enumerate(world.account) if w.fault == "none")
+    place = Place(world.account[at].partition or 0, world.account[at].offset or 0)
+    world.account[at] = replace(world.account[at], partition=None, offset=None, timestamp=None, visible=None)
+    assert not world.kinds()
+    del world.topic[place]
+    assert "raw: holds what the topic does not" in world.kinds()
+
+
+def test_an_expected_event_reads_the_json_by_itself() -> None:
+    value = {
+        "order_id": "o",
+        "version": 2,
+        "status": "paid",
+        "customer_id": "c",
+        "amount": 12.3,
+        "event_time": "2026-01-01T02:00:00+02:00",
+    }
+    kept = Kept(Place(0, 0), 1_767_225_600_123, 0, "ö".encode(), json.dumps(value).encode(), ())
+    assert expected_event(ORDER_SHAPE, kept) == {
+        "order_id": "o",
+        "version": 2,
+        "status": "paid",
+        "customer_id": "c",
+        "amount": Decimal("12.3"),
+        "event_time": datetime(2026, 1, 1, tzinfo=UTC),
+        "key": "ö",
+        "origin_timestamp": datetime(2026, 1, 1, 0, 0, 0, 123_000, tzinfo=UTC),
+    }
+
+
+def test_the_account_keeps_what_was_written(tmp_path: Path) -> None:
+    account = Account(tmp_path / "account.sqlite")
+    assert account.begin_run(seed=7) == 0
+    assert account.begin_run(seed=7) == 1
+    made = Intended("o", b"o", b"v", "late_customer", UNRESOLVED, version=1, waits_for="late")
+    sent = account.enter("orders", 0, made)
+    unknown = account.enter("orders", 0, replace(made, value=None, ending=Ending("tombstone"), waits_for=None))
+    failed = account.enter("orders", 0, made)
+    transaction = account.begin_transaction("aborted")
+    aborted = account.enter("orders", 0, replace(made, transaction="aborted"), transaction)
+    account.save()
+    account.report(sent, 1, 5, 1000, None)
+    account.report(failed, -1, -1, -1, "_MSG_TIMED_OUT")
+    account.report(aborted, 1, 6, 1001, None)
+    account.end_transaction(transaction, "aborted")
+    account.close()
+
+    again = Account(tmp_path / "account.sqlite")
+    found = {w.id: w for w in again.written("orders")}
+    assert found.keys() == {sent, unknown, aborted}
+    assert (found[sent].partition, found[sent].offset, found[sent].timestamp) == (1, 5, 1000)
+    assert (found[sent].ending, found[sent].visible, found[sent].known) == (UNRESOLVED, True, False)
+    assert (found[unknown].visible, found[unknown].value_hash, found[unknown].offset) == (None, None, None)
+    assert found[aborted].visible is False
+    assert again.unknown_customers(older_than_seconds=3600) == []
+    assert again.unknown_customers() == ["late"]
+    again.customers_known(["late"])
+    assert again.unknown_customers() == []
+    assert {w.known for w in again.written("orders") if w.waits_for} == {True}
+    again.close()

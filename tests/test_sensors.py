@@ -1,0 +1,365 @@
+"""What a tick does, on a real broker, a real ledger and an instance of its own; the lake is filled by proofs alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+from dagster import instance_for_test
+
+from dev.processes import free_port
+from highwater.declaration import Limits, Stream
+from highwater.proof import Proof
+from highwater.slices import Slice
+from orchestration import ticks
+from orchestration.build import build_defs
+from orchestration.stream_assets import TABLES, table_key, topic_key
+from resources.kafka import Kafka
+from resources.lake import Lake
+from resources.ledger import Ledger
+from tests.support import Message, make_stream, send
+
+if TYPE_CHECKING:
+    from tests.conftest import TopicFactory
+
+SOON = timedelta(seconds=0)
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as made:
+        yield made
+
+
+class Ticking:
+    """A stream's sensors, ticked by hand as the daemon would: keys first, then events, then runs."""
+
+    def __init__(self, stream: Stream, instance: dg.DagsterInstance, root: Path) -> None:
+        self.stream = stream
+        self.instance = instance
+        self.defs = build_defs(streams=[stream])
+        self.ledger = Ledger(f"sqlite:///{root / 'ledger.sqlite'}")
+        self.lake = Lake(str(root / "lake"))
+        self.cursors: dict[str, str | None] = {}
+
+    def evaluate(self, name: str) -> Any:
+        sensor = self.defs.get_repository_def().get_sensor_def(name)
+        context = dg.build_sensor_context(
+            instance=self.instance, cursor=self.cursors.get(name), resources=self.defs.resources
+        )
+        with context as opened:
+            return sensor.evaluate_tick(opened)
+
+    def tick(self, name: str) -> Any:
+        result = self.evaluate(name)
+        self.cursors[name] = result.cursor
+        for request in result.dynamic_partitions_requests or []:
+            self.instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
+        for event in result.asset_events:
+            self.instance.report_runless_asset_event(event)
+        return result
+
+    def keys(self) -> list[str]:
+        return list(self.instance.get_dynamic_partitions(self.stream.partitions_name))
+
+    def run(self, keys: Sequence[str], status: dg.DagsterRunStatus, **tags: str) -> None:
+        """A run record as the daemon leaves it."""
+        range_ = {"dagster/asset_partition_range_start": keys[0], "dagster/asset_partition_range_end": keys[-1]}
+        run = dg.DagsterRun(
+            job_name=f"{self.stream.name}_slice",
+            tags={**range_, "highwater/stream": self.stream.name, **tags},
+            status=status,
+        )
+        self.instance.add_run(run)
+
+    def fill(self, slices: Sequence[Slice], *tables: str, attempt: int = 1) -> None:
+        """Put proofs of slices into tables of the lake."""
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        rows = {"slice": [s.key for s in slices], "proof": [Proof(s, attempt, 0).to_json() for s in slices]}
+        for table in tables:
+            write_deltalake(
+                self.lake.path(self.stream.name, table), pa.table(rows), mode="append", partition_by="slice"
+            )
+
+
+@pytest.fixture
+def ticking(
+    topic: TopicFactory,
+    bootstrap: str,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Ticking]:
+    def make(records: int = 40, **limits: int) -> Ticking:
+        name = topic(partitions=2)
+        monkeypatch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", bootstrap)
+        monkeypatch.setenv("HIGHWATER_LEDGER_URL", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+        monkeypatch.setenv("HIGHWATER_LAKE", str(tmp_path / "lake"))
+        send(bootstrap, name, [Message(b"k", b"v", partition=n % 2) for n in range(records)])
+        given: dict[str, Any] = {"most_records": 10, "slices_a_run": 3, **limits}
+        stream = make_stream(name, limits=Limits(**given))
+        return Ticking(stream, instance, tmp_path)
+
+    return make
+
+
+def test_a_backlog_becomes_keys_and_a_few_runs(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking()
+    result = ours.tick("orders_planner")
+    planned = [piece.key for piece in ours.ledger.slices("orders")]
+    assert len(planned) == 4
+    assert ours.keys() == planned
+    ranges = [
+        (r.tags["dagster/asset_partition_range_start"], r.tags["dagster/asset_partition_range_end"])
+        for r in result.run_requests
+    ]
+    assert ranges == [(planned[0], planned[2]), (planned[3], planned[3])]
+    assert all(request.tags["highwater/stream"] == "orders" for request in result.run_requests)
+
+
+def test_the_ledger_holds_the_plan_before_dagster_hears_of_it(ticking: Callable[..., Ticking]) -> None:
+    """I1. The tick dies after the plan, which `evaluate` stands for: nothing of its result reaches Dagster."""
+    ours = ticking()
+    ours.evaluate("orders_planner")
+    assert ours.keys() == []
+    planned = [piece.key for piece in ours.ledger.slices("orders")]
+    assert len(planned) == 4
+    result = ours.tick("orders_planner")
+    assert ours.keys() == planned
+    assert len(result.run_requests) == 2
+    assert [piece.key for piece in ours.ledger.slices("orders")] == planned
+
+
+def test_a_tick_that_died_after_its_keys_leaves_the_runs_to_repair(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking()
+    ours.evaluate("orders_planner")
+    keys = [piece.key for piece in ours.ledger.slices("orders")]
+    ours.instance.add_dynamic_partitions("orders_slices", keys)
+    assert not ours.tick("orders_planner").run_requests
+    assert not ours.tick("orders_repair").run_requests, "the planner's request may be on its way"
+    _later(ours)
+    requests = ours.tick("orders_repair").run_requests
+    assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[0], keys[3]]
+    assert {r.tags["highwater/purpose"] for r in requests} == {"repair"}
+
+
+def _later(ours: Ticking) -> None:
+    """Let the grace pass: slices look as if they had been planned an hour ago."""
+    from sqlalchemy import create_engine, text
+
+    hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    with create_engine(ours.ledger._url).begin() as connection:
+        connection.execute(text("UPDATE slices SET planned_at = :at"), {"at": _as_stored(hour_ago)})
+
+
+def _as_stored(at: datetime) -> str:
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ")
+
+
+def test_losing_dagsters_database_loses_no_plan(ticking: Callable[..., Ticking], tmp_path: Path) -> None:
+    ours = ticking()
+    ours.tick("orders_planner")
+    before = ours.ledger.slices("orders")
+    with dg.DagsterInstance.ephemeral() as empty:
+        again = Ticking(ours.stream, empty, tmp_path)
+        again.tick("orders_planner")
+        assert again.keys() == [piece.key for piece in before]
+    assert ours.ledger.slices("orders") == before
+
+
+def test_the_topic_is_observed_with_its_lag(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking(slices_a_tick=1)
+    ours.tick("orders_planner")
+    [record] = ours.instance.fetch_observations(topic_key(ours.stream), limit=5).records
+    metadata = record.asset_observation.metadata
+    assert metadata["lag"].value == 30
+    rows = [row.data for row in metadata["positions"].records]
+    assert rows == [{"partition": p, "planned": 5, "log_start": 0, "last_stable": 20, "lag": 15} for p in (0, 1)]
+
+
+def test_a_broker_that_is_away_skips_the_tick_within_seconds(
+    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = ticking()
+    monkeypatch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", f"127.0.0.1:{free_port()}")
+    began = time.monotonic()
+    result = ours.tick("orders_planner")
+    assert time.monotonic() - began < 15
+    assert not result.run_requests
+    assert "did not answer" in result.skip_message
+    assert ours.ledger.slices("orders") == []
+
+
+def test_an_absent_topic_fails_the_tick_and_names_the_nearest(ticking: Callable[..., Ticking], tmp_path: Path) -> None:
+    ours = ticking()
+    other = Ticking(replace(ours.stream, topic=ours.stream.topic[:-1]), ours.instance, tmp_path)
+    with pytest.raises(Exception, match="does not exist") as raised:
+        other.tick("orders_planner")
+    assert ours.stream.topic in str(raised.value)
+
+
+def test_a_run_in_flight_keeps_repair_away(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking()
+    ours.tick("orders_planner")
+    _later(ours)
+    keys = ours.keys()
+    ours.run(keys[:3], dg.DagsterRunStatus.STARTED)
+    requests = ours.tick("orders_repair").run_requests
+    assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[3]]
+
+
+def test_a_backfill_outside_of_the_job_counts_as_work_too(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking()
+    ours.tick("orders_planner")
+    _later(ours)
+    keys = ours.keys()
+    run = dg.DagsterRun(
+        job_name="__ASSET_JOB",
+        asset_selection=frozenset({table_key(ours.stream, "raw")}),
+        tags={"dagster/partition": keys[0]},
+        status=dg.DagsterRunStatus.STARTING,
+    )
+    ours.instance.add_run(run)
+    requests = ours.tick("orders_repair").run_requests
+    assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[1]]
+
+
+def test_what_the_lake_holds_and_dagster_forgot_is_reported_and_not_asked_for(
+    ticking: Callable[..., Ticking],
+) -> None:
+    """Repair asks the lake, not only run records."""
+    ours = ticking()
+    ours.tick("orders_planner")
+    _later(ours)
+    slices = ours.ledger.slices("orders")
+    ours.fill(slices[:2], *[table.name for table in TABLES])
+    result = ours.tick("orders_repair")
+    assert [r.tags["dagster/asset_partition_range_start"] for r in result.run_requests] == [slices[2].key]
+    for table in TABLES:
+        held = ours.instance.get_materialized_partitions(table_key(ours.stream, table.name))
+        assert held == {piece.key for piece in slices[:2]}
+    again = ours.tick("orders_repair")
+    assert not again.asset_events
+
+
+def test_a_slice_whose_rejects_do_not_follow_its_events_is_asked_for(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking(records=10)
+    ours.tick("orders_planner")
+    _later(ours)
+    slices = ours.ledger.slices("orders")
+    ours.fill(slices, "raw", "rejects")
+    ours.fill(slices, "events", "current", attempt=2)
+    requests = ours.tick("orders_repair").run_requests
+    assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [slices[0].key]
+
+
+def test_a_lake_that_cannot_be_read_is_not_an_empty_one(ticking: Callable[..., Ticking]) -> None:
+    """I15: repair skips with the reason; it neither reports nor requests."""
+    ours = ticking()
+    ours.tick("orders_planner")
+    _later(ours)
+    slices = ours.ledger.slices("orders")
+    ours.fill(slices, "raw")
+    log = Path(ours.lake.path("orders", "raw")) / "_delta_log"
+    for file in log.glob("*.json"):
+        file.write_text("no JSON")
+    result = ours.tick("orders_repair")
+    assert not result.run_requests
+    assert "lake could not be read" in result.skip_message
+
+
+def test_what_dagster_holds_and_the_lake_lost_is_asked_for(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking(records=10)
+    ours.tick("orders_planner")
+    _later(ours)
+    [piece] = ours.ledger.slices("orders")
+    for table in TABLES:
+        key = table_key(ours.stream, table.name)
+        ours.instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=piece.key))
+    assert len(ours.tick("orders_repair").run_requests) == 1
+
+
+def test_repair_compares_all_slices_in_turn(ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cost must not grow with the number of slices, and yet nothing stays unseen."""
+    monkeypatch.setattr(ticks, "PAGE", 3)
+    ours = ticking(records=80)
+    ours.evaluate("orders_planner")
+    _later(ours)
+    keys = [piece.key for piece in ours.ledger.slices("orders")]
+    assert len(keys) == 8
+    seen = []
+    for _ in range(3):
+        ours.tick("orders_repair")
+        seen.append(len(ours.keys()))
+    assert seen == [3, 6, 8]
+    assert ours.cursors["orders_repair"] == ticks.OLDEST
+
+
+def test_a_key_that_somebody_added_by_hand_is_named_and_holds_nothing_up(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking(records=10)
+    ours.tick("orders_planner")
+    _later(ours)
+    ours.instance.add_dynamic_partitions("orders_slices", ["orders@' OR 1=1"])
+    context = ours.evaluate("orders_repair")
+    assert len(context.run_requests) == 1
+    lines = ticks.repair(ours.instance, SimpleNamespace(**(ours.defs.resources or {})), ours.stream, None).lines
+    assert "1 not in the ledger, delete their keys from Dagster: orders@' OR 1=1" in lines
+
+
+def test_the_hourly_schedule_plans_by_the_same_function(ticking: Callable[..., Ticking], tmp_path: Path) -> None:
+    ours = ticking()
+    schedule = ours.defs.get_repository_def().get_schedule_def("orders_hourly")
+    with instance_for_test(temp_dir=str(tmp_path)) as instance:
+        context = dg.build_schedule_context(
+            instance=instance, scheduled_execution_time=datetime.now(UTC), resources=ours.defs.resources or {}
+        )
+        with context as opened:
+            result = schedule.evaluate_tick(opened)
+        planned = [piece.key for piece in ours.ledger.slices("orders")]
+        assert list(instance.get_dynamic_partitions("orders_slices")) == planned
+    assert [r.tags["dagster/asset_partition_range_start"] for r in result.run_requests] == [planned[0], planned[3]]
+
+
+def test_a_cursor_that_cannot_be_read_does_no_harm(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking()
+    ours.cursors = {"orders_planner": "no JSON", "orders_repair": "orders@9999999"}
+    assert ours.tick("orders_planner").run_requests
+    ours.tick("orders_repair")
+
+
+def test_two_ticks_at_once_plan_each_offset_once(ticking: Callable[..., Ticking], bootstrap: str) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    ours = ticking(records=200)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: ours.evaluate("orders_planner"), range(6)))
+    offsets = [
+        (partition, offset)
+        for piece in ours.ledger.slices("orders")
+        for partition, r in piece.ranges.items()
+        for offset in range(r.start, r.end)
+    ]
+    assert sorted(offsets) == [(p, n) for p in (0, 1) for n in range(100)]
+    assert Kafka(bootstrap, {}).topic_state(ours.stream.topic).partitions[0].last_stable == 100
+
+
+def test_the_planner_looks_back_until_dagster_holds_what_it_sees(
+    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cost of a tick must not grow with the number of slices, and a crash may leave many keys to be added."""
+    monkeypatch.setattr(ticks, "LOOK_BACK", 1)
+    ours = ticking(records=80)
+    ours.evaluate("orders_planner")
+    keys = [piece.key for piece in ours.ledger.slices("orders")]
+    ours.tick("orders_planner")
+    assert ours.keys() == keys
+    assert len(ours.keys()) == 8

@@ -1,0 +1,362 @@
+"""The stages on a real broker, Spark and Delta: one copy of everything, whatever is repeated, in any order."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from assets import current, events, raw, rejects
+from assets.commit import Standing
+from highwater.errors import DependencyAwayError, OffsetsExpiredError, SupersededAttemptError, TopicRecreatedError
+from highwater.folding import BASE
+from highwater.proof import Proof
+from resources.lake import replace_slices
+from tests.support import Bench, Message, customers, order, order_message, read_rows, read_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from highwater.slices import Slice
+
+pytestmark = pytest.mark.slow
+
+
+def origins(rows: list[dict[str, object]]) -> set[tuple[object, object]]:
+    return {(row["origin_partition"], row["origin_offset"]) for row in rows}
+
+
+def test_raw_holds_every_record_of_the_topic_byte_by_byte(bench: Bench) -> None:
+    bench.send(
+        order_message("o1", 1),
+        Message(None, b"no key"),
+        Message(b"o2", None, partition=1),
+        Message(b"\xff\xfe", b"\x00\x01", partition=1, headers=[("a", b"1"), ("a", b"2")]),
+    )
+    raw.materialise(bench.work(bench.plan(0, p0=(0, 2), p1=(0, 2))))
+    found = {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in bench.rows("raw")}
+    assert found == read_topic(bench.bootstrap, bench.stream.topic)
+    headers = next(r["headers"] for r in bench.rows("raw") if (r["partition"], r["offset"]) == (1, 1))
+    assert headers == [{"key": "a", "value": b"1"}, {"key": "a", "value": b"2"}]
+
+
+def test_every_slice_repeated_in_any_order_is_there_once(bench: Bench) -> None:
+    bench.send(*[order_message(f"o{n % 5}", n // 5 + 1, partition=n % 2) for n in range(40)])
+    slices = [bench.plan(n, p0=(5 * n, 5 * n + 5), p1=(5 * n, 5 * n + 5)) for n in range(4)]
+    taken = [*slices, *slices, slices[0]]
+    random.Random(7).shuffle(taken)
+    for piece in taken:
+        bench.materialise(piece)
+    assert len(bench.rows("raw")) == 40
+    assert origins(bench.rows("events")) == set(read_topic(bench.bootstrap, bench.stream.topic))
+    assert {key: row["version"] for key, row in bench.current().items()} == {f"o{n}": 8 for n in range(5)}
+
+
+def test_the_split_is_conserved_and_told_by_reason(bench: Bench) -> None:
+    customers(bench.lake, ["c1"])
+    bench.send(
+        order_message("o1", 1),
+        order_message("o1", 2, customer_id="nobody"),
+        order_message("o1", 3, status="lost"),
+        order_message("o1", 4, amount="12"),
+        Message(b"o1", None),
+    )
+    reports = bench.materialise(bench.plan(0, p0=(0, 5)))
+    assert origins(bench.rows("events")) == {(0, 0)}
+    told = {row["origin_offset"]: (row["reason"], row["permanent"], row["next_topic"]) for row in bench.rows("rejects")}
+    topic = bench.stream.topic
+    assert told == {
+        1: ("unresolved", False, f"{topic}.dlq.1"),
+        2: ("invalid", True, f"{topic}.parked"),
+        3: ("malformed", True, f"{topic}.parked"),
+    }
+    counts = reports["events"][0].counts
+    assert (counts["raw"], counts["events"], counts["rejects"], counts["tombstones"]) == (5, 1, 3, 1)
+
+
+def sound(order_id: str) -> bytes:
+    return json.dumps(order(order_id, 1)).encode()
+
+
+def without(name: str) -> bytes:
+    return json.dumps({k: v for k, v in order("o1", 1).items() if k != name}).encode()
+
+
+BAD_VALUES = {
+    "field missing": without("amount"),
+    "not JSON": b"nope",
+    "two documents": json.dumps({}).encode() + b"{}",
+    "trailing word": b'{"a": 1} x',
+    "an array": b"[1]",
+    "null": b"null",
+    "a field twice": b'{"order_id": "o1", "order_id": "o1"}',
+    "not UTF-8": b'{"order_id": "\xff"}',
+    "empty": b"",
+}
+BAD_FIELDS: dict[str, dict[str, object]] = {
+    "field null": {"customer_id": None},
+    "string for integer": {"version": "1"},
+    "fraction for integer": {"version": 1.5},
+    "beyond 32 bits": {"version": 2**31},
+    "number for string": {"customer_id": 7},
+    "string for decimal": {"amount": "1.00"},
+    "three decimals": {"amount": 1.005},
+    "beyond 12 digits": {"amount": 12345678901.12},
+    "time without a zone": {"event_time": "2026-03-01T10:00:00"},
+    "no such day": {"event_time": "2026-02-30T10:00:00Z"},
+    "a number for a time": {"event_time": 1},
+    "key of another order": {"order_id": "o2"},
+}
+
+
+def test_whatever_is_not_exactly_the_declared_record_is_malformed(bench: Bench) -> None:
+    bad = [Message(b"o1", value) for value in BAD_VALUES.values()]
+    bad += [Message(b"o1", json.dumps(order("o1", 1) | changes).encode()) for changes in BAD_FIELDS.values()]
+    bad += [Message(b"o1", json.dumps({**order("o1", 1), "amount": None}).encode()), Message(None, sound("o1"))]
+    bench.send(*bad)
+    bench.materialise(bench.plan(0, p0=(0, len(bad))))
+    names = [*BAD_VALUES, *BAD_FIELDS, "amount null", "no key"]
+    reasons = {names[row["origin_offset"]]: row["reason"] for row in bench.rows("rejects")}
+    assert reasons == dict.fromkeys(names, "malformed")
+
+
+def test_sound_variants_are_events(bench: Bench) -> None:
+    bench.send(
+        order_message("o1", 1, amount=0),
+        order_message("o1", 2, amount=9999999999.99),
+        order_message("o1", 3, event_time="2026-03-01T12:00:00.123456+02:00"),
+        order_message("o1", 4, further={"nested": [1]}),
+        order_message("ö", 1),
+    )
+    bench.materialise(bench.plan(0, p0=(0, 5)))
+    rows = {row["origin_offset"]: row for row in bench.rows("events")}
+    assert sorted(rows) == [0, 1, 2, 3, 4]
+    assert str(rows[1]["amount"]) == "9999999999.99"
+    assert rows[2]["event_time"] == datetime(2026, 3, 1, 10, 0, 0, 123456, tzinfo=UTC)
+    assert rows[4]["key"] == "ö"
+
+
+def test_a_range_run_is_one_commit_a_table_with_every_proof(bench: Bench) -> None:
+    bench.send(*[order_message(f"o{n}", 1) for n in range(9)])
+    slices = [bench.plan(n, p0=(3 * n, 3 * n + 3)) for n in range(3)]
+    bench.materialise(*slices)
+    for stage in ("raw", "events", "rejects", "current"):
+        assert bench.versions(stage) == 1
+        assert set(bench.lake.committed(bench.stream.name, stage)) == {piece.key for piece in slices}
+    history = bench.lake.table(bench.stream.name, "raw").history(1)[0]
+    said = json.loads(history["userMetadata"])["highwater"]
+    assert [(s["slice"], s["ranges"], s["rows"]) for s in said] == [
+        (piece.key, {"0": [3 * n, 3 * n + 3]}, 3) for n, piece in enumerate(slices)
+    ]
+    files = bench.lake.table(bench.stream.name, "raw").file_uris()
+    assert len(files) == len(slices)
+
+
+def test_a_late_starter_cannot_overwrite_a_younger_commit(bench: Bench) -> None:
+    """A query whose Connect client was killed once committed 12 s later, after the retry; replaceWhere is no fence."""
+    bench.send(order_message("o1", 1), order_message("o1", 2))
+    piece = bench.plan(0, p0=(0, 2))
+    bench.materialise(piece)
+    before = bench.rows("raw")
+    late = bench.spark.createDataFrame([], raw.COLUMNS)
+    path = bench.lake.path(bench.stream.name, "raw")
+    with pytest.raises(SupersededAttemptError, match="stands at attempt 1"):
+        replace_slices(bench.spark, path, late, [Proof(piece, 9, 0)], {piece.key: 0}, files=1, spread="offset")
+    assert bench.rows("raw") == before
+
+
+def test_a_second_run_takes_over_the_split_although_the_reference_changed(bench: Bench) -> None:
+    """Run one decided that c2 is unknown and died before its rejects; meanwhile c2 became known."""
+    customers(bench.lake, ["c1"])
+    bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"))
+    piece = bench.plan(0, p0=(0, 2))
+    raw.materialise(bench.work(piece))
+    events.materialise(bench.work(piece))
+    customers(bench.lake, ["c1", "c2"])
+    reports = bench.materialise(piece)
+    assert "taken over" in str(reports["events"][0].note)
+    assert origins(bench.rows("events")) == {(0, 0)}
+    assert [(r["origin_offset"], r["reason"]) for r in bench.rows("rejects")] == [(1, "unresolved")]
+    bench.materialise(piece)
+    assert origins(bench.rows("events")) == {(0, 0), (0, 1)}
+    assert bench.rows("rejects") == []
+
+
+def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.send(order_message("o1", 1))
+    piece = bench.plan(0, p0=(0, 1))
+    raw.materialise(bench.work(piece))
+    decide: Callable[..., object] = events._decide
+
+    def overtaken(*given: object) -> object:
+        monkeypatch.setattr(events, "_decide", decide)
+        events.materialise(bench.work(piece))
+        return decide(*given)
+
+    monkeypatch.setattr(events, "_decide", overtaken)
+    report = events.materialise(bench.work(piece))[0]
+    assert "another run was first" in str(report.note)
+    assert bench.versions("events") == 1
+    rejects.materialise(bench.work(piece))
+    proofs = [bench.lake.committed(bench.stream.name, table)[piece.key] for table in ("events", "rejects")]
+    assert proofs[0].attempt == proofs[1].attempt == report.attempt
+
+
+def test_rows_stay_when_kafka_no_longer_holds_them(bench: Bench) -> None:
+    bench.send(order_message("o1", 1), order_message("o1", 2), order_message("o1", 3))
+    piece = bench.plan(0, p0=(0, 3))
+    bench.materialise(piece)
+    delete_before(bench, 2)
+    report = raw.materialise(bench.work(piece))[0]
+    assert "kept" in str(report.note)
+    assert report.rows == 3
+    assert len(bench.rows("raw")) == 3
+
+
+def test_expired_offsets_that_were_never_read_are_an_error_with_both_values(bench: Bench) -> None:
+    bench.send(order_message("o1", 1), order_message("o1", 2), order_message("o1", 3))
+    piece = bench.plan(0, p0=(0, 3))
+    delete_before(bench, 2)
+    with pytest.raises(OffsetsExpiredError) as caught:
+        raw.materialise(bench.work(piece))
+    assert (caught.value.stored, caught.value.found) == ("[0, 3)", "log start offset 2")
+    assert "accept-loss" in caught.value.remedy
+    assert bench.rows("raw") == []
+
+
+def delete_before(bench: Bench, offset: int) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bench.bootstrap})
+    for future in admin.delete_records([TopicPartition(bench.stream.topic, 0, offset)]).values():
+        future.result(30)
+
+
+def test_a_recreated_topic_is_not_read_as_the_planned_one(bench: Bench) -> None:
+    bench.send(order_message("o1", 1))
+    piece = bench.plan(0, p0=(0, 1))
+    other = type(piece)(**{**vars(piece), "topic_id": "AAAAAAAAAAAAAAAAAAAAAA"})
+    with pytest.raises(TopicRecreatedError) as caught:
+        raw.materialise(bench.work(other))
+    assert caught.value.stored == "AAAAAAAAAAAAAAAAAAAAAA"
+    assert caught.value.found == piece.topic_id
+
+
+def test_a_reference_table_that_is_away_makes_no_reject(bench: Bench) -> None:
+    import shutil
+
+    bench.send(order_message("o1", 1))
+    piece = bench.plan(0, p0=(0, 1))
+    raw.materialise(bench.work(piece))
+    shutil.rmtree(bench.lake.reference("reference/customers"))
+    with pytest.raises(DependencyAwayError, match="reference/customers"):
+        events.materialise(bench.work(piece))
+    assert bench.rows("events") == []
+    customers(bench.lake, ["c1"])
+    bench.materialise(piece)
+    assert origins(bench.rows("events")) == {(0, 0)}
+
+
+def test_an_older_version_that_arrives_late_changes_nothing(bench: Bench) -> None:
+    bench.send(order_message("o1", 2, amount=2), order_message("o1", 1, amount=1), order_message("o1", 2, amount=3))
+    for n in range(3):
+        bench.materialise(bench.plan(n, p0=(n, n + 1)))
+    row = bench.current()["o1"]
+    assert (row["version"], str(row["amount"]), row["updated_by_slice"]) == (2, "2.00", f"{bench.stream.topic}@0000000")
+
+
+def test_folded_slices_say_the_same_and_can_be_materialised_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folded slice whose events change must take its old winners out of the fold."""
+    monkeypatch.setattr("highwater.folding.SLICES_BEFORE_FOLD", 3)
+    customers(bench.lake, ["c1"])
+    bench.send(
+        order_message("o1", 1),
+        order_message("o1", 3, customer_id="c1"),
+        order_message("o1", 2),
+        order_message("o2", 1, customer_id="c2"),
+    )
+    slices = [bench.plan(n, p0=(n, n + 1)) for n in range(4)]
+    for piece in slices[:3]:
+        bench.materialise(piece)
+    assert partitions_of(bench) == {BASE}
+    assert bench.current()["o1"]["version"] == 3
+    customers(bench.lake, ["c2"])  # c1 is forgotten: the slice of version 3 now holds no event
+    bench.materialise(slices[1])
+    bench.materialise(slices[3])
+    found = bench.current()
+    assert {key: row["version"] for key, row in found.items()} == {"o1": 2, "o2": 1}
+    customers(bench.lake, ["c1", "c2"])
+    bench.materialise(slices[1])
+    assert bench.current()["o1"]["version"] == 3
+
+
+def partitions_of(bench: Bench) -> set[object]:
+    return {row["slice"] for row in bench.rows("current")}
+
+
+def test_current_follows_events_and_repeats_nothing(bench: Bench) -> None:
+    bench.send(order_message("o1", 1))
+    piece = bench.plan(0, p0=(0, 1))
+    bench.materialise(piece)
+    before = bench.versions("current")
+    assert current.materialise(bench.work(piece))[0].note == "already followed the events"
+    assert bench.versions("current") == before
+
+
+def test_a_slice_without_any_record_is_committed_and_proved(bench: Bench) -> None:
+    """A range that holds only transaction markers has no rows; its proof stands all the same."""
+    aborted_transaction(bench)
+    piece = bench.plan(0, p0=(0, 2))
+    bench.materialise(piece)
+    assert bench.rows("raw") == []
+    proof = bench.lake.committed(bench.stream.name, "raw")[piece.key]
+    assert (proof.rows, proof.piece.ranges) == (0, piece.ranges)
+
+
+def aborted_transaction(bench: Bench) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bench.bootstrap, "transactional.id": bench.stream.topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(bench.stream.topic, key=b"o1", value=b"{}", partition=0)
+    producer.flush(30)
+    producer.abort_transaction(30)
+
+
+def test_the_proof_outlives_the_log_of_the_table(bench: Bench) -> None:
+    """Delta cleans its log up after 30 days; nothing may depend on what history() still tells."""
+    bench.send(*[order_message(f"o{n}", 1) for n in range(12)])
+    slices: list[Slice] = [bench.plan(n, p0=(n, n + 1)) for n in range(12)]
+    for piece in slices:
+        raw.materialise(bench.work(piece))
+    removed = remove_log_before_checkpoint(bench.lake.path(bench.stream.name, "raw"))
+    assert removed >= 10
+    assert set(bench.lake.committed(bench.stream.name, "raw")) == {piece.key for piece in slices}
+    standing = Standing.read(bench.work(slices[0]), "raw")
+    assert standing.attempt(slices[0].key) == 1
+
+
+def remove_log_before_checkpoint(path: str) -> int:
+    from pathlib import Path
+
+    log = Path(path) / "_delta_log"
+    newest = max(int(f.name[:20]) for f in log.glob("*.checkpoint*.parquet"))
+    aged = [f for f in log.glob("*.json") if f.name[:20].isdigit() and int(f.name[:20]) < newest]
+    for file in aged:
+        file.unlink()
+    return len(aged)
+
+
+def test_bookkeeping_is_one_row_a_slice(bench: Bench) -> None:
+    bench.send(order_message("o1", 1))
+    bench.materialise(bench.plan(0, p0=(0, 1)))
+    for table in ("raw", "events", "rejects", "current"):
+        marks = read_rows(bench.lake.path(bench.stream.name, table), "proof IS NOT NULL")
+        assert len(marks) == 1

@@ -1,0 +1,74 @@
+"""What the checks decide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from orchestration.verdicts import Attempts, conserved, in_order
+
+PIECE = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(10, 22)}, datetime(2026, 3, 1, tzinfo=UTC))
+RAW = Proof(PIECE, 1, 10)
+EVENTS = Proof(PIECE, 3, 6, {"events": 6, "tombstones": 1, "superseded": 1})
+REJECTS = Proof(PIECE, 3, 2)
+
+
+PROOFS: dict[str, Proof | None] = {"raw": RAW, "events": EVENTS, "rejects": REJECTS}
+ROWS = {"raw": 10, "events": 6, "rejects": 2}
+
+
+def test_a_slice_whose_records_are_each_in_one_place_is_accounted_for() -> None:
+    verdict = conserved(PROOFS, ROWS)
+    assert verdict.passed
+    assert verdict.text == "10 raw = 6 events + 2 rejects + 1 tombstones + 1 superseded"
+    assert verdict.numbers["gaps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rejects": replace(REJECTS, rows=1)}, "10 raw, and 9 in"),
+        ({"rejects": replace(REJECTS, rows=3)}, "10 raw, and 11 in"),
+        ({"rejects": replace(REJECTS, attempt=2)}, "rejects belong to attempt 2, events to attempt 3"),
+        ({"raw": replace(RAW, rows=13)}, "raw holds 13 rows for 12 offsets"),
+        ({"events": replace(EVENTS, piece=replace(PIECE, ranges={}))}, "different offsets"),
+        ({"raw": None}, "not in raw"),
+        ({"events": None, "rejects": None}, "not in events, rejects"),
+    ],
+)
+def test_a_slice_that_is_not_accounted_for(changes: dict[str, Proof | None], said: str) -> None:
+    verdict = conserved({**PROOFS, **changes}, ROWS)
+    assert not verdict.passed
+    assert said in verdict.text
+
+
+@pytest.mark.parametrize("table", ["raw", "events", "rejects"])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_rows_that_went_or_came_after_the_commit_are_seen(table: str, change: int) -> None:
+    verdict = conserved(PROOFS, {**ROWS, table: ROWS[table] + change})
+    assert not verdict.passed
+    assert f"the commit of {table} recorded" in verdict.text
+
+
+def test_current_must_not_lag_behind_a_slice() -> None:
+    assert in_order(5, 0, 0).passed
+    assert not in_order(5, 1, 0).passed
+    assert not in_order(5, 0, 1).passed
+
+
+@pytest.mark.parametrize(
+    ("attempts", "lacking"),
+    [
+        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}), ()),
+        (Attempts({}, {}, {}, {}), ("raw", "events", "rejects", "current")),
+        (Attempts({"a": 1}, {"a": 2}, {"a": 1}, {"a": 2}), ("rejects",)),
+        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 1}), ("current",)),
+        (Attempts({"a": 1}, {}, {}, {}), ("events", "rejects", "current")),
+    ],
+)
+def test_a_slice_is_done_when_every_table_follows_its_decision(attempts: Attempts, lacking: tuple[str, ...]) -> None:
+    assert attempts.lacking("a") == lacking
