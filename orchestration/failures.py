@@ -36,7 +36,8 @@ def as_failure(error: HighwaterError, secrets: Collection[str] = ()) -> dg.Failu
         name: dg.MetadataValue.text(without(str(value), secrets)) for name, value in values.items() if value is not None
     }
     return dg.Failure(
-        description=without(str(error), secrets),
+        # With the name: of a failure that is the cause of a retry, Dagster stores this text alone.
+        description=without(f"{type(error).__name__}: {error}", secrets),
         metadata={"error": dg.MetadataValue.text(type(error).__name__), **shown},
         allow_retries=not isinstance(error, PermanentError),
     )
@@ -61,7 +62,9 @@ def told_to_dagster(tries_so_far: int, stop: Callable[[], None]) -> Iterator[Non
         raise as_failure(error, _secrets()) from harmless(error, _secrets())
     except HighwaterError as error:
         _quietly(stop)
-        raise _try_again(tries_so_far) from as_failure(error, _secrets())
+        failure = as_failure(error, _secrets())
+        failure.__cause__ = harmless(error, _secrets())
+        raise _try_again(tries_so_far) from failure
     except Exception as error:  # noqa: BLE001 - it is raised on, as the cause of the retry
         _quietly(stop)
         raise _try_again(tries_so_far) from harmless(error, _secrets())

@@ -46,11 +46,11 @@ def without(text: str, secrets: Collection[str]) -> str:
 
 
 def harmless(error: Exception, secrets: Collection[str]) -> Exception:
-    """The error itself if neither it nor what caused it names a secret, else one without a cause that stands for it."""
-    texts = [str(part) for part in _chain(error)]
+    """The error itself if neither it nor what caused it names a secret, else one that tells them all without it."""
+    texts = [f"{type(part).__name__}: {part}" for part in _chain(error)]
     if not any(secret in text for text in texts for secret in secrets):
         return error
-    return HiddenError(without(f"{type(error).__name__}: {texts[0]}", secrets))
+    return HiddenError(without("; caused by ".join(texts), secrets))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -19,6 +19,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dev.processes import wait_until
 from highwater import settings
 from highwater.declaration import Limits
 from resources.lake import Lake
@@ -136,6 +137,21 @@ class Deployment:
             producer.produce(self.stream.topic, value=b"aborted", partition=number % PARTITIONS)
         producer.flush(30)
         producer.abort_transaction(30)
+        # The broker answers before each partition has its marker; until then the last stable offset stands.
+        wait_until(self._all_stable, 30, "the markers of the aborted transaction")
+
+    def _all_stable(self) -> bool:
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import AdminClient, OffsetSpec
+
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        asked = {TopicPartition(self.stream.topic, number): OffsetSpec.latest() for number in range(PARTITIONS)}
+
+        def ends(isolation: IsolationLevel) -> list[int]:
+            answers = admin.list_offsets(asked, isolation_level=isolation).values()
+            return [answer.result(10).offset for answer in answers]
+
+        return ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED)
 
     def slices(self) -> dict[str, dict[int, tuple[int, int]]]:
         """The planned ranges by slice, read from the ledger's file by SQL."""

@@ -34,7 +34,7 @@ def test_the_failure_shows_both_values_and_the_remedy(error: HighwaterError) -> 
     assert shown["error"] == type(error).__name__
     assert shown["found"] == str(error.found)
     assert shown["remedy"] == error.remedy
-    assert failure.description == str(error)
+    assert failure.description == f"{type(error).__name__}: {error}"
 
 
 def test_only_what_waiting_may_mend_is_tried_again() -> None:
@@ -86,6 +86,8 @@ SECRET = "correct-horse-battery"
 
 @pytest.fixture
 def configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The failure itself is stored, without a wait.
+    monkeypatch.setattr("orchestration.failures.TRIES_AGAIN", 0)
     config = {"security.protocol": "SASL_SSL", "sasl.username": "reader", "sasl.password": SECRET}
     monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", json.dumps(config))
     monkeypatch.setenv("HIGHWATER_LEDGER_URL", "postgresql://ledger:staple-of-the-ledger@db/highwater")
@@ -119,8 +121,7 @@ def _failing_job(secret: str, kind: type[Exception], depth: int) -> dg.JobDefini
 
     @dg.op
     def failing() -> None:
-        # As if the step had been tried as often as it may be: the failure itself is stored, without a wait.
-        with told_to_dagster(TRIES_AGAIN, lambda: None):
+        with told_to_dagster(0, lambda: None):
             fail(depth)
 
     @dg.job(executor_def=dg.in_process_executor)

@@ -398,7 +398,7 @@ def test_a_lake_that_cannot_be_written(ours: Ours) -> None:
     held.path("raw").parent.mkdir(parents=True)
     held.path("raw").write_text("in the way")
     told = tried_again(ours.run(key))
-    for text in ("the lake", str(held.path("raw")), "found: ", "remedy: see that HIGHWATER_LAKE"):
+    for text in ("DependencyAwayError: ", "the lake", str(held.path("raw")), "found: ", "remedy: see that HIGHWATER_LAKE"):
         assert text in told
     held.path("raw").unlink()
     assert ours.run(key).success
@@ -423,6 +423,7 @@ def test_a_locked_ledger(ours: Ours) -> None:
         assert "database is locked" in told.output
         assert [*held.slices()] == [key]
         shown = tried_again(ours.run(key))
+        assert "DependencyAwayError: " in shown
         assert "does not answer; found: database is locked; remedy: look for a process" in shown
         assert key not in held.proofs("raw")
     finally:
@@ -468,7 +469,7 @@ def test_a_broker_that_is_away_before_and_during_a_run(
     with monkeypatch.context() as patch:
         killed_while_reading(mortal, patch)
         told = tried_again(ours.run(key))
-    for text in ("Kafka", "found: ", "remedy: see that the broker"):
+    for text in ("DependencyAwayError: ", "Kafka", "found: ", "remedy: see that the broker"):
         assert text in told
     assert key not in held.proofs("raw")
     result = ours.tick()
@@ -477,7 +478,7 @@ def test_a_broker_that_is_away_before_and_during_a_run(
     assert "HIGHWATER_KAFKA_BOOTSTRAP" in reason
     assert ours.command("plan", "orders").exit_code == TEMPORARY
     told = tried_again(ours.run(key))
-    assert f"Kafka at {mortal.bootstrap} did not answer" in told
+    assert f"DependencyAwayError: Kafka at {mortal.bootstrap} did not answer" in told
     mortal.start()
     done = ours.run(key)
     assert done.success, [event for event in done.all_events if event.is_failure]
