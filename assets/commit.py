@@ -166,7 +166,7 @@ def _commit(
     keys = [piece.key for piece in pending]
     attempts = work.ledger.next_attempts(keys)
     proofs = {piece.key: batch.proof(piece, attempts[piece.key]) for piece in pending}
-    work.log(f"{table}: committing {len(keys)} slices, {sum(p.rows for p in proofs.values()):,} rows")
+    work.log(f"{table}: committing {len(keys)} slices")
     with commit_lock(work, table):
         version = replace_slices(
             work.spark,
@@ -177,7 +177,7 @@ def _commit(
             files=batch.files(),
             spread=batch.spread,
         )
-    return proofs, version
+    return work.lake.sized(work.stream.name, table, proofs), version
 
 
 def let_go(release: Callable[[], object], work: Work) -> None:
@@ -202,7 +202,7 @@ def _reports(
     work: Work, proofs: Mapping[str, Proof], notes: Mapping[str, str], clock: Clock, version: int
 ) -> list[SliceReport]:
     if version >= 0:
-        done = sum(p.rows for k, p in proofs.items() if k not in notes)
+        done = sum(p.rows or 0 for k, p in proofs.items() if k not in notes)
         seconds = max(sum(clock.seconds.values()), 1e-9)
         work.log(f"committed {len(proofs) - len(notes)} slices, {done:,} rows, {done / seconds:,.0f} rows/s")
     for key, note in notes.items():
@@ -215,7 +215,7 @@ def report(proof: Proof, version: int, clock: Clock, note: str | None = None) ->
     return SliceReport(
         piece=proof.piece,
         attempt=proof.attempt,
-        rows=proof.rows,
+        rows=proof.rows or 0,
         delta_version=version,
         counts=dict(proof.counts),
         seconds=dict(clock.seconds),

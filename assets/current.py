@@ -23,7 +23,7 @@ from assets.work import SliceReport, Work
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.folding import BASE, RECENT, Fold, Run, fold_due, merged_runs
 from highwater.proof import Proof
-from resources.lake import create_table, open_table, query, replace_slices, rows_by_slice, slice_is_one_of
+from resources.lake import create_table, open_table, query, replace_slices, sizes, slice_is_one_of
 from resources.spark import delta_errors
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 TABLE = "current"
+SEARCHED = ("key", "version", "event_time")
 TRIES = 4
 FOLD_SECONDS = 600
 
@@ -89,7 +90,8 @@ class _Layout:
         found = query(table, "SELECT slice, proof FROM t WHERE proof IS NOT NULL")
         texts = {str(row["slice"]): str(row["proof"]) for row in found}
         folds = {key: Fold.from_json(text) for key, text in texts.items() if key in {BASE, RECENT}}
-        return cls({k: Proof.from_json(t) for k, t in texts.items() if k not in folds}, folds, rows_by_slice(table))
+        rows = {key: size.rows for key, size in sizes(table).items()}
+        return cls({k: Proof.from_json(t) for k, t in texts.items() if k not in folds}, folds, rows)
 
     def attempt(self, key: str) -> int:
         """The attempt at which a slice stands here; 0 for none."""
@@ -109,7 +111,7 @@ def materialise(work: Work) -> list[SliceReport]:
         SupersededAttemptError: other writers were first again and again.
         DependencyAwayError: Spark or the lake is away; nothing was committed.
     """
-    create_table(work.spark, work.lake.path(work.stream.name, TABLE), columns(work.stream))
+    create_table(work.spark, work.lake.path(work.stream.name, TABLE), columns(work.stream), SEARCHED)
     clock = Clock()
     for tries in range(1, TRIES + 1):
         try:

@@ -32,6 +32,7 @@ ORIGIN_COLUMNS = (
     "slice STRING, origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, "
     "origin_timestamp TIMESTAMP, attempt INT"
 )
+SEARCHED = ("origin_partition", "origin_offset", "origin_timestamp", "key", "version", "event_time")
 REASONS = (MALFORMED, INVALID, UNRESOLVED)
 
 
@@ -51,7 +52,7 @@ def materialise(work: Work) -> list[SliceReport]:
         TemporaryError: raw of a slice is not there yet.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
-    create_table(work.spark, work.lake.path(work.stream.name, TABLE), columns(work.stream))
+    create_table(work.spark, work.lake.path(work.stream.name, TABLE), columns(work.stream), SEARCHED)
     require(work, raw.TABLE)
     standing = Standing.read(work, TABLE)
     return commit_until_settled(work, TABLE, standing, _unfinished(work, standing), _decide)

@@ -29,6 +29,9 @@ PERMANENT = frozenset({MALFORMED, INVALID})
 
 # ISO 8601 date and time with a zone, as RFC 3339 narrows it; Spark reads no time without seconds.
 _ISO = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:?\d{2})$"
+# Of a sound document the first character tells that it is an object.
+_OBJECT = r"^[ \t\r\n]*\{"
+_END = "end of the value"
 _JSON_TYPES = {
     "string": ("STRING",),
     "timestamp": ("STRING",),
@@ -82,21 +85,23 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
 def _with_json(raw: DataFrame) -> DataFrame:
     """The value as text and as a variant; null where it is not exactly one JSON document in UTF-8.
 
-    `try_parse_json` stops at the end of the first document, so what follows it would be dropped in silence; counted as
-    the elements of an array, a second document or a stray word is noticed.
+    `try_parse_json` stops at the end of the first document, so what follows it would be dropped in silence. Read as the
+    first element of an array whose second one is ours, whatever follows keeps ours from its place.
     """
     from pyspark.sql import functions as F
 
     text = F.col("value").cast("string")
-    alone = F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))) == 1
-    return raw.withColumn("json", F.when(F.is_valid_utf8(text) & alone, F.try_parse_json(text)))
+    pair = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
+    alone = F.try_variant_get("json_and_end", "$[1]", "string") == _END
+    document = F.when(alone, F.try_variant_get("json_and_end", "$[0]", "variant"))
+    return raw.withColumn("json_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("json", document)
 
 
 def _with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     parts = {f"json_{f.name}": F.try_variant_get("json", f"$['{f.name}']", "variant") for f in stream.fields}
-    typed = rows.withColumns({"document": F.schema_of_variant("json"), **parts})
+    typed = rows.withColumns(parts)
     kinds = {f"kind_{f.name}": F.schema_of_variant(f"json_{f.name}") for f in stream.fields}
     values = {f"field_{f.name}": _value(f) for f in stream.fields}
     return typed.withColumns({**kinds, **values})
@@ -122,7 +127,7 @@ def _structure_problem(stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
     whole = F.when(F.col("json").isNull(), F.lit("the value is not one JSON document in UTF-8")).when(
-        ~F.col("document").startswith("OBJECT"), F.lit("the value is no JSON object")
+        ~F.col("value").cast("string").rlike(_OBJECT), F.lit("the value is no JSON object")
     )
     return F.coalesce(whole, *[_field_problem(f) for f in stream.fields])
 

@@ -30,6 +30,7 @@ COLUMNS = (
     f"{events.ORIGIN_COLUMNS}, reason STRING, permanent BOOLEAN, detail STRING, key BINARY, value BINARY, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, next_topic STRING"
 )
+SEARCHED = ("origin_partition", "origin_offset", "origin_timestamp", "reason")
 TRIES = 3
 
 
@@ -41,7 +42,7 @@ def materialise(work: Work) -> list[SliceReport]:
         SupersededAttemptError: newer decisions were committed again and again meanwhile.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
-    create_table(work.spark, work.lake.path(work.stream.name, TABLE), COLUMNS)
+    create_table(work.spark, work.lake.path(work.stream.name, TABLE), COLUMNS, SEARCHED)
     for tries in range(1, TRIES + 1):
         try:
             return _follow_decision(work, require(work, events.TABLE), Standing.read(work, TABLE), Clock())

@@ -190,7 +190,7 @@ def _write_batch(world: World, bed: Bed, batch: DataFrame, number: int) -> None:
     _append(bed, accepted, "events", number)
     rejected = judged.where("reason IS NOT NULL")
     _append(bed, rejected.select("topic", "partition", "offset", "reason", "detail", "key", "value"), "rejects", number)
-    _merge(world, bed, current.winners(accepted, "key"))
+    _merge(bed, current.winners(accepted, "key"), first=number == 0)
     judged.unpersist()
     batch.unpersist()
 
@@ -200,11 +200,12 @@ def _append(bed: Bed, rows: DataFrame, table: str, number: int) -> None:
     rows.write.format("delta").mode("append").options(**options).save(bed.lake.path("peer", table))
 
 
-def _merge(world: World, bed: Bed, rows: DataFrame) -> None:
+def _merge(bed: Bed, rows: DataFrame, *, first: bool) -> None:
     path = bed.lake.path("peer", "current")
-    world.spark.createDataFrame([], rows.schema).write.format("delta").mode("append").save(path)
+    if first:
+        rows.limit(0).write.format("delta").save(path)
     rows.createOrReplaceTempView("newer")
-    world.spark.sql(
+    rows.sparkSession.sql(  # a batch has a session of its own
         f"MERGE INTO delta.`{path}` t USING newer s ON t.key = s.key "
         "WHEN MATCHED AND s.version > t.version THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
     )

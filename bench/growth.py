@@ -82,7 +82,7 @@ def _key_rows(world: World, keys: int) -> DataFrame:
 def _standing_base(world: World, bed: Bed, keys: int) -> None:
     """A `current` that holds so many keys as a fold, and the same keys as a table for MERGE."""
     path = bed.lake.path(bed.stream.name, current.TABLE)
-    create_table(world.spark, path, current.columns(bed.stream))
+    create_table(world.spark, path, current.columns(bed.stream), current.SEARCHED)
     rows = _key_rows(world, keys).selectExpr(f"'{BASE}' AS slice", "*")
     fold = Fold(BASE, 1, {TOPIC: (Run(0, 0, 1),)})
     replace_slices(world.spark, path, rows, [fold], {BASE: 0}, files=0, spread="key")
@@ -95,7 +95,7 @@ def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
     pieces = [_piece(bed, n) for n in range(1, SLICES + 1)]
     bed.ledger.add(pieces)
     path = bed.lake.path(bed.stream.name, events.TABLE)
-    create_table(world.spark, path, events.columns(bed.stream))
+    create_table(world.spark, path, events.columns(bed.stream), events.SEARCHED)
     newest = max(1, keys // 100)
     number = f"CASE WHEN id % 2 = 0 THEN pmod(hash(id), {keys}) ELSE {keys - newest} + pmod(hash(id), {newest}) END"
     rows = world.spark.range(EVENTS * SLICES).selectExpr(

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assets.raw import LONGEST_FETCH_MS
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import Work
 from highwater.slices import OffsetRange, Slice
@@ -191,6 +192,8 @@ def source(world: World, topic: str, slices: list[Slice]) -> Any:
         "subscribe": topic,
         "startingOffsets": json.dumps({topic: first}),
         "kafka.isolation.level": "read_committed",
+        # As raw has it: the peers shall not wait at the log's end where we do not.
+        "kafka.fetch.max.wait.ms": LONGEST_FETCH_MS,
         "failOnDataLoss": "true",
         "includeHeaders": "true",
     }

@@ -290,4 +290,7 @@ class EmbeddedCluster:
 
 
 def _new_cluster_id() -> str:
-    return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    """An ID as Kafka itself makes them: the storage tool would take one that begins with a dash for an option."""
+    while (made := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return made

@@ -251,9 +251,9 @@ def _slices(tables: Tables, made: Comparison) -> None:
         for key in planned.keys() | proofs.keys() | counted.keys():
             diff.compare(f"{name}: proofs of a slice", key, 1, proofs[key])
         for proof in tables.proofs.get(name, ()):
-            diff.compare(
-                f"{name}: rows of a slice by its proof", proof["slice"], proof["rows"], counted[proof["slice"]]
-            )
+            if proof["rows"] is not None:
+                key = proof["slice"]
+                diff.compare(f"{name}: rows of a slice by its proof", key, proof["rows"], counted[key])
     for row in tables.raw:
         start, end = planned.get(row["slice"], {"ranges": {}})["ranges"].get(str(row["partition"]), (0, 0))
         if not start <= row["offset"] < end:

@@ -26,13 +26,14 @@ class Proof:
     Args:
         piece: the slice as it was planned.
         attempt: the number, issued by the ledger, of the decision that the commit belongs to.
-        rows: rows of the slice in the table, the row of the proof left out.
+        rows: rows of the slice in the table, the row of the proof left out; None where they were not counted before
+            they were written, and Delta's log tells them.
         counts: further numbers by name; in events the whole split of raw.
     """
 
     piece: Slice
     attempt: int
-    rows: int
+    rows: int | None
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -47,10 +47,10 @@ def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, int]) -> Ve
 def _numbers(raw: Proof, events: Proof, rejects: Proof) -> dict[str, int]:
     return {
         "offsets": raw.piece.offsets,
-        "raw": raw.rows,
-        "gaps": raw.piece.offsets - raw.rows,
-        "events": events.rows,
-        "rejects": rejects.rows,
+        "raw": raw.rows or 0,
+        "gaps": raw.piece.offsets - (raw.rows or 0),
+        "events": events.rows or 0,
+        "rejects": rejects.rows or 0,
         "tombstones": events.counts.get("tombstones", 0),
         "superseded": events.counts.get("superseded", 0),
     }

@@ -30,6 +30,8 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
     {
         # Event times and timestamps mean the same on every machine.
         "spark.sql.session.timeZone": "UTC",
+        # What we have Spark hold is read once more and let go; packing it took longer than making it.
+        "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # The pages of Spark would show the secrets of Kafka's client in clear (I13). A password may hold any character
         # and a key has many lines, so everything behind the first such name is hidden.
         "spark.sql.redaction.string.regex": r"(?is)(sasl\.jaas\.config|password|secret|keystore\.key).*",

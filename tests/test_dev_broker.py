@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dev.broker import EmbeddedBroker, EmbeddedCluster, Node, properties
+from dev.broker import EmbeddedBroker, EmbeddedCluster, Node, _new_cluster_id, properties
 from dev.processes import LOOPBACK, ChildFailedError, wait_until
 from tests.conftest import create_topic
 from tests.support import Message, read_topic, send
@@ -33,6 +33,11 @@ def test_internal_topics_fit_the_cluster(tmp_path: Path, size: int, replicas: st
     assert found["transaction.state.log.replication.factor"] == replicas
     assert found["transaction.state.log.min.isr"] == in_sync
     assert found["controller.quorum.voters"].count("@") == size
+
+
+def test_an_id_of_a_cluster_is_never_taken_for_an_option() -> None:
+    """One broker in 64 did not start: the storage tool took its ID for an option."""
+    assert not any(_new_cluster_id().startswith("-") for _ in range(2000))
 
 
 @pytest.mark.slow

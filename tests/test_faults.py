@@ -326,7 +326,8 @@ def test_a_range_of_transaction_markers_alone(ours: Ours) -> None:
     held.abort()
     [key] = ours.taken()
     assert all(start < end for start, end in held.slices()[key].values())
-    assert held.proofs("raw")[key]["rows"] == 0
+    assert key in held.proofs("raw")
+    assert rows_by_place(held) == {}
     held.see_whole()
     held.send(60)
     ours.taken()
@@ -344,7 +345,8 @@ def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch
     before = read_topic(held.bootstrap, name)
     assert rows_by_place(held) == before
     [gappy] = compacted(ours, name)
-    assert held.proofs("raw")[gappy]["rows"] < held.slices()[gappy][0][1] - held.slices()[gappy][0][0]
+    start, end = held.slices()[gappy][0]
+    assert 0 < sum(start <= offset < end for _, offset in rows_by_place(held)) < end - start
     again = ours.run(first)
     assert again.success, [event for event in again.all_events if event.is_failure]
     told = [
@@ -398,7 +400,8 @@ def test_a_lake_that_cannot_be_written(ours: Ours) -> None:
     held.path("raw").parent.mkdir(parents=True)
     held.path("raw").write_text("in the way")
     told = tried_again(ours.run(key))
-    for text in ("DependencyAwayError: ", "the lake", str(held.path("raw")), "found: ", "remedy: see that HIGHWATER_LAKE"):
+    assert "DependencyAwayError: the lake" in told
+    for text in (str(held.path("raw")), "found: ", "remedy: see that HIGHWATER_LAKE"):
         assert text in told
     held.path("raw").unlink()
     assert ours.run(key).success
