@@ -20,8 +20,11 @@ demo: setup ## From nothing to slices in Delta tables, checked against the gener
 up: setup ## Broker, Spark, Dagster's UI and daemon, generator, until Ctrl-C
 	@$(RUN) dev.up $(ARGS)
 
-test: lint ## Everything that CI runs: lint, types, all tests but the long series of crashes
-	$(RUN) pytest --ignore=tests/test_crashes.py --ignore=tests/test_crashes_daemon.py
+# Each worker has a broker and a Spark driver of its own; what waits for one of them leaves the core to the other.
+WORKERS ?= 2
+
+test: lint ## Everything that CI runs: lint, types, all tests
+	$(RUN) pytest -n $(WORKERS) --dist worksteal --durations 40
 
 test-crashes: setup ## The long series of processes that are killed at named points
 	$(RUN) pytest tests/test_crashes.py tests/test_crashes_daemon.py

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
