@@ -196,6 +196,16 @@ def fold_if_due(work: Work, clock: Clock) -> str | None:
     return due
 
 
+def fold(work: Work, target: str) -> None:
+    """Fold all slices into `target` now, due or not.
+
+    Args:
+        work: the connections; its slices do not matter.
+        target: `recent`, or `base`, which takes `recent` in too.
+    """
+    _fold(work, _Layout.read(work), target)
+
+
 def _fold(work: Work, layout: _Layout, target: str) -> None:
     taken = [RECENT, BASE] if target == BASE else [RECENT]
     runs = merged_runs(

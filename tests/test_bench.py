@@ -1,0 +1,69 @@
+"""How benchmarks take turns, what they compare, and what the page says of them; nothing is measured here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as command
+from bench import report
+from bench.harness import Result, Row, Verdict, alternate
+
+
+def result(**changes: object) -> Result:
+    rows = [Row("1 batch", {"ours": [1.0, 2.0, 3.0], "theirs": [4.0, 4.0, 3.0]})]
+    verdicts = [Verdict("times as fast", 2.0, 1.5), Verdict("seconds", 0.5, 1.0, at_least=False)]
+    plain: dict[str, object] = {"name": "x", "title": "Ours, against theirs", "method": "In turn.", "rows": rows}
+    return Result(**{**plain, "verdicts": verdicts, **changes})  # type: ignore[arg-type]
+
+
+def test_variants_take_turns_and_the_warm_up_does_not_count() -> None:
+    turns: list[tuple[str, int]] = []
+
+    def variant(name: str, seconds: float) -> object:
+        def run(turn: int) -> float:
+            turns.append((name, turn))
+            return seconds if turn >= 0 else 1000.0
+
+        return run
+
+    row = alternate("case", {"a": variant("a", 1.0), "b": variant("b", 2.0)}, rounds=2)  # type: ignore[dict-item]
+    assert turns == [("a", -1), ("b", -1), ("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert row.seconds == {"a": [1.0, 1.0], "b": [2.0, 2.0]}
+
+
+def test_a_ratio_is_taken_round_by_round() -> None:
+    """The machine may be twice as slow in one round: that must not move a ratio."""
+    row = Row("case", {"ours": [1.0, 2.0, 1.0], "theirs": [3.0, 6.0, 3.0]})
+    assert row.ratio("ours", "theirs") == 3.0
+
+
+@pytest.mark.parametrize(
+    ("value", "at_least", "reached"), [(1.5, True, True), (1.4, True, False), (1.5, False, True), (1.6, False, False)]
+)
+def test_a_figure_is_held_against_its_limit(value: float, *, at_least: bool, reached: bool) -> None:
+    assert Verdict("figure", value, 1.5, at_least=at_least).reached is reached
+
+
+def test_one_missed_figure_is_the_exit_status() -> None:
+    missed = result(verdicts=[Verdict("times as fast", 1.0, 1.5)])
+    assert command.status([result()]) == 0
+    assert command.status([result(), missed]) == 1
+
+
+def test_the_page_tells_the_kept_figures(tmp_path: Path) -> None:
+    result().save(tmp_path)
+    assert Result.load(tmp_path / "x.json") == result()
+    report.write(tmp_path, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert "| 1 batch | 2 s (1 to 3) | 4 s (3 to 4) |" in page
+    assert "| times as fast | 2.00 | at least 1.5 | reached |" in page
+    assert (tmp_path / "x.png").stat().st_size > 1000
+
+
+def test_a_letter_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--only", "a,z"])
+    assert ended.value.code == 2
+    assert "no benchmark z" in capsys.readouterr().err
