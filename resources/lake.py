@@ -296,6 +296,8 @@ def _laid_out(whole: DataFrame, files: int, spread: str, *, alone: bool) -> Data
 
     if files == 0:
         return whole
+    if alone and files == 1:
+        return whole.repartition(1)  # after the tasks that read: one task would read partition after partition
     if alone:
         return whole.coalesce(files)
     if files == 1:

@@ -117,8 +117,7 @@ class Scene:
         declarations = self.folder / "declarations"
         declarations.mkdir(exist_ok=True)
         (declarations / "orders.py").write_text(
-            "from dataclasses import replace\nfrom assets.streams.orders import STREAM as ORDERS\n"
-            f"STREAM = replace(ORDERS, topic={self.topic!r})\n"
+            f"from tests.support import make_stream\nSTREAM = make_stream({self.topic!r})\n"
         )
         environment = {
             "HIGHWATER_HOME": str(self.folder),

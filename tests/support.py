@@ -6,6 +6,7 @@ Expected values are computed here from the records that were sent, never by the 
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from assets import current, events, raw, rejects
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import SliceReport, Work
+from highwater.declaration import Limits
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dev.spark_connect import SparkConnect
     from highwater.declaration import Stream
     from resources.kafka import Kafka
     from resources.lake import Lake
@@ -176,11 +179,18 @@ def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes 
     return found
 
 
+def rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:
+    """What Spark's REST interface says below `path`."""
+    with urllib.request.urlopen(f"{server.ui_url}/api/v1/{path}", timeout=10) as answer:
+        found: list[dict[str, Any]] = json.load(answer)
+    return found
+
+
 def expected_current(messages: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """The highest version for each key."""
     return {key: max(versions) for key, versions in messages.items()}
 
 
 def make_stream(topic: str, **changes: Any) -> Stream:
-    """The stream `orders` on another topic."""
-    return replace(ORDERS, topic=topic, **changes)
+    """The stream `orders` on another topic; it waits for nothing."""
+    return replace(ORDERS, **{"topic": topic, "limits": Limits(), **changes})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
@@ -16,7 +16,7 @@ from highwater.declaration import Limits
 from orchestration.requests import RANGE_END, RANGE_START
 from orchestration.stream_assets import TABLES, table_key, topic_key
 from tests.deployment import LAUNCH_BACKFILL, TERMINATE, Deployment, Running, wait_for
-from tests.support import order_message, read_rows, read_topic
+from tests.support import order_message, read_rows, read_topic, rest
 
 if TYPE_CHECKING:
     from dev.dagster_services import DagsterServices
@@ -45,7 +45,9 @@ def deployed(
         yield deployment, services
 
 
-def test_the_sensor_takes_a_backlog_through_all_tables(deployed: tuple[Deployment, DagsterServices]) -> None:
+def test_the_sensor_takes_a_backlog_through_all_tables(
+    deployed: tuple[Deployment, DagsterServices], spark_server: SparkConnect
+) -> None:
     deployment, _ = deployed
     with deployment.instance() as instance:
         wait_for(lambda: len(deployment.materialised(instance)) == 5, SECONDS, "five slices in every table")
@@ -62,6 +64,7 @@ def test_the_sensor_takes_a_backlog_through_all_tables(deployed: tuple[Deploymen
         assert observed[0].asset_observation.metadata["lag"].value == 0
     for table in TABLES:
         assert len(deployment.commits(table.name)) == 2, "one commit a range"
+    assert sum(_records_read(spark_server, deployment.stream.topic)) == 50, "each record is read once"
     _tables_hold_the_topic(deployment)
 
 
@@ -99,10 +102,11 @@ def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deploymen
 
 
 def test_a_backfill_from_the_page_is_one_run_and_one_commit_a_table(
-    deployed: tuple[Deployment, DagsterServices],
+    deployed: tuple[Deployment, DagsterServices], spark_server: SparkConnect
 ) -> None:
     deployment, services = deployed
     before = {table.name: len(deployment.commits(table.name)) for table in TABLES}
+    read_before = _records_read(spark_server, deployment.stream.topic)
     keys = deployment.keys()[1:5]
     params = {
         "assetSelection": [{"path": [deployment.stream.name, table.name]} for table in TABLES],
@@ -119,6 +123,8 @@ def test_a_backfill_from_the_page_is_one_run_and_one_commit_a_table(
         commits = deployment.commits(table)
         assert len(commits) - before[table] == 1, table
         assert sorted(p["slice"] for p in json.loads(commits[0]["userMetadata"])["highwater"]) == keys
+    read = _records_read(spark_server, deployment.stream.topic)[len(read_before) :]
+    assert sum(read) == 10 * len(keys), "each record is read from Kafka once, although it is counted and then written"
     _tables_hold_the_topic(deployment)
 
 
@@ -190,24 +196,32 @@ def _launch(deployment: Deployment, services: DagsterServices, keys: list[str]) 
         return instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))[0].run_id
 
 
+def _records_read(server: SparkConnect, topic: str) -> list[int]:
+    """The records that each of Spark's queries read from a topic, in their order, by the figures of the server."""
+    [application] = rest(server, "applications")
+    queries = rest(server, f"applications/{application['id']}/sql?details=true&planDescription=true&length=100000")
+    return [
+        int(metric["value"].replace(",", ""))
+        for query in queries
+        if topic in query["planDescription"]
+        for node in query["nodes"]
+        if "Kafka" in node["nodeName"]
+        for metric in node["metrics"]
+        if metric["name"] == "number of output rows"
+    ]
+
+
 def _running_jobs(server: SparkConnect) -> int:
     """Jobs that run on the server now, by Spark's own REST interface."""
-    [application] = _rest(server, "applications")
-    return len(_rest(server, f"applications/{application['id']}/jobs?status=running"))
+    [application] = rest(server, "applications")
+    return len(rest(server, f"applications/{application['id']}/jobs?status=running"))
 
 
-def _rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{server.ui_url}/api/v1/{path}", timeout=10) as answer:
-        found: list[dict[str, Any]] = json.load(answer)
-    return found
-
-
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_command_stops_its_work_too(
-    deployed: tuple[Deployment, DagsterServices], spark_server: SparkConnect
+    deployed: tuple[Deployment, DagsterServices], spark_server: SparkConnect, number: signal.Signals
 ) -> None:
-    """Ctrl-C in a terminal."""
-    import signal
-
+    """Ctrl-C in a terminal, and the end of a container."""
     deployment, _ = deployed
     commits = len(deployment.commits("raw"))
     deployment.slow.touch()
@@ -222,7 +236,7 @@ def test_an_interrupted_command_stops_its_work_too(
                 stderr=out,
             )
             wait_for(lambda: _running_jobs(spark_server) > 0, SECONDS, "Spark's work on the slow slice")
-            child.send_signal(signal.SIGINT)
+            child.send_signal(number)
             assert child.wait(60) != 0
         wait_for(lambda: _running_jobs(spark_server) == 0, 20, "the end of Spark's work")
     finally:

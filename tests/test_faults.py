@@ -5,6 +5,7 @@ Ticks are those of the real sensor, runs those of the real job, statuses those o
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,8 +24,8 @@ from orchestration.build import build_defs
 from orchestration.requests import RANGE_END, RANGE_START
 from resources.ledger import Ledger
 from tests.conftest import create_topic
-from tests.crash_support import PARTITIONS, Deployment
-from tests.support import order_message, read_rows, read_topic, send
+from tests.crash_support import PARTITIONS, TABLES, Deployment
+from tests.support import Message, order_message, read_rows, read_topic, send
 
 if TYPE_CHECKING:
     from click.testing import Result
@@ -51,25 +52,25 @@ class Ours:
     def on(cls, held: Deployment, instance: dg.DagsterInstance) -> Ours:
         return cls(held, instance, build_defs(streams=[held.stream]))
 
-    def tick(self) -> SensorExecutionData:
+    def tick(self, stream: str = "orders") -> SensorExecutionData:
         """A tick of the planner, as the daemon does it: keys first, then runs, which are left to `run`."""
-        sensor = self.defs.get_repository_def().get_sensor_def("orders_planner")
+        sensor = self.defs.get_repository_def().get_sensor_def(f"{stream}_planner")
         with dg.build_sensor_context(instance=self.instance, resources=self.defs.resources) as context:
             result = sensor.evaluate_tick(context)
         for request in result.dynamic_partitions_requests or []:
             self.instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
         return result
 
-    def run(self, first: str, last: str | None = None) -> dg.ExecuteInProcessResult:
-        job = self.defs.resolve_job_def("orders_slice")
+    def run(self, first: str, last: str | None = None, stream: str = "orders") -> dg.ExecuteInProcessResult:
+        job = self.defs.resolve_job_def(f"{stream}_slice")
         tags = {RANGE_START: first, RANGE_END: last or first}
         return job.execute_in_process(instance=self.instance, tags=tags, raise_on_error=False)
 
-    def taken(self, result: SensorExecutionData | None = None) -> list[str]:
+    def taken(self, result: SensorExecutionData | None = None, stream: str = "orders") -> list[str]:
         """Tick, and run what the tick requests; returns the slices that were planned."""
-        result = result or self.tick()
+        result = result or self.tick(stream)
         for request in result.run_requests or []:
-            done = self.run(request.tags[RANGE_START], request.tags[RANGE_END])
+            done = self.run(request.tags[RANGE_START], request.tags[RANGE_END], stream)
             assert done.success, [event for event in done.all_events if event.is_failure]
         return [key for request in result.dynamic_partitions_requests or [] for key in request.partition_keys]
 
@@ -201,6 +202,36 @@ def test_an_absent_topic(ours: Ours, instance: dg.DagsterInstance) -> None:
     other.held.send(60)
     assert len(other.taken()) == 1
     other.held.see_whole()
+
+
+def test_a_deleted_topic_leaves_the_other_stream_untouched(ours: Ours, topic: TopicFactory) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    from assets.streams.payments import STREAM as PAYMENTS
+
+    held = ours.held
+    payments = replace(PAYMENTS, topic=topic("payments", partitions=2), limits=held.stream.limits)
+    both = Ours(held, ours.instance, build_defs(streams=[held.stream, payments]))
+    booking = {"account_id": "a", "payment_id": "p", "amount": 1.25, "currency": "EUR"}
+    values = [json.dumps({**booking, "booked_at": f"2026-03-01T10:00:0{n}Z"}).encode() for n in range(4)]
+    send(held.bootstrap, payments.topic, [Message(b"a|p", value, n % 2) for n, value in enumerate(values)])
+    held.send(60)
+    both.taken()
+    [paid] = both.taken(stream="payments")
+    before = {table: read_rows(held.lake.path("payments", table)) for table in TABLES}
+    assert {row["key"] for row in before["events"]} == {"a|p"}
+    AdminClient({"bootstrap.servers": held.bootstrap}).delete_topics([payments.topic])[payments.topic].result(30)
+    with pytest.raises(TopicAbsentError):
+        wait_until(lambda: not both.tick("payments"), 30, "the end of the topic")
+    held.send(60)
+    assert len(both.taken()) == 1
+    held.see_whole()
+    again = both.run(paid, stream="payments")
+    assert again.success, "rows that Kafka cannot give again stay"
+    after = {table: read_rows(held.lake.path("payments", table)) for table in TABLES}
+    for table in ("raw", "rejects"):
+        assert after[table] == before[table]
+    assert {row["origin_offset"] for row in after["events"]} == {row["origin_offset"] for row in before["events"]}
 
 
 def test_a_recreated_topic(ours: Ours) -> None:

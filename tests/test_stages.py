@@ -14,11 +14,12 @@ from highwater.errors import DependencyAwayError, OffsetsExpiredError, Supersede
 from highwater.folding import BASE
 from highwater.proof import Proof
 from resources.lake import replace_slices
-from tests.support import Bench, Message, customers, order, order_message, read_rows, read_topic
+from tests.support import Bench, Message, customers, order, order_message, read_rows, read_topic, rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dev.spark_connect import SparkConnect
     from highwater.slices import Slice
 
 pytestmark = pytest.mark.slow
@@ -40,6 +41,19 @@ def test_raw_holds_every_record_of_the_topic_byte_by_byte(bench: Bench) -> None:
     assert found == read_topic(bench.bootstrap, bench.stream.topic)
     headers = next(r["headers"] for r in bench.rows("raw") if (r["partition"], r["offset"]) == (1, 1))
     assert headers == [{"key": "a", "value": b"1"}, {"key": "a", "value": b"2"}]
+
+
+def test_a_partition_that_holds_most_records_is_read_by_many_tasks(
+    bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raw, "RECORDS_A_TASK", 100)
+    bench.send(*[order_message(f"o{n}", 1, partition=0 if n % 10 else n // 10 % 2 + 1) for n in range(1000)])
+    raw.materialise(bench.work(bench.plan(0, p0=(0, 900), p1=(0, 50), p2=(0, 50))))
+    [application] = rest(spark_server, "applications")
+    stages = rest(spark_server, f"applications/{application['id']}/stages")
+    assert max(stage["numTasks"] for stage in stages[:10]) >= 9
+    assert len(bench.rows("raw")) == 1000
+    assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == 1
 
 
 def test_every_slice_repeated_in_any_order_is_there_once(bench: Bench) -> None:

@@ -1,5 +1,7 @@
 """Orders: from placed to paid, refunded or canceled; versions without gaps for each order."""
 
+from datetime import timedelta
+
 from highwater.declaration import Answers, Field, Limits, Lookup, Stream, Transitions
 
 STREAM = Stream(
@@ -23,7 +25,7 @@ STREAM = Stream(
         allowed={"placed": ("paid", "canceled"), "paid": ("refunded",)},
     ),
     lookup=Lookup(field="customer_id", table="reference/customers", column="customer_id"),
-    limits=Limits(most_records=200_000, slices_a_run=20),
+    limits=Limits(most_records=200_000, fewest_records=1_000, longest_wait=timedelta(seconds=30)),
     answers=Answers(
         does_order_matter="Yes, for each order: the highest version is the order's state, whenever it arrives.",
         what_of_doubles="The same version with the same content counts once; with other content it is a conflict.",

@@ -1,5 +1,7 @@
 """Payments: amounts booked on an account's payment; the newest booking time wins."""
 
+from datetime import timedelta
+
 from highwater.declaration import Answers, Field, Limits, Stream
 
 STREAM = Stream(
@@ -16,7 +18,7 @@ STREAM = Stream(
     key=("account_id", "payment_id"),
     version="booked_at",
     event_time="booked_at",
-    limits=Limits(most_records=100_000, slices_a_run=20),
+    limits=Limits(most_records=100_000, fewest_records=1_000, longest_wait=timedelta(seconds=30)),
     answers=Answers(
         does_order_matter="Only within one payment: the booking with the latest time is the one that counts.",
         what_of_doubles="The same booking twice counts once.",
