@@ -12,12 +12,11 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from dev import jars
 from dev.java import find_java
 from dev.processes import LOOPBACK, Child, ChildFailedError, accepts, free_port
+from dev.server import Server, Service
 
 HEAP_MB = 512
 # Seen: 4 s on a quiet machine of 2 cores, 15 s on one that runs several JVMs.
@@ -91,7 +90,7 @@ def properties(node: Node, cluster: Sequence[Node], data: Path, *, auto_create_t
     }
 
 
-class EmbeddedBroker:
+class EmbeddedBroker(Server):
     """One broker. Use it as a context, or call `start` and `stop`.
 
     Args:
@@ -117,76 +116,18 @@ class EmbeddedBroker:
     ) -> None:
         self.node = node or Node(1)
         self.home = home / f"kafka-{self.node.id}"
+        super().__init__(home / "logs" / f"{self.home.name}.log", START_SECONDS)
         self.cluster_id = cluster_id or _new_cluster_id()
         self.properties = {
             **properties(self.node, cluster or [self.node], self.home / "data", auto_create_topics=auto_create_topics),
             **(extra or {}),
         }
         self._heap_mb = heap_mb
-        self._logs = home / "logs"
-        self._child: Child | None = None
 
     @property
     def bootstrap(self) -> str:
         """The address for `bootstrap.servers`."""
         return f"{LOOPBACK}:{self.node.port}"
-
-    @property
-    def log(self) -> Path:
-        """The file that the broker logs to."""
-        return self._logs / f"kafka-{self.node.id}.log"
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._child is not None and self._child.alive
-
-    def launch(self) -> None:
-        """Start the process without waiting for it."""
-        if self._child is None:
-            self._child = self._make_child()
-        self._child.start()
-
-    def wait_ready(self, seconds: float = START_SECONDS) -> None:
-        """Wait until it answers.
-
-        Raises:
-            ChildFailedError: it ended, or did not answer in time.
-        """
-        assert self._child is not None, "launch it first"
-        self._child.wait_healthy(self._answers, seconds)
-
-    def start(self) -> None:
-        """Start and wait until it answers; on the same ports and data as before, if it ran before.
-
-        Raises:
-            ChildFailedError: it ended, or did not answer in time.
-        """
-        self.launch()
-        self.wait_ready()
-
-    def stop(self, grace_seconds: float = 15) -> None:
-        """End it in good order."""
-        if self._child is not None:
-            self._child.stop(grace_seconds)
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would."""
-        if self._child is not None:
-            self._child.kill()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _make_child(self) -> Child:
         jars.ensure("broker")
@@ -202,7 +143,7 @@ class EmbeddedBroker:
             jars.class_path("broker"),
         ]
         self._format(base, settings)
-        return Child(self.log.stem, [*base, "kafka.Kafka", settings], logs=self._logs)
+        return Child(self.log.stem, [*base, "kafka.Kafka", settings], logs=self.log.parent)
 
     def _write_settings(self) -> Path:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -242,7 +183,7 @@ class EmbeddedBroker:
             return False
 
 
-class EmbeddedCluster:
+class EmbeddedCluster(Service):
     """Several brokers that form one cluster; each can be killed and started again by itself.
 
     Args:
@@ -267,24 +208,23 @@ class EmbeddedCluster:
         """The addresses of all."""
         return ",".join(broker.bootstrap for broker in self.brokers)
 
-    def __enter__(self) -> Self:
-        try:
-            for broker in self.brokers:
-                broker.launch()
-            for broker in self.brokers:
-                broker.wait_ready()
-        except BaseException:
-            self._kill()
-            raise
-        return self
+    def start(self) -> None:
+        """Start all and wait until each answers.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # Not in good order: a controller waits for a quorum that is ending too. The data is not used again.
-        self._kill()
+        Raises:
+            ChildFailedError: one ended, or did not answer in time.
+        """
+        for broker in self.brokers:
+            broker.launch()
+        for broker in self.brokers:
+            broker.wait_ready()
 
-    def _kill(self) -> None:
+    def stop(self) -> None:
+        """Kill all: a controller that ends in good order waits for a quorum that is ending too."""
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to each."""
         for broker in self.brokers:
             broker.kill()
 

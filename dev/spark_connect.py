@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from dev import jars
 from dev.processes import LOOPBACK, Child, accepts, free_port
+from dev.server import Server
 from dev.spark_local import environment, local_conf, spark_home, write_conf_dir
 
 # Seen: 8 s on a quiet machine of 2 cores, 30 s on one that runs several JVMs.
 START_SECONDS = 180.0
 
 
-class SparkConnect:
+class SparkConnect(Server):
     """One Connect server. Use it as a context, or call `start` and `stop`.
 
     Args:
@@ -40,6 +39,7 @@ class SparkConnect:
         extra: Mapping[str, str] | None = None,
         name: str = "spark-connect",
     ) -> None:
+        super().__init__(home / "logs" / f"{name}.log", START_SECONDS)
         self.home = home
         self.port = port or free_port()
         self.ui_port = ui_port or free_port()
@@ -55,7 +55,6 @@ class SparkConnect:
             "spark.port.maxRetries": "0",
             **(extra or {}),
         }
-        self._child: Child | None = None
 
     @property
     def remote(self) -> str:
@@ -67,62 +66,8 @@ class SparkConnect:
         """Spark's page; its REST interface is below `/api/v1`."""
         return f"http://{LOOPBACK}:{self.ui_port}"
 
-    @property
-    def log(self) -> Path:
-        """The file that the server logs to."""
-        return self.home / "logs" / f"{self.name}.log"
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._child is not None and self._child.alive
-
-    def launch(self) -> None:
-        """Start the process without waiting for it."""
-        if self._child is None:
-            self._child = self._make_child()
-        self._child.start()
-
-    def wait_ready(self, seconds: float = START_SECONDS) -> None:
-        """Wait until it accepts connections.
-
-        Raises:
-            ChildFailedError: it ended, or was not ready in time.
-        """
-        assert self._child is not None, "launch it first"
-        self._child.wait_healthy(lambda: accepts(self.port), seconds)
-
-    def start(self) -> None:
-        """Start and wait; on the same ports as before, if it ran before.
-
-        Raises:
-            ChildFailedError: it ended, or was not ready in time.
-        """
-        self.launch()
-        self.wait_ready()
-
-    def stop(self, grace_seconds: float = 10) -> None:
-        """End it in good order."""
-        if self._child is not None:
-            self._child.stop(grace_seconds)
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would."""
-        if self._child is not None:
-            self._child.kill()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    def _answers(self) -> bool:
+        return accepts(self.port)
 
     def _make_child(self) -> Child:
         jars.ensure("spark")
@@ -136,7 +81,7 @@ class SparkConnect:
         return Child(
             self.name,
             command,
-            logs=self.home / "logs",
+            logs=self.log.parent,
             environment=environment(conf_dir),
             cwd=conf_dir.parent,
         )

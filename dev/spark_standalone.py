@@ -9,18 +9,17 @@ import json
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from dev import jars
 from dev.processes import LOOPBACK, Child, free_port
+from dev.server import Service
 from dev.spark_connect import START_SECONDS
 from dev.spark_local import environment, local_conf, spark_home, write_conf_dir
 
 _PACKAGE = "org.apache.spark.deploy"
 
 
-class SparkStandalone:
+class SparkStandalone(Service):
     """A master and its workers, as a context.
 
     Args:
@@ -59,21 +58,13 @@ class SparkStandalone:
         """The variables of a process that starts a driver on this cluster."""
         return environment(write_conf_dir(self.home, "standalone-driver", self.driver_conf()))
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Start master and workers and wait until all workers are registered.
+
+        Raises:
+            ChildFailedError: one ended, or was not there in time.
+        """
         jars.ensure("spark")
-        try:
-            self._start()
-        except BaseException:
-            self._kill()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._kill()
-
-    def _start(self) -> None:
         at = ["--host", LOOPBACK]
         self._launch("spark-master", "master.Master", [*at, "--port", self.port, "--webui-port", self._page])
         self._children[0].wait_healthy(lambda: self._workers_alive() is not None, START_SECONDS)
@@ -97,6 +88,11 @@ class SparkStandalone:
             return int(json.load(page)["aliveworkers"])
         return None
 
-    def _kill(self) -> None:
+    def stop(self) -> None:
+        """Kill all: nothing of them is used again."""
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to each."""
         for child in reversed(self._children):
             child.kill()

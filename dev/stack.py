@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
 from dev.broker import EmbeddedBroker
 from dev.dagster_services import UI_PORT, DagsterServices, prepare_home
 from dev.processes import Child, ChildFailedError
+from dev.server import Server, Service
 from dev.spark_connect import SparkConnect
 from dev.spark_local import SHORT_LIVED, local_conf, write_conf_dir
 from dev.spark_local import environment as spark_environment
@@ -30,7 +30,7 @@ DAGSTER_HOME = "DAGSTER_HOME"
 SENSORS = "HIGHWATER_SENSORS"
 
 
-class Stack:
+class Stack(Service):
     """Broker, Spark, Dagster's webserver and daemon, as a context.
 
     Args:
@@ -106,20 +106,13 @@ class Stack:
             raise ConfigurationError("this stack has no webserver", remedy="make it with dagster=True")
         return self.dagster.url
 
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
+    def start(self) -> None:
+        """Start all parts and wait until they answer.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _start(self) -> None:
+        Raises:
+            ChildFailedError: a part ended, or did not answer in time.
+            ConfigurationError: another stack runs in the home.
+        """
         self.home.mkdir(parents=True, exist_ok=True)
         self._opened.enter_context(_only_one(self.home))
         if self.dagster:
@@ -143,7 +136,7 @@ class Stack:
             self.dagster.wait_ready()
         self._write_variables()
 
-    def _servers(self) -> Sequence[EmbeddedBroker | SparkConnect]:
+    def _servers(self) -> Sequence[Server]:
         return [server for server in (self.broker, self.spark) if server is not None]
 
     def _prepare_local_spark(self) -> None:
@@ -185,6 +178,10 @@ class Stack:
         ours = (settings.HOME, settings.KAFKA_BOOTSTRAP, settings.SPARK_REMOTE, settings.SPARK_MASTER, DAGSTER_HOME)
         lines = [f"export {name}={shlex.quote(self.env[name])}\n" for name in ours if name in self.env]
         (self.home / "env").write_text("".join(lines))
+
+    def kill(self) -> None:
+        """What did start is ended in good order."""
+        self.stop()
 
     def stop(self) -> None:
         """End everything; each part even if another one would not end."""

@@ -74,7 +74,7 @@ class Series:
             self.deployment.environment, self.deployment.stream.topic, folder, tuple(map(tuple, batches)), **task
         )
         if self.server is not None:
-            made = replace(made, ui=self.server.ui_url, server=self.server._child.pid if self.server._child else None)
+            made = replace(made, ui=self.server.ui_url, server=self.server.pid)
         child = self.context.Process(target=crash_child.main, args=(made,))
         child.start()
         self.children.append((child, folder))
