@@ -90,7 +90,7 @@ class _Layout:
         found = query(table, "SELECT slice, proof FROM t WHERE proof IS NOT NULL")
         texts = {str(row["slice"]): str(row["proof"]) for row in found}
         folds = {key: Fold.from_json(text) for key, text in texts.items() if key in {BASE, RECENT}}
-        rows = {key: size.rows for key, size in sizes(table).items()}
+        rows = {key: size.rows or 0 for key, size in sizes(table).items()}
         return cls({k: Proof.from_json(t) for k, t in texts.items() if k not in folds}, folds, rows)
 
     def attempt(self, key: str) -> int:

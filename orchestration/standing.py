@@ -38,15 +38,10 @@ def conservation(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, V
 
 
 def _rows(lake: Lake, stream: Stream, table: str, keys: Sequence[str]) -> dict[str, int]:
-    from resources.lake import query, slice_is_one_of
+    from resources.lake import rows_by_slice
 
     opened = lake.table(stream.name, table)
-    if opened is None:
-        return {}
-    found = query(
-        opened, f"SELECT slice, count(*) AS rows FROM t WHERE proof IS NULL AND {slice_is_one_of(keys)} GROUP BY slice"
-    )
-    return {str(row["slice"]): int(str(row["rows"])) for row in found}
+    return {} if opened is None else rows_by_slice(opened, keys)
 
 
 def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:

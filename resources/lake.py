@@ -136,9 +136,12 @@ def query(table: DeltaTable, sql: str) -> list[dict[str, object]]:
 
 @dataclass(frozen=True)
 class Size:
-    """What the table's log says of a slice: its rows, the row of the proof left out, and the bytes of its files."""
+    """What the table's log says of a slice: its rows, the row of the proof left out, and the bytes of its files.
 
-    rows: int
+    The rows are None where a file came without statistics.
+    """
+
+    rows: int | None
     bytes: int
 
 
@@ -150,10 +153,17 @@ def sizes(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Siz
     actions = pa.table(table.get_add_actions(flatten=True)).select(["partition.slice", "num_records", "size_bytes"])
     if keys is not None:
         actions = actions.filter(pc.is_in(actions["partition.slice"], pa.array(keys)))
-    found = actions.group_by("partition.slice").aggregate([("num_records", "sum"), ("size_bytes", "sum")])
-    return {
-        row["partition.slice"]: Size(row["num_records_sum"] - 1, row["size_bytes_sum"]) for row in found.to_pylist()
-    }
+    whole = pc.ScalarAggregateOptions(skip_nulls=False)
+    found = actions.group_by("partition.slice").aggregate([("num_records", "sum", whole), ("size_bytes", "sum")])
+    told = {row["partition.slice"]: (row["num_records_sum"], row["size_bytes_sum"]) for row in found.to_pylist()}
+    return {key: Size(None if rows is None else rows - 1, size) for key, (rows, size) in told.items()}
+
+
+def rows_by_slice(table: DeltaTable, keys: Sequence[str]) -> dict[str, int]:
+    """The rows of slices, counted in the table's files."""
+    where = f"proof IS NULL AND {slice_is_one_of(keys)}"
+    found = query(table, f"SELECT slice, count(*) AS rows FROM t WHERE {where} GROUP BY slice")
+    return {str(row["slice"]): int(str(row["rows"])) for row in found}
 
 
 def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
@@ -162,7 +172,14 @@ def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
     if not unknown:
         return dict(proofs)
     found = sizes(table, unknown)
-    told = {key: replace(proofs[key], rows=s.rows).with_counts(bytes=s.bytes) for key, s in found.items()}
+    silent = [key for key, size in found.items() if size.rows is None]
+    counted = rows_by_slice(table, silent) if silent else {}
+    told = {
+        key: replace(proofs[key], rows=counted.get(key, 0) if size.rows is None else size.rows).with_counts(
+            bytes=size.bytes
+        )
+        for key, size in found.items()
+    }
     return {**proofs, **told}
 
 

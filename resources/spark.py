@@ -30,6 +30,8 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
     {
         # Event times and timestamps mean the same on every machine.
         "spark.sql.session.timeZone": "UTC",
+        # The rows of raw are counted by the statistics of its commits.
+        "spark.databricks.delta.stats.collect": "true",
         # What we have Spark hold is read once more and let go; packing it took longer than making it.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # The pages of Spark would show the secrets of Kafka's client in clear (I13). A password may hold any character

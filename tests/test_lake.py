@@ -1,0 +1,53 @@
+"""What the lake tells of slices without a JVM."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from resources.lake import Lake
+
+STREAM, TABLE = "orders", "raw"
+
+
+def piece(ordinal: int) -> Slice:
+    return Slice(STREAM, "orders", "id", 0, ordinal, {0: OffsetRange(0, 9)}, datetime.now(UTC))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A table with a slice of three rows and one of none, whose proofs leave their rows to the log."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    proofs = [Proof(piece(n), attempt=1, rows=None) for n in range(2)]
+    rows = [(proofs[0].key, None)] * 3 + [(proof.key, proof.to_json()) for proof in proofs]
+    table = pa.table({"slice": [key for key, _ in rows], "proof": pa.array([text for _, text in rows], pa.string())})
+    made = Lake(str(tmp_path))
+    write_deltalake(made.path(STREAM, TABLE), table, partition_by=["slice"])
+    return made
+
+
+def told(lake: Lake) -> list[int | None]:
+    keys = [piece(n).key for n in range(2)]
+    found = lake.committed(STREAM, TABLE, keys)
+    assert all(found[key].counts["bytes"] > 0 for key in keys)
+    return [found[key].rows for key in keys]
+
+
+def test_the_log_tells_the_rows_that_a_proof_leaves_to_it(lake: Lake) -> None:
+    assert told(lake) == [3, 0]
+
+
+def test_rows_are_counted_where_a_file_has_no_statistics(lake: Lake) -> None:
+    log = Path(lake.path(STREAM, TABLE)) / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        action.get("add", {}).pop("stats", None)
+    log.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    assert told(lake) == [3, 0]
