@@ -25,7 +25,7 @@ STREAM = Stream(
         allowed={"placed": ("paid", "canceled"), "paid": ("refunded",)},
     ),
     lookup=Lookup(field="customer_id", table="reference/customers", column="customer_id"),
-    limits=Limits(most_records=200_000, fewest_records=1_000, longest_wait=timedelta(seconds=30)),
+    limits=Limits(most_records=200_000, fewest_records=1_000, longest_wait=timedelta(seconds=20)),
     answers=Answers(
         does_order_matter="Yes, for each order: the highest version is the order's state, whenever it arrives.",
         what_of_doubles="The same version with the same content counts once; with other content it is a conflict.",
