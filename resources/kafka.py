@@ -336,6 +336,7 @@ def _without_leader(errors: Any) -> set[int]:
         errors.LEADER_NOT_AVAILABLE,
         errors.NOT_LEADER_FOR_PARTITION,
         errors.FENCED_LEADER_EPOCH,
+        errors.UNKNOWN_LEADER_EPOCH,
         errors.KAFKA_STORAGE_ERROR,
         78,
     }

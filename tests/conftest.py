@@ -119,18 +119,8 @@ def create_topic(bootstrap: str, name: str, partitions: int, config: dict[str, s
 
 
 @pytest.fixture
-def bench(topic: TopicFactory, spark: SparkSession, lake: Lake, bootstrap: str, tmp_path: Path) -> Bench:
+def bench(topic: TopicFactory, spark: SparkSession, bootstrap: str, tmp_path: Path) -> Bench:
     """A stream on a topic of three partitions of its own, with a lake and a ledger of its own."""
-    from resources.kafka import Kafka
-    from resources.ledger import Ledger
-    from tests.support import Bench, customers, make_stream
+    from tests.support import make_bench
 
-    customers(lake)
-    return Bench(
-        stream=make_stream(topic(partitions=3)),
-        spark=spark,
-        lake=lake,
-        ledger=Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"),
-        kafka=Kafka(bootstrap, {}),
-        bootstrap=bootstrap,
-    )
+    return make_bench(topic(partitions=3), bootstrap, spark, tmp_path)

@@ -35,7 +35,7 @@ from orchestration.resources import KafkaResource, LakeResource, LedgerResource
 from resources import lake
 from tests.crash_support import stream_on
 
-POLL = 0.002
+POLL = 0.005
 # A child that never reaches its point must not hold a test for ever.
 LONGEST = 480
 FAILED = 3

@@ -185,6 +185,16 @@ class Deployment:
         with self.instance() as instance:
             return set(instance.get_materialized_partitions(dg.AssetKey([self.stream.name, table])))
 
+    def end_dead_runs(self) -> None:
+        """What the daemon does of runs whose worker is gone: they fail, and let go of their places in the pools."""
+        import dagster as dg
+
+        unfinished = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED])
+        with self.instance() as instance:
+            for run in instance.get_runs(unfinished):
+                instance.report_run_failed(run)
+                instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+
     def keys_in_dagster(self) -> list[str]:
         """The partitions that Dagster holds."""
         with self.instance() as instance:

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assets import current, events, raw, rejects
@@ -139,6 +140,18 @@ class Bench:
 
         history = DeltaTable(self.lake.path(self.stream.name, table)).history()
         return sum("highwater" in (commit.get("userMetadata") or "") for commit in history)
+
+
+def make_bench(topic: str, bootstrap: str, spark: SparkSession, home: Path) -> Bench:
+    """The stream `orders` on a topic, with lake and ledger below `home`."""
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+    lake = Lake(str(home / "lake"))
+    customers(lake)
+    ledger = Ledger(f"sqlite:///{home / 'ledger.sqlite'}")
+    return Bench(make_stream(topic), spark, lake, ledger, Kafka(bootstrap, {}), bootstrap)
 
 
 def read_rows(path: str, where: str = "proof IS NULL") -> list[dict[str, Any]]:

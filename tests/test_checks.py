@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import shutil
+import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestration.standing import attempts, conservation, version_order
-from tests.support import Message, order_message
+from resources.lake import Lake
+from tests.conftest import create_topic
+from tests.support import Message, make_bench, order_message
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from highwater.slices import Slice
     from tests.support import Bench
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def done(bench: Bench) -> tuple[Bench, Slice, Slice]:
+@pytest.fixture(scope="module")
+def sound(bootstrap: str, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, Slice, Slice]:
     """Two slices, materialised; the second brings the higher versions."""
+    home = tmp_path_factory.mktemp("sound")
+    topic = f"orders.checks.{uuid.uuid4().hex[:8]}"
+    create_topic(bootstrap, topic, 3, {})
+    bench = make_bench(topic, bootstrap, spark, home)
     bench.send(
         order_message("o1", 1),
         order_message("o2", 1),
@@ -31,6 +42,14 @@ def done(bench: Bench) -> tuple[Bench, Slice, Slice]:
     first, second = bench.plan(0, p0=(0, 3)), bench.plan(1, p0=(3, 6))
     bench.materialise(first, second)
     return bench, first, second
+
+
+@pytest.fixture
+def done(sound: tuple[Bench, Slice, Slice], tmp_path: Path) -> tuple[Bench, Slice, Slice]:
+    """The same in a lake that a test may damage."""
+    bench, first, second = sound
+    shutil.copytree(bench.lake.root, tmp_path / "damaged")
+    return replace(bench, lake=Lake(str(tmp_path / "damaged"))), first, second
 
 
 def delete(bench: Bench, table: str, where: str) -> None:
@@ -60,7 +79,9 @@ def test_a_row_that_is_gone_fails_its_slice_and_no_other(done: tuple[Bench, Slic
     delete(bench, table, f"{column} = {offset}")
     accounted = conservation(bench.lake, bench.stream, [first.key, second.key])
     assert not accounted[first.key].passed
-    assert f"the commit of {table} recorded" in accounted[first.key].text
+    # Delta's log counts the rows of raw, and follows what was done to them; the numbers of the split do not.
+    told = "2 raw, and 3 in events 2" if table == "raw" else f"the commit of {table} recorded"
+    assert told in accounted[first.key].text
     assert accounted[second.key].passed
 
 

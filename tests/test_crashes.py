@@ -96,6 +96,7 @@ class Series:
         """Let a child be killed at a point; returns what was so then."""
         number = self.start(*batches, point=point, **task)
         assert self.end(number) == SIGKILLED, f"{point} was not reached: {self.said(number)}"
+        self.deployment.end_dead_runs()
         return self.evidence(number)
 
     def evidence(self, number: int) -> dict[str, Any]:
@@ -311,6 +312,7 @@ def test_the_server_begins_a_commit_of_a_dead_client_after_the_retry(series: Ser
         before = attempts(series.deployment, key)
         (folder / "go").touch()
         assert series.end(number) == SIGKILLED, series.said(number)
+        series.deployment.end_dead_runs()
         assert series.evidence(number)["running"]
         series.quiet()
         assert attempts(series.deployment, key) == before
