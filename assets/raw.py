@@ -40,6 +40,8 @@ COLUMNS = (
     "timestamp_type INT, key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
 
+SEARCHED = ("partition", "offset", "timestamp")
+
 # A slice of up to so many offsets is one file, which one task reads from Kafka and writes.
 RECORDS_A_FILE = 100_000
 # So many records a task when Kafka is read: a partition that holds most records still uses every core.
@@ -60,7 +62,7 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyAwayError: Kafka, Spark or the lake is away; nothing was committed.
     """
     path = work.lake.path(work.stream.name, TABLE)
-    create_table(work.spark, path, COLUMNS, ("partition", "offset", "timestamp"))
+    create_table(work.spark, path, COLUMNS, SEARCHED)
     standing = Standing.read(work, TABLE)
     losses = work.ledger.losses(work.stream.name)
     left = {piece.key: left_to_read(piece, losses) for piece in work.slices}

@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, tuple[Callable[[World, int, int], Result], int]] = {
     "f": (latency.tick_to_commit, 0),
     "g": (backlog.skew, 400_000),
     "h": (growth.growth_of_raw, 0),
+    "i": (backlog.slice_sizes, 0),
 }
 
 # These take minutes whatever the rounds: they make large tables first.

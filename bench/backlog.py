@@ -1,4 +1,4 @@
-"""(a), (b), (c), (g): taking a backlog, beside Structured Streaming, a bare read and a skewed topic.
+"""(a), (b), (c), (g), (i): taking a backlog, beside Structured Streaming, a bare read, a skewed topic, in small slices.
 
 What belongs here: these four benchmarks and their peers. What does not: growth of tables (`bench.growth`).
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from assets import current, events, parsing, raw, rejects
 from bench.harness import Result, Row, Variant, Verdict, alternate, timed
 from bench.world import Bed, World, fill, last_slices, source, whole_topic
+from resources.lake import create_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,13 +29,17 @@ def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
     def ours(bed: Bed, pieces: list[Slice]) -> None:
         raw.materialise(world.work(bed, pieces))
 
-    rows = [_against(world, stream, n, records, rounds, ours, _stream_raw) for n in BATCHES]
+    def prepare(bed: Bed, pieces: list[Slice]) -> None:
+        _create_raw(world, bed, pieces)
+
+    rows = [_against(world, stream, n, records, rounds, ours, _stream_raw, prepare) for n in BATCHES]
     return Result(
         name="a",
         title="A backlog to raw, against Structured Streaming",
         method=(
             f"{records:,} records a slice; the same topic and offsets. Highwater takes the slices in one range run; "
-            "the stream takes one micro-batch a slice (`availableNow`, `maxOffsetsPerTrigger`) into a Delta table."
+            "the stream takes one micro-batch a slice (`availableNow`, `maxOffsetsPerTrigger`) into Delta. Both "
+            "tables are there, and empty."
         ),
         rows=rows,
         verdicts=[
@@ -44,25 +49,41 @@ def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
     )
 
 
-Act = Callable[[Bed, "list[Slice]"], None]
+Act = Callable[[Bed, "list[Slice]"], object]
 
 
-def _against(world: World, stream: Any, n: int, records: int, rounds: int, ours: Act, peer: Any) -> Row:
-    def variant(act: Callable[[Bed, list[Slice]], None]) -> Variant:
-        def run(_: int) -> float:
-            bed = world.fresh(stream)
-            pieces = last_slices(world, bed, n, records)
-            took = timed(lambda: act(bed, pieces))
-            bed.remove()
-            return took
+def _round(world: World, stream: Any, slices: int, records: int, act: Act, prepare: Act | None = None) -> Variant:
+    """What takes so many slices into a lake of its own; preparing it is not timed."""
 
-        return run
+    def run(_: int) -> float:
+        bed = world.fresh(stream)
+        pieces = last_slices(world, bed, slices, records)
+        if prepare is not None:
+            prepare(bed, pieces)
+        took = timed(lambda: act(bed, pieces))
+        bed.remove()
+        return took
 
+    return run
+
+
+def _against(
+    world: World, stream: Any, n: int, records: int, rounds: int, ours: Act, peer: Any, prepare: Act | None = None
+) -> Row:
     variants = {
-        "Highwater": variant(ours),
-        "Structured Streaming": variant(lambda bed, pieces: peer(world, bed, pieces, records)),
+        "Highwater": _round(world, stream, n, records, ours, prepare),
+        "Structured Streaming": _round(
+            world, stream, n, records, lambda bed, pieces: peer(world, bed, pieces, records), prepare
+        ),
     }
     return alternate(f"{n} batches", variants, rounds)
+
+
+def _create_raw(world: World, bed: Bed, pieces: list[Slice]) -> None:
+    """Empty tables for both sides: a table is created once, and backlogs come again and again."""
+    create_table(world.spark, bed.lake.path(bed.stream.name, raw.TABLE), raw.COLUMNS, raw.SEARCHED)
+    empty = world.spark.read.format("kafka").options(**source(world, bed.stream.topic, pieces)).load().limit(0)
+    empty.selectExpr(*KAFKA).write.format("delta").save(bed.lake.path("peer", "raw"))
 
 
 def _stream_raw(world: World, bed: Bed, pieces: list[Slice], records: int) -> None:
@@ -84,19 +105,12 @@ def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
     stream = fill(world, "bench-b", records)
 
     def variant(act: Act) -> Variant:
-        def run(_: int) -> float:
-            bed = world.fresh(stream)
-            pieces = last_slices(world, bed, 1, records)
-            took = timed(lambda: act(bed, pieces))
-            bed.remove()
-            return took
-
-        return run
+        return _round(world, stream, 1, records, act)
 
     row = alternate(
         f"{records:,} records",
         {
-            "Highwater raw": variant(lambda bed, pieces: _ignore(raw.materialise(world.work(bed, pieces)))),
+            "Highwater raw": variant(lambda bed, pieces: raw.materialise(world.work(bed, pieces))),
             "Spark's read into nothing": variant(lambda bed, pieces: _read_into_nothing(world, bed, pieces)),
             "bare librdkafka": variant(lambda bed, pieces: _consume(world, bed, pieces)),
         },
@@ -114,10 +128,6 @@ def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
             Verdict("of the speed of Spark's read", row.ratio("Highwater raw", "Spark's read into nothing"), 0.7)
         ],
     )
-
-
-def _ignore(_: object) -> None:
-    return None
 
 
 def _read_into_nothing(world: World, bed: Bed, pieces: list[Slice]) -> None:
@@ -141,8 +151,7 @@ def whole_path(world: World, rounds: int, records: int) -> Result:
     stream = fill(world, "bench-c", max(BATCHES) * records)
 
     def ours(bed: Bed, pieces: list[Slice]) -> None:
-        for stage in (raw, events, rejects, current):
-            stage.materialise(world.work(bed, pieces))
+        _take(world, bed, pieces)
 
     rows = [_against(world, stream, n, records, rounds, ours, _stream_everything) for n in BATCHES]
     return Result(
@@ -209,6 +218,37 @@ def _merge(bed: Bed, rows: DataFrame, *, first: bool) -> None:
         f"MERGE INTO delta.`{path}` t USING newer s ON t.key = s.key "
         "WHEN MATCHED AND s.version > t.version THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
     )
+
+
+SIZES = (1_000, 10_000, 100_000, 400_000)
+
+
+def slice_sizes(world: World, rounds: int, records: int) -> Result:
+    """(i) One slice through all tables, at several sizes."""
+    del records
+    stream = fill(world, "bench-i", max(SIZES))
+
+    def variant(size: int) -> Variant:
+        return _round(world, stream, 1, size, lambda bed, pieces: _take(world, bed, pieces))
+
+    row = alternate("one slice", {f"{size:,} records": variant(size) for size in SIZES}, rounds)
+    at_most = {size: size / row.median(f"{size:,} records") for size in SIZES}
+    return Result(
+        name="i",
+        title="The size of a slice",
+        method=(
+            "One slice through raw, events, rejects and current, into new tables. What a slice costs whatever it holds "
+            "is the time of the smallest one. Records a second: "
+            + ", ".join(f"{rate:,.0f} in slices of {size:,}" for size, rate in at_most.items())
+            + "."
+        ),
+        rows=[row],
+    )
+
+
+def _take(world: World, bed: Bed, pieces: list[Slice]) -> None:
+    for stage in (raw, events, rejects, current):
+        stage.materialise(world.work(bed, pieces))
 
 
 def skew(world: World, rounds: int, records: int) -> Result:

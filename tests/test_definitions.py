@@ -182,6 +182,7 @@ def test_the_instance_file_is_valid(tmp_path: Path) -> None:
     (tmp_path / "dagster.yaml").write_text((REPOSITORY / "dagster.yaml").read_text())
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         assert instance.run_monitoring_enabled
+        assert instance.run_monitoring_settings["free_slots_after_run_end_seconds"], "a dead writer keeps its place"
         assert instance.run_retries_enabled
         assert not instance.telemetry_enabled
         kept = instance.get_tick_retention_settings(InstigatorType.SENSOR)
