@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dev.spark_local import SHORT_LIVED
 from highwater import settings
 
 if TYPE_CHECKING:
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
     from tests.support import Bench
 
 TopicFactory = Callable[..., str]
+
+# For queries over a hundred rows Spark's generated code takes longer to compile than everything else: a slice through
+# all tables took 15 s of processor time with it, 10 s without. The demonstration and the benchmarks have it.
+SMALL_QUERIES = {
+    **SHORT_LIVED,
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -63,9 +72,8 @@ def bootstrap(broker: EmbeddedBroker) -> str:
 def spark_server(session_home: Path) -> Iterator[SparkConnect]:
     """A warm Spark Connect server of the session; tests that kill one start their own."""
     from dev.spark_connect import SparkConnect
-    from dev.spark_local import SHORT_LIVED
 
-    with SparkConnect(session_home, extra=SHORT_LIVED) as started:
+    with SparkConnect(session_home, extra=SMALL_QUERIES) as started:
         yield started
 
 

@@ -28,7 +28,7 @@ import pandas as pd  # noqa: F401 - see above
 import pyspark.sql.connect.session  # noqa: F401 - see above
 
 from assets import commit
-from orchestration import ticks
+from orchestration import failures, ticks
 from orchestration.build import build_defs
 from orchestration.requests import RANGE_END, RANGE_START
 from orchestration.resources import KafkaResource, LakeResource, LedgerResource
@@ -81,6 +81,7 @@ def main(task: Task) -> None:
     os.environ.clear()
     os.environ.update(task.environment)
     commit.LEASE_SECONDS = task.lease
+    failures.FIRST_WAIT = 1.0
     (task.folder / "started").touch()
     with dg.DagsterInstance.get() as instance:
         status = _run(task, instance) if task.batches else _tick(task, instance)
@@ -195,10 +196,20 @@ def _running_jobs(task: Task) -> int:
 
 def running_jobs(ui: str) -> int:
     """Jobs that a Connect server runs now, by its REST interface."""
+    return len(_running(ui))
+
+
+def _running(ui: str) -> set[int]:
     with urllib.request.urlopen(f"{ui}/api/v1/applications", timeout=10) as answer:
         name = json.load(answer)[0]["id"]
     with urllib.request.urlopen(f"{ui}/api/v1/applications/{name}/jobs?status=running", timeout=10) as answer:
-        return len(json.load(answer))
+        return {job["jobId"] for job in json.load(answer)}
+
+
+def _lasting(ui: str) -> bool:
+    before = _running(ui)
+    time.sleep(0.5)
+    return bool(before & _running(ui))
 
 
 Send = Callable[[], int]
@@ -304,9 +315,9 @@ def _outlived(task: Task, table: Path, send: Send, *, wait: bool) -> int:
     log = log_of(table)
 
     def kill() -> None:
-        _wait(lambda: running_jobs(str(task.ui)))
-        time.sleep(0.3)
-        _die(task, log=log, log_then=log_of(table), running=running_jobs(str(task.ui)))
+        # One job for half a second: the one that sleeps, not one of the short ones before it.
+        _wait(lambda: _lasting(str(task.ui)))
+        _die(task, log=log, log_then=log_of(table), running=len(_running(str(task.ui))))
 
     threading.Thread(target=kill, daemon=True).start()
     return send()

@@ -172,7 +172,7 @@ class Deployment:
 
     def proofs(self, table: str) -> dict[str, dict[str, Any]]:
         """The proofs that stand in a table, by slice; empty while there is no table."""
-        if not (self.path(table) / "_delta_log").is_dir():
+        if not [*(self.path(table) / "_delta_log").glob("*.json")]:
             return {}
         rows = read_rows(str(self.path(table)), "proof IS NOT NULL")
         assert len({row["slice"] for row in rows}) == len(rows), f"{table}: a slice has two proofs"

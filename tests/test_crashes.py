@@ -23,6 +23,7 @@ import pytest
 
 from dev.processes import wait_until
 from highwater import settings
+from tests.conftest import SMALL_QUERIES
 from tests.crash_support import PARTITIONS, TABLES, Deployment
 
 if TYPE_CHECKING:
@@ -42,9 +43,8 @@ SIGKILLED = -signal.SIGKILL
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnect]:
     """A Connect server of these tests' own: they kill it, and leave it with work of dead clients."""
     from dev.spark_connect import SparkConnect
-    from dev.spark_local import SHORT_LIVED
 
-    with SparkConnect(tmp_path_factory.mktemp("crashes"), extra=SHORT_LIVED) as started:
+    with SparkConnect(tmp_path_factory.mktemp("crashes"), extra=SMALL_QUERIES) as started:
         yield started
 
 
@@ -144,7 +144,7 @@ def local(topic: TopicFactory, bootstrap: str, tmp_path: Path, context: Any) -> 
     """Children that have the driver in their own process."""
     from dev.spark_local import environment, local_conf, write_conf_dir
 
-    conf = write_conf_dir(tmp_path, "local", local_conf(tmp_path, driver_memory_mb=1024))
+    conf = write_conf_dir(tmp_path, "local", {**local_conf(tmp_path, driver_memory_mb=1024), **SMALL_QUERIES})
     spark = {**environment(conf), settings.SPARK_MASTER: "local[2]"}
     spark = {name: value for name, value in spark.items() if os.environ.get(name) != value}
     found = Series(Deployment.make(topic(partitions=PARTITIONS), tmp_path, bootstrap, spark), context)
@@ -275,14 +275,16 @@ def test_only_the_connect_server_is_killed(series: Series) -> None:
     finished(series, keys)
 
 
-OVERLAPPED = ("raw", "events", "rejects", "current", "events")
+OVERLAPPED = ("events", "rejects", "current")
+LATE = ("raw", "events", "current")
+AT_ONCE = 3
 
 
 def test_a_retry_runs_while_the_server_commits_for_a_dead_client(series: Series) -> None:
     """Whoever is first: one split, although the reference table changed between the two."""
     from tests.support import customers
 
-    keys = planned(series, KILLS)
+    keys = planned(series, len(OVERLAPPED))
     for key, table in zip(keys, OVERLAPPED, strict=False):
         customers(series.deployment.lake, ["c1"])
         found = series.killed([key], point=f"{table}:overlap", victim="client")
@@ -301,8 +303,8 @@ def test_the_server_begins_a_commit_of_a_dead_client_after_the_retry(series: Ser
     """A query whose client was killed was seen to commit 12 s later, over the split of the retry."""
     from tests.support import customers
 
-    keys = planned(series, KILLS)
-    for key, table in zip(keys, OVERLAPPED, strict=False):
+    keys = planned(series, len(LATE))
+    for key, table in zip(keys, LATE, strict=False):
         customers(series.deployment.lake, ["c1"])
         number = series.start([key], point=f"{table}:late", victim="client")
         folder = series.children[number][1]
@@ -328,7 +330,7 @@ def attempts(deployment: Deployment, key: str) -> list[int]:
 
 def test_two_runs_of_a_slice_at_once(series: Series) -> None:
     """Two processes begin each slice together; one commits, the other takes its split over."""
-    keys = planned(series, KILLS)
+    keys = planned(series, AT_ONCE)
     folder = series.deployment.home / "peers"
     folder.mkdir()
     batches = [[key] for key in keys]

@@ -17,6 +17,7 @@ from dev.spark_local import environment, local_conf, write_conf_dir
 from dev.spark_standalone import SparkStandalone
 from highwater import settings
 from resources.lake import Lake
+from tests.conftest import SMALL_QUERIES
 from tests.support import Message, customers, order_message, read_rows, read_topic, send
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def test_a_connect_server_takes_the_slice(
 
 
 def test_a_session_in_the_process_itself_takes_the_slice(tmp_path: Path, bootstrap: str, sent: str) -> None:
-    conf_dir = write_conf_dir(tmp_path, "local", local_conf(tmp_path, driver_memory_mb=1024))
+    conf_dir = write_conf_dir(tmp_path, "local", {**local_conf(tmp_path, driver_memory_mb=1024), **SMALL_QUERIES})
     take_slice(tmp_path, bootstrap, sent, {**environment(conf_dir), settings.SPARK_MASTER: "local[2]"})
     require_tables(tmp_path, bootstrap, sent)
 
