@@ -180,6 +180,22 @@ def _commit(
     return work.lake.sized(work.stream.name, table, proofs), version
 
 
+def require_newer(decisions: Mapping[str, Proof], standing: Mapping[str, int]) -> None:
+    """See that no decision is older than what follows it already: another run decided since we looked.
+
+    Raises:
+        SupersededAttemptError: one is.
+    """
+    for key, attempt in standing.items():
+        if attempt > decisions[key].attempt:
+            raise SupersededAttemptError(
+                f"{key} was decided anew meanwhile",
+                stored=f"attempt {attempt}",
+                found=f"attempt {decisions[key].attempt}",
+                remedy="nothing: the decision is looked at again",
+            )
+
+
 def let_go(release: Callable[[], object], work: Work) -> None:
     """Release what Spark holds; one that died took it with it, and the error that told so matters more than this."""
     try:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assets import events
-from assets.commit import Clock, commit_lock, report
+from assets.commit import Clock, commit_lock, report, require_newer
 from assets.events import ORIGIN, require
 from assets.parsing import field_columns, quoted, sql_type
 from assets.work import SliceReport, Work
@@ -99,6 +100,15 @@ class _Layout:
             return self.slices[key].attempt
         return max((fold.attempt_of(key) for fold in self.folds.values()), default=0)
 
+    def fold_attempts(self) -> dict[str, int]:
+        """The attempt of each folded partition; 0 where there is none."""
+        return {key: self.fold(key).attempt for key in (BASE, RECENT)}
+
+    def due(self) -> str | None:
+        """Where the slices are to be folded into now."""
+        rows = sum(self.rows.get(key, 0) for key in self.slices)
+        return fold_due(len(self.slices), rows, self.rows.get(RECENT, 0), self.rows.get(BASE, 0))
+
     def fold(self, key: str) -> Fold:
         return self.folds.get(key, Fold(key, attempt=0))
 
@@ -129,6 +139,7 @@ def materialise(work: Work) -> list[SliceReport]:
 def _follow_events(work: Work, decisions: Mapping[str, Proof], clock: Clock) -> list[SliceReport]:
     layout = _Layout.read(work)
     stale = [d for key, d in decisions.items() if layout.attempt(key) != d.attempt]
+    require_newer(decisions, {d.key: layout.attempt(d.key) for d in stale})
     folded = [d for d in stale if d.key not in layout.slices and layout.attempt(d.key)]
     fresh = [d for d in stale if d not in folded]
     version = -1
@@ -136,7 +147,8 @@ def _follow_events(work: Work, decisions: Mapping[str, Proof], clock: Clock) -> 
         if fresh:
             version = _commit_slices(work, fresh, layout)
         if folded:
-            version = _commit_folded_again(work, folded, layout)
+            with _fold_lease(work, wait=FOLD_SECONDS):
+                version = _commit_folded_again(work, folded, _Layout.read(work))
     changed = {d.key for d in stale}
     return [
         report(decisions[key], version, clock, None if key in changed else "already followed the events")
@@ -155,6 +167,8 @@ def _commit_slices(work: Work, decisions: Sequence[Proof], layout: _Layout) -> i
             {d.key: layout.slices[d.key].attempt if d.key in layout.slices else 0 for d in decisions},
             files=1,
             spread="key",
+            # A slice that was folded meanwhile must not come back beside the fold.
+            unchanged=layout.fold_attempts(),
         )
 
 
@@ -181,19 +195,25 @@ def fold_if_due(work: Work, clock: Clock) -> str | None:
 
     A fold that meets another writer gives way: the next slice tries again.
     """
-    layout = _Layout.read(work)
-    slice_rows = sum(layout.rows.get(key, 0) for key in layout.slices)
-    due = fold_due(len(layout.slices), slice_rows, layout.rows.get(RECENT, 0), layout.rows.get(BASE, 0))
-    if due is None:
+    if _Layout.read(work).due() is None:
         return None
     try:
-        with clock.phase("fold"), work.ledger.lease(f"fold {work.stream.name}", seconds=FOLD_SECONDS, wait=0):
+        with clock.phase("fold"), _fold_lease(work, wait=0):
+            layout = _Layout.read(work)  # again: another run may have folded before we had the lease
+            due = layout.due()
+            if due is None:
+                return None
             _fold(work, layout, due)
     except (SupersededAttemptError, LeaseHeldError):
         work.log("current: folding gave way to another writer")
         return None
     work.log(f"current: {len(layout.slices)} slices folded into {due} in {clock.seconds['fold']:.1f} s")
     return due
+
+
+def _fold_lease(work: Work, wait: float) -> AbstractContextManager[object]:
+    """One rewrites the folded partitions at a time."""
+    return work.ledger.lease(f"fold {work.stream.name}", seconds=FOLD_SECONDS, wait=wait)
 
 
 def fold(work: Work, target: str) -> None:
@@ -237,6 +257,8 @@ def _replace_fold(
             files=0,
             spread="key",
             replaced=parts,
+            unchanged={key: attempt for key, attempt in layout.fold_attempts().items() if key != target}
+            | {key: proof.attempt for key, proof in layout.slices.items() if key in parts},
         )
 
 

@@ -44,8 +44,8 @@ SEARCHED = ("partition", "offset", "timestamp")
 
 # A slice of up to so many offsets is one file, which one task reads from Kafka and writes.
 RECORDS_A_FILE = 100_000
-# So many records a task when Kafka is read: a partition that holds most records still uses every core.
-RECORDS_A_TASK = 100_000
+# A task reads so many offsets at the most: a partition that holds most records still uses every core.
+RECORDS_A_TASK = 50_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
 # default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
 LONGEST_FETCH_MS = "10"
@@ -235,7 +235,6 @@ _KAFKA_COLUMNS = (
 
 
 def _one_read(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> DataFrame:
-    offsets = sum(len(r) for r in ranges.values())
     options = {
         **work.kafka.spark_options(),
         "assign": json.dumps({topic: sorted(ranges)}),
@@ -245,7 +244,7 @@ def _one_read(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> Data
         "kafka.fetch.max.wait.ms": LONGEST_FETCH_MS,
         "failOnDataLoss": "true",
         "includeHeaders": "true",
-        "minPartitions": str(max(1, math.ceil(offsets / RECORDS_A_TASK))),
+        "maxRecordsPerPartition": str(RECORDS_A_TASK),
     }
     return (
         work.spark.read.format("kafka")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assets import events
-from assets.commit import Clock, Standing, commit_lock, let_go, report
+from assets.commit import Clock, Standing, commit_lock, let_go, report, require_newer
 from assets.events import attempt_of, origin_columns, raw_rows, require
 from assets.parsing import PERMANENT, UNRESOLVED, judged
 from assets.work import SliceReport, Work
@@ -55,6 +55,7 @@ def materialise(work: Work) -> list[SliceReport]:
 
 def _follow_decision(work: Work, decisions: Mapping[str, Proof], standing: Standing, clock: Clock) -> list[SliceReport]:
     open_ = [key for key in work.keys if standing.attempt(key) != decisions[key].attempt]
+    require_newer(decisions, {key: standing.attempt(key) for key in open_})
     version = _commit(work, [decisions[key] for key in open_], standing, clock) if open_ else -1
     return [
         report(_proof(decisions[key]), version, clock, None if key in open_ else "already followed the decision")

@@ -50,7 +50,7 @@ class SliceReport:
         attempt: the attempt whose commit stands in the table now.
         rows: rows of the slice in the stage's table.
         counts: further numbers by name, for example rejects by reason.
-        bytes: size of keys and values in bytes, where the stage knows it.
+        bytes: size of the slice's files in bytes, where it is known.
         event_span: earliest and latest event time, where the stage knows it.
         delta_version: version of the table after the commit.
         seconds: seconds by phase; of the whole run where slices are taken together.

@@ -15,7 +15,7 @@ from bench.world import World, opened
 BENCHMARKS: dict[str, tuple[Callable[[World, int, int], Result], int]] = {
     "a": (backlog.raw_against_streaming, 50_000),
     "b": (backlog.raw_against_bare_reads, 2_000_000),
-    "c": (backlog.whole_path, 20_000),
+    "c": (backlog.whole_path, 10_000),
     "d": (growth.growth_of_current, 0),
     "e": (ticks.planner_ticks, 0),
     "f": (latency.tick_to_commit, 0),

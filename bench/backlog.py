@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 BATCHES = (1, 4, 20)
+# A stream that writes four tables a batch takes minutes for twenty: the whole path is measured at both ends only.
+ENDS = (1, 20)
 KAFKA = "topic", "partition", "offset", "timestamp", "timestampType AS timestamp_type", "key", "value", "headers"
 
 
@@ -153,7 +155,7 @@ def whole_path(world: World, rounds: int, records: int) -> Result:
     def ours(bed: Bed, pieces: list[Slice]) -> None:
         _take(world, bed, pieces)
 
-    rows = [_against(world, stream, n, records, rounds, ours, _stream_everything) for n in BATCHES]
+    rows = [_against(world, stream, n, records, rounds, ours, _stream_everything) for n in ENDS]
     return Result(
         name="c",
         title="The whole path, against foreachBatch",

@@ -93,6 +93,15 @@ class Lake:
         proofs = [Proof.from_json(str(row["proof"])) for row in found]
         return sized(opened, {proof.key: proof for proof in proofs}) if keys else {proof.key: proof for proof in proofs}
 
+    def sizes(self, stream: str, table: str, keys: Sequence[str]) -> dict[str, Size]:
+        """Rows and bytes of slices by the table's log; what is not there is left out.
+
+        Raises:
+            DependencyAwayError: the lake could not be read.
+        """
+        opened = self.table(stream, table)
+        return {} if opened is None else sizes(opened, keys)
+
     def sized(self, stream: str, table: str, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
         """The proofs of what was just committed, with the rows that the table's log tells.
 
@@ -215,7 +224,8 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
         return
     statement = (
         f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({columns}, proof STRING) USING delta PARTITIONED BY (slice) "
-        f"TBLPROPERTIES ('delta.dataSkippingStatsColumns' = '{','.join(searched)}')"
+        # With the proof among them, a look at the proofs opens only files that hold one.
+        f"TBLPROPERTIES ('delta.dataSkippingStatsColumns' = '{','.join([*searched, 'proof'])}')"
     )
     for tries in range(1, CREATE_TRIES + 1):
         try:
@@ -238,6 +248,7 @@ def replace_slices(
     files: int,
     spread: str,
     replaced: Sequence[str] | None = None,
+    unchanged: Mapping[str, int] | None = None,
 ) -> int:
     """Commit slices: their rows and proofs replace exactly these slices, in one Delta commit (I4).
 
@@ -254,6 +265,7 @@ def replace_slices(
         files: data files to write for each slice at the most; 0 leaves the rows as they are spread.
         spread: the column whose value picks the file where a slice has several.
         replaced: the partitions to replace, where they are others than the proofs' slices.
+        unchanged: further partitions that the rows rest on, with the attempt found in each, 0 for none.
 
     Returns:
         The version of the table after the commit.
@@ -263,7 +275,8 @@ def replace_slices(
         DependencyAwayError: Spark or the storage is away.
     """
     keys = list(replaced) if replaced is not None else [proof.key for proof in proofs]
-    whole = rows.unionByName(_proof_rows(spark, path, proofs, bases), allowMissingColumns=True)
+    fenced = _proof_rows(spark, path, proofs, bases, unchanged or {})
+    whole = rows.unionByName(fenced, allowMissingColumns=True)
     with delta_errors(path):
         writer = _laid_out(whole, files, spread, alone=len(keys) == 1).write.format("delta")
         if replaced is None and not any(bases.values()):
@@ -286,25 +299,47 @@ def last_version(spark: SparkSession) -> int:
     return int(found) if found else -1
 
 
-def _proof_rows(spark: SparkSession, path: str, proofs: Sequence[Mark], bases: Mapping[str, int]) -> DataFrame:
+def _proof_rows(
+    spark: SparkSession, path: str, proofs: Sequence[Mark], bases: Mapping[str, int], unchanged: Mapping[str, int]
+) -> DataFrame:
     from pyspark.sql import functions as F
 
     planned = spark.createDataFrame(
         [(p.key, p.to_json(), bases[p.key]) for p in proofs],
         "slice STRING, planned STRING, base INT",
     )
-    standing = (
-        spark.read.format("delta")
-        .load(path)
-        .where(slice_is_one_of([p.key for p in proofs]))
-        .where("proof IS NOT NULL")
-        .selectExpr("slice", "CAST(get_json_object(proof, '$.attempt') AS INT) AS attempt")
-    )
+    standing = _standing(spark, path, [p.key for p in proofs])
     message = F.concat(F.lit(f"{SUPERSEDED}: "), "slice", F.lit(" stands at attempt "), F.col("attempt").cast("string"))
     fenced = F.when(F.coalesce("attempt", F.lit(0)) == F.col("base"), F.col("planned")).otherwise(
         F.raise_error(F.coalesce(message, F.lit(f"{SUPERSEDED}: the slice is gone")))
     )
-    return planned.join(F.broadcast(standing), "slice", "left").select("slice", fenced.alias("proof"))
+    checked = planned.join(F.broadcast(standing), "slice", "left").select("slice", fenced.alias("proof"))
+    return _if_unchanged(checked, _standing(spark, path, list(unchanged)), unchanged) if unchanged else checked
+
+
+def _standing(spark: SparkSession, path: str, keys: Sequence[str]) -> DataFrame:
+    """The attempts that stand in some partitions of a table, as `slice` and `attempt`."""
+    return (
+        spark.read.format("delta")
+        .load(path)
+        .where(slice_is_one_of(keys))
+        .where("proof IS NOT NULL")
+        .selectExpr("slice", "CAST(get_json_object(proof, '$.attempt') AS INT) AS attempt")
+    )
+
+
+def _if_unchanged(checked: DataFrame, standing: DataFrame, unchanged: Mapping[str, int]) -> DataFrame:
+    """The rows, or an error in Spark when other attempts stand than those that are named."""
+    from pyspark.sql import functions as F
+
+    found = standing.agg(F.map_from_entries(F.collect_list(F.struct("slice", "attempt"))).alias("found"))
+    same = F.lit(True)  # noqa: FBT003 - a literal column
+    for key, attempt in unchanged.items():
+        same = same & (F.coalesce(F.try_element_at("found", F.lit(key)), F.lit(0)) == attempt)
+    message = F.concat(F.lit(f"{SUPERSEDED}: what the slice rests on changed: "), F.col("found").cast("string"))
+    return checked.crossJoin(F.broadcast(found)).select(
+        "slice", F.when(same, F.col("proof")).otherwise(F.raise_error(message)).alias("proof")
+    )
 
 
 def _laid_out(whole: DataFrame, files: int, spread: str, *, alone: bool) -> DataFrame:

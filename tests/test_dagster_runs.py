@@ -99,6 +99,14 @@ def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deploymen
         assert metadata["dagster/partition_row_count"].value == 10
         assert metadata["lag_at_planning"].value == piece.lag
         assert {"delta_version", "rejects/malformed", "event_span_seconds", "seconds/commit"} <= set(metadata)
+    with deployment.instance() as instance:
+        for stage in TABLES:
+            for record in instance.fetch_materializations(table_key(deployment.stream, stage.name), limit=5).records:
+                metadata = record.asset_materialization.metadata
+                slices = [row["slice"] for row in read_rows(deployment.lake.path("orders", stage.name))]
+                assert metadata["dagster/partition_row_count"].value == slices.count(record.partition_key)
+                assert int(str(metadata["bytes"].value)) > 0
+                assert metadata["lag_at_planning"].value == planned[record.partition_key].lag
 
 
 def test_a_backfill_from_the_page_is_one_run_and_one_commit_a_table(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assets import current, events, raw, rejects
-from assets.commit import Standing
+from assets.commit import Clock, Standing
 from highwater.errors import DependencyAwayError, OffsetsExpiredError, SupersededAttemptError, TopicRecreatedError
-from highwater.folding import BASE
+from highwater.folding import BASE, RECENT
 from highwater.proof import Proof
 from resources.lake import replace_slices
 from tests.support import Bench, Message, customers, order, order_message, read_rows, read_topic, rest
@@ -309,6 +309,36 @@ def test_folded_slices_say_the_same_and_can_be_materialised_again(
     customers(bench.lake, ["c1", "c2"])
     bench.materialise(slices[1])
     assert bench.current()["o1"]["version"] == 3
+
+
+def test_whoever_saw_the_table_before_a_fold_writes_nothing(bench: Bench) -> None:
+    """A late slice would stand beside the fold that holds it; a late fold would take in what it cannot name."""
+    bench.send(*[order_message("o1", n + 1) for n in range(3)])
+    slices = [bench.plan(n, p0=(n, n + 1)) for n in range(3)]
+    work = bench.work(slices[0])
+    nothing = current._Layout({}, {}, {})
+    bench.materialise(*slices[:2])
+    unfolded = current._Layout.read(work)
+    current.fold(work, RECENT)
+    decision = bench.lake.committed(bench.stream.name, "events", [slices[0].key])[slices[0].key]
+    with pytest.raises(SupersededAttemptError, match="rests on changed"):
+        current._commit_slices(work, [decision], nothing)
+    with pytest.raises(SupersededAttemptError, match="rests on changed"):
+        current._fold(work, unfolded, BASE)
+    assert partitions_of(bench) == {RECENT}
+    bench.materialise(slices[2])
+    current.fold(work, BASE)
+    assert partitions_of(bench) == {BASE}
+    assert current._Layout.read(work).attempt(slices[1].key) == 1
+    assert bench.current()["o1"]["version"] == 3
+
+
+def test_an_older_decision_does_not_replace_what_follows_a_newer_one(bench: Bench) -> None:
+    bench.send(order_message("o1", 1))
+    piece = bench.plan(0, p0=(0, 1))
+    older = {piece.key: Proof(piece, 1, 0, {"rejects": 0})}
+    with pytest.raises(SupersededAttemptError, match="decided anew"):
+        rejects._follow_decision(bench.work(piece), older, Standing({piece.key: Proof(piece, 2, 0)}), Clock())
 
 
 def partitions_of(bench: Bench) -> set[object]:
