@@ -309,7 +309,8 @@ def test_the_server_begins_a_commit_of_a_dead_client_after_the_retry(series: Ser
         number = series.start([key], point=f"{table}:late", victim="client")
         folder = series.children[number][1]
         wait_until((folder / "ready").exists, LONGEST, f"the commit of {table}")
-        series.deployment.end_dead_runs()  # its worker counts as gone, or the retry would wait for its place in the pool
+        # Its worker counts as gone: else the retry would wait for its place in the pool.
+        series.deployment.end_dead_runs()
         customers(series.deployment.lake, ["c1", "c2"])
         series.run([key])
         before = attempts(series.deployment, key)
