@@ -116,7 +116,9 @@ class EmbeddedBroker(Server):
     ) -> None:
         self.node = node or Node(1)
         self.home = home / f"kafka-{self.node.id}"
-        super().__init__(home / "logs" / f"{self.home.name}.log", START_SECONDS)
+        super().__init__(
+            home / "logs" / f"{self.home.name}.log", [self.node.port, self.node.controller_port], START_SECONDS
+        )
         self.cluster_id = cluster_id or _new_cluster_id()
         self.properties = {
             **properties(self.node, cluster or [self.node], self.home / "data", auto_create_topics=auto_create_topics),

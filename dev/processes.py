@@ -43,15 +43,15 @@ def free_port(prefer: int | None = None) -> int:
     Raises:
         ChildFailedError: 200 ports tried at random were all taken.
     """
-    if prefer is not None and _is_free(prefer):
+    if prefer is not None and is_free(prefer):
         return prefer
     for port in random.SystemRandom().sample(PORTS, 200):
-        if _is_free(port):
+        if is_free(port):
             return port
     raise ChildFailedError("no free port", found=f"200 of {PORTS} are taken", remedy="end what listens there")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -7,11 +7,16 @@ What belongs here: what brokers and Spark's servers have in common. What does no
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dev.processes import Child
+from dev.processes import Child, is_free, wait_until
+from highwater.errors import HighwaterError
+
+RELEASE_SECONDS = 30.0
 
 
 class Service(ABC):
@@ -52,11 +57,13 @@ class Server(Service):
 
     Args:
         log: the file that it logs to.
+        ports: where it will listen.
         start_seconds: how long it may take until it answers.
     """
 
-    def __init__(self, log: Path, start_seconds: float) -> None:
+    def __init__(self, log: Path, ports: Sequence[int], start_seconds: float) -> None:
         self.log = log
+        self._ports = ports
         self._start_seconds = start_seconds
         self._child: Child | None = None
 
@@ -82,6 +89,10 @@ class Server(Service):
         """Start the process without waiting for it."""
         if self._child is None:
             self._child = self._make_child()
+        elif not self.alive:
+            # On a busy machine the ports of a JVM that was killed were seen to be taken for a while longer.
+            with suppress(HighwaterError):
+                wait_until(lambda: all(is_free(port) for port in self._ports), RELEASE_SECONDS, "its ports")
         self._child.start()
 
     def wait_ready(self) -> None:

@@ -39,10 +39,10 @@ class SparkConnect(Server):
         extra: Mapping[str, str] | None = None,
         name: str = "spark-connect",
     ) -> None:
-        super().__init__(home / "logs" / f"{name}.log", START_SECONDS)
         self.home = home
         self.port = port or free_port()
         self.ui_port = ui_port or free_port()
+        super().__init__(home / "logs" / f"{name}.log", [self.port, self.ui_port], START_SECONDS)
         self.name = name
         self.conf = {
             **local_conf(home, driver_memory_mb=driver_memory_mb),

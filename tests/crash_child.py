@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,10 +201,15 @@ def running_jobs(ui: str) -> int:
 
 
 def _running(ui: str) -> set[int]:
-    with urllib.request.urlopen(f"{ui}/api/v1/applications", timeout=10) as answer:
-        name = json.load(answer)[0]["id"]
-    with urllib.request.urlopen(f"{ui}/api/v1/applications/{name}/jobs?status=running", timeout=10) as answer:
+    jobs = f"{ui}/api/v1/applications/{_application(ui)}/jobs?status=running"
+    with urllib.request.urlopen(jobs, timeout=10) as answer:
         return {job["jobId"] for job in json.load(answer)}
+
+
+@cache
+def _application(ui: str) -> str:
+    with urllib.request.urlopen(f"{ui}/api/v1/applications", timeout=10) as answer:
+        return str(json.load(answer)[0]["id"])
 
 
 def _lasting(ui: str) -> bool:
@@ -302,7 +308,7 @@ def _slow_proofs(table: str) -> None:
         rows = real(spark, path, *given)
         if Path(path).name != table:
             return rows
-        return rows.where("java_method('java.lang.Thread', 'sleep', 3000L) IS NOT NULL OR slice IS NOT NULL")
+        return rows.where("java_method('java.lang.Thread', 'sleep', 6000L) IS NOT NULL OR slice IS NOT NULL")
 
     vars(lake)["_proof_rows"] = slow
 

@@ -98,7 +98,9 @@ class Deployment:
             "DAGSTER_HOME": str(self.home / "dagster"),
             "DAGSTER_DISABLE_TELEMETRY": "1",
         }
-        return {**os.environ, **ours, **self.spark}
+        # Spark's own variables, which a session of the tests' process leaves there, would make a driver a client.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
+        return {**inherited, **ours, **self.spark}
 
     @property
     def lake(self) -> Lake:

@@ -146,7 +146,6 @@ def local(topic: TopicFactory, bootstrap: str, tmp_path: Path, context: Any) -> 
 
     conf = write_conf_dir(tmp_path, "local", {**local_conf(tmp_path, driver_memory_mb=1024), **SMALL_QUERIES})
     spark = {**environment(conf), settings.SPARK_MASTER: "local[2]"}
-    spark = {name: value for name, value in spark.items() if os.environ.get(name) != value}
     found = Series(Deployment.make(topic(partitions=PARTITIONS), tmp_path, bootstrap, spark), context)
     yield found
     found.stop()

@@ -220,7 +220,8 @@ def test_a_deleted_topic_leaves_the_other_stream_untouched(ours: Ours, topic: To
     [paid] = both.taken(stream="payments")
     before = {table: read_rows(held.lake.path("payments", table)) for table in TABLES}
     assert {row["key"] for row in before["events"]} == {"a|p"}
-    AdminClient({"bootstrap.servers": held.bootstrap}).delete_topics([payments.topic])[payments.topic].result(30)
+    admin = AdminClient({"bootstrap.servers": held.bootstrap})
+    admin.delete_topics([payments.topic])[payments.topic].result(30)
     with pytest.raises(TopicAbsentError):
         wait_until(lambda: not both.tick("payments"), 30, "the end of the topic")
     held.send(60)
