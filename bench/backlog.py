@@ -123,7 +123,7 @@ def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
         title="Raw, against reads that write nothing",
         method=(
             "One slice. Spark's read goes into its no-op sink; the bare consumer reads the same ranges in one process "
-            "and counts. Raw reads, counts by slice, writes Parquet and commits."
+            "and counts. Raw reads, writes Parquet and commits."
         ),
         rows=[row],
         verdicts=[
