@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from highwater.proof import Proof
     from highwater.slices import Slice
+    from resources.lake import Size
 
 # Conflicts with writers of other slices (compaction, a change of the table) pass; five tries are 1 + 2 + 4 + 8 s.
 TRIES = 5
@@ -109,14 +110,14 @@ def commit_until_settled(
     clock, notes = Clock(), dict(kept)
     pending = [piece for piece in work.slices if piece.key not in notes]
     if not pending:
-        return _reports(work, standing.proofs, notes, clock, version=-1)
+        return reports(work, table, standing.proofs, notes, clock, version=-1)
     batch = prepare(work, pending, clock)
     try:
         notes.update(_refusals(batch, pending, standing))
         final, version = _settle(work, table, standing, batch, notes, clock)
     finally:
         let_go(batch.release, work)
-    return _reports(work, final, notes, clock, version)
+    return reports(work, table, final, notes, clock, version)
 
 
 def _refusals(batch: Batch, pending: Sequence[Slice], standing: Standing) -> dict[str, str]:
@@ -177,7 +178,7 @@ def _commit(
             files=batch.files(),
             spread=batch.spread,
         )
-    return work.lake.sized(work.stream.name, table, proofs), version
+    return proofs, version
 
 
 def require_newer(decisions: Mapping[str, Proof], standing: Mapping[str, int]) -> None:
@@ -214,26 +215,41 @@ def commit_lock(work: Work, table: str) -> AbstractContextManager[object]:
     return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS)
 
 
-def _reports(
-    work: Work, proofs: Mapping[str, Proof], notes: Mapping[str, str], clock: Clock, version: int
+def reports(
+    work: Work, table: str, proofs: Mapping[str, Proof], notes: Mapping[str, str], clock: Clock, version: int
 ) -> list[SliceReport]:
+    """A report for each slice, in their order, with rows and bytes as the table's log has them now.
+
+    Args:
+        work: the slices and the connections.
+        table: the table's name.
+        proofs: what stands in the table of each slice.
+        notes: for slices that were left as they stand, the reason.
+        clock: seconds by phase.
+        version: the version of the table after the commit; -1 without one.
+    """
+    sizes = work.lake.sizes(work.stream.name, table, work.keys)
+    found = [_report(piece, proofs[piece.key], sizes.get(piece.key), version, clock, notes) for piece in work.slices]
     if version >= 0:
-        done = sum(p.rows or 0 for k, p in proofs.items() if k not in notes)
+        done = [report.rows for report in found if report.note is None]
         seconds = max(sum(clock.seconds.values()), 1e-9)
-        work.log(f"committed {len(proofs) - len(notes)} slices, {done:,} rows, {done / seconds:,.0f} rows/s")
+        work.log(f"committed {len(done)} slices, {sum(done):,} rows, {sum(done) / seconds:,.0f} rows/s")
     for key, note in notes.items():
         work.log(f"{key}: {note}")
-    return [report(proofs[piece.key], version, clock, notes.get(piece.key)) for piece in work.slices]
+    return found
 
 
-def report(proof: Proof, version: int, clock: Clock, note: str | None = None) -> SliceReport:
-    """What a proof says, as the report of its slice."""
+def _report(
+    piece: Slice, proof: Proof, size: Size | None, version: int, clock: Clock, notes: Mapping[str, str]
+) -> SliceReport:
+    """What proof and log say of a slice; without a size it is folded into another partition."""
     return SliceReport(
-        piece=proof.piece,
+        piece=piece,
         attempt=proof.attempt,
-        rows=proof.rows or 0,
+        rows=(proof.rows if size is None or size.rows is None else size.rows) or 0,
+        bytes=size.bytes if size is not None else None,
         delta_version=version,
         counts=dict(proof.counts),
         seconds=dict(clock.seconds),
-        note=note,
+        note=notes.get(piece.key),
     )

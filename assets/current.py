@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assets import events
-from assets.commit import Clock, commit_lock, report, require_newer
+from assets.commit import Clock, commit_lock, reports, require_newer
 from assets.events import ORIGIN, require
 from assets.parsing import field_columns, quoted, sql_type
 from assets.work import SliceReport, Work
@@ -150,10 +150,8 @@ def _follow_events(work: Work, decisions: Mapping[str, Proof], clock: Clock) -> 
             with _fold_lease(work, wait=FOLD_SECONDS):
                 version = _commit_folded_again(work, folded, _Layout.read(work))
     changed = {d.key for d in stale}
-    return [
-        report(decisions[key], version, clock, None if key in changed else "already followed the events")
-        for key in work.keys
-    ]
+    notes = {key: "already followed the events" for key in work.keys if key not in changed}
+    return reports(work, TABLE, decisions, notes, clock, version)
 
 
 def _commit_slices(work: Work, decisions: Sequence[Proof], layout: _Layout) -> int:
@@ -223,7 +221,8 @@ def fold(work: Work, target: str) -> None:
         work: the connections; its slices do not matter.
         target: `recent`, or `base`, which takes `recent` in too.
     """
-    _fold(work, _Layout.read(work), target)
+    with _fold_lease(work, wait=FOLD_SECONDS):
+        _fold(work, _Layout.read(work), target)
 
 
 def _fold(work: Work, layout: _Layout, target: str) -> None:

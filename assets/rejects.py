@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assets import events
-from assets.commit import Clock, Standing, commit_lock, let_go, report, require_newer
+from assets.commit import Clock, Standing, commit_lock, let_go, reports, require_newer
 from assets.events import attempt_of, origin_columns, raw_rows, require
 from assets.parsing import PERMANENT, UNRESOLVED, judged
 from assets.work import SliceReport, Work
@@ -57,10 +57,9 @@ def _follow_decision(work: Work, decisions: Mapping[str, Proof], standing: Stand
     open_ = [key for key in work.keys if standing.attempt(key) != decisions[key].attempt]
     require_newer(decisions, {key: standing.attempt(key) for key in open_})
     version = _commit(work, [decisions[key] for key in open_], standing, clock) if open_ else -1
-    return [
-        report(_proof(decisions[key]), version, clock, None if key in open_ else "already followed the decision")
-        for key in work.keys
-    ]
+    proofs = {key: _proof(decisions[key]) for key in work.keys}
+    notes = {key: "already followed the decision" for key in work.keys if key not in open_}
+    return reports(work, TABLE, proofs, notes, clock, version)
 
 
 def _proof(decision: Proof) -> Proof:

@@ -90,7 +90,7 @@ class Server(Service):
         if self._child is None:
             self._child = self._make_child()
         elif not self.alive:
-            # On a busy machine the ports of a JVM that was killed were seen to be taken for a while longer.
+            # A restart right after a kill was once seen to find a port taken, on a busy machine.
             with suppress(HighwaterError):
                 wait_until(lambda: all(is_free(port) for port in self._ports), RELEASE_SECONDS, "its ports")
         self._child.start()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -40,10 +40,6 @@ class Proof:
     def key(self) -> str:
         """The slice key."""
         return self.piece.key
-
-    def with_counts(self, **counts: int) -> Proof:
-        """The same proof with further counts."""
-        return replace(self, counts={**self.counts, **counts})
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""

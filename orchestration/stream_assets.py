@@ -5,7 +5,7 @@ through a stage. What does not: the stages (`assets`), and the checks (`orchestr
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -123,22 +123,8 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
         work = _work(context, stream, context.partition_keys)
         reports = table.stage()(work)
         _see_all_reported(work.keys, reports)
-        for report in _with_sizes(work, table.name, reports):
+        for report in reports:
             context.add_asset_metadata(metadata.of_slice(report), partition_key=report.piece.key)
-
-
-def _with_sizes(work: "Work", table: str, reports: "Sequence[SliceReport]") -> "list[SliceReport]":
-    """The reports with what the table's log and the plan know: size and rows of the files, the lag at planning."""
-    sizes, planned_as = work.lake.sizes(work.stream.name, table, work.keys), {s.key: s for s in work.slices}
-    found = []
-    for report in reports:
-        size, piece = sizes.get(report.piece.key), planned_as[report.piece.key]
-        if size is None:  # folded into another partition
-            found.append(replace(report, piece=piece))
-        else:
-            rows = report.rows if size.rows is None else size.rows
-            found.append(replace(report, piece=piece, bytes=size.bytes, rows=rows))
-    return found
 
 
 def _work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[str]) -> "Work":

@@ -102,17 +102,6 @@ class Lake:
         opened = self.table(stream, table)
         return {} if opened is None else sizes(opened, keys)
 
-    def sized(self, stream: str, table: str, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
-        """The proofs of what was just committed, with the rows that the table's log tells.
-
-        Raises:
-            DependencyAwayError: the lake could not be read.
-        """
-        if all(proof.rows is not None for proof in proofs.values()):
-            return dict(proofs)
-        opened = self.table(stream, table)
-        return dict(proofs) if opened is None else sized(opened, proofs)
-
 
 def open_table(path: str) -> DeltaTable | None:
     """Open a Delta table without a JVM; None if there is none at the path.
@@ -122,8 +111,20 @@ def open_table(path: str) -> DeltaTable | None:
     """
     from deltalake import DeltaTable
 
+    if not _is_table(path):
+        return None
     try:
-        return DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+        return DeltaTable(path)
+    except Exception as error:
+        raise _away(path, error) from error
+
+
+def _is_table(path: str) -> bool:
+    """Whether there is a table, by its log alone."""
+    from deltalake import DeltaTable
+
+    try:
+        return DeltaTable.is_deltatable(path)
     except Exception as error:
         raise _away(path, error) from error
 
@@ -176,7 +177,7 @@ def rows_by_slice(table: DeltaTable, keys: Sequence[str]) -> dict[str, int]:
 
 
 def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
-    """The proofs, with rows and bytes from the table's log where they leave them to it."""
+    """The proofs, with the rows from the table's log where they leave them to it."""
     unknown = [key for key, proof in proofs.items() if proof.rows is None]
     if not unknown:
         return dict(proofs)
@@ -184,9 +185,7 @@ def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
     silent = [key for key, size in found.items() if size.rows is None]
     counted = rows_by_slice(table, silent) if silent else {}
     told = {
-        key: replace(proofs[key], rows=counted.get(key, 0) if size.rows is None else size.rows).with_counts(
-            bytes=size.bytes
-        )
+        key: replace(proofs[key], rows=counted.get(key, 0) if size.rows is None else size.rows)
         for key, size in found.items()
     }
     return {**proofs, **told}
@@ -220,7 +219,7 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
         columns: the columns in SQL, without `proof`, which every table has.
         searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
     """
-    if open_table(path) is not None:
+    if _is_table(path):
         return
     statement = (
         f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({columns}, proof STRING) USING delta PARTITIONED BY (slice) "

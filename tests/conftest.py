@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from dev.broker import EmbeddedBroker
     from dev.spark_connect import SparkConnect
-    from resources.lake import Lake
     from tests.support import Bench
 
 TopicFactory = Callable[..., str]
@@ -87,14 +86,6 @@ def spark(spark_server: SparkConnect) -> Iterator[SparkSession]:
     session = prepare(SparkSession.builder.remote(spark_server.remote).create())
     yield session
     session.stop()
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    """A lake of the test's own."""
-    from resources.lake import Lake
-
-    return Lake(str(tmp_path / "lake"))
 
 
 @pytest.fixture

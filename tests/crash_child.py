@@ -16,7 +16,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,8 +205,8 @@ def _running(ui: str) -> set[int]:
         return {job["jobId"] for job in json.load(answer)}
 
 
-@cache
 def _application(ui: str) -> str:
+    """Asked each time: a server that was killed comes back at its address as another application."""
     with urllib.request.urlopen(f"{ui}/api/v1/applications", timeout=10) as answer:
         return str(json.load(answer)[0]["id"])
 

@@ -121,7 +121,7 @@ def test_the_lock_names_no_address() -> None:
             "\t[SUCCESSFUL ] org.apache.kafka#kafka_2.13;4.3.1!kafka_2.13.jar (55ms)",
             "  org.apache.kafka:kafka_2.13:4.3.1",
         ),
-        ("downloading https://somewhere/kafka_2.13-4.3.1.jar ...", None),
+        ("downloading http://localhost/kafka_2.13-4.3.1.jar ...", None),
         ("\tfound org.apache.kafka#kafka_2.13;4.3.1 in public", None),
     ],
 )

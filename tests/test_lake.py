@@ -36,7 +36,8 @@ def lake(tmp_path: Path) -> Lake:
 def told(lake: Lake) -> list[int | None]:
     keys = [piece(n).key for n in range(2)]
     found = lake.committed(STREAM, TABLE, keys)
-    assert all(found[key].counts["bytes"] > 0 for key in keys)
+    sizes = lake.sizes(STREAM, TABLE, keys)
+    assert all(sizes[key].bytes > 0 for key in keys)
     return [found[key].rows for key in keys]
 
 
