@@ -48,14 +48,20 @@ class Clock:
 
 @dataclass(frozen=True)
 class Standing:
-    """The proofs that stood in a table when it was looked at."""
+    """The proofs that stood in a table when it was looked at.
+
+    Args:
+        proofs: by slice key.
+        version: the version of the table; who reads rows that belong to these proofs reads this version.
+    """
 
     proofs: Mapping[str, Proof]
+    version: int
 
     @classmethod
     def read(cls, work: Work, table: str) -> Standing:
         """Look at the table now."""
-        return cls(work.lake.committed(work.stream.name, table, work.keys))
+        return cls(*work.lake.committed_at(work.stream.name, table, work.keys))
 
     def attempt(self, key: str) -> int:
         """The attempt that stood there; 0 for none."""

@@ -13,26 +13,26 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assets import events
 from assets.commit import Clock, commit_lock, reports, require_newer
 from assets.events import ORIGIN, require
+from assets.layout import TABLE, Layout
 from assets.parsing import field_columns, quoted, sql_type
 from assets.work import SliceReport, Work
 from highwater.errors import LeaseHeldError, SupersededAttemptError
-from highwater.folding import BASE, RECENT, Fold, Run, fold_due, merged_runs
-from highwater.proof import Proof
-from resources.lake import create_table, open_table, query, replace_slices, sizes, slice_is_one_of
+from highwater.folding import BASE, RECENT, Fold, Run, merged_runs
+from resources.lake import create_table, replace_slices, rows_at, slice_is_one_of
 from resources.spark import delta_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from assets.commit import Standing
     from highwater.declaration import Stream
+    from highwater.proof import Proof
 
-TABLE = "current"
 SEARCHED = ("key", "version", "event_time")
 TRIES = 4
 FOLD_SECONDS = 600
@@ -75,44 +75,6 @@ def precedence() -> Column:
     )
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """What stands in the table: proofs of slices that are not folded, and the folded partitions."""
-
-    slices: Mapping[str, Proof]
-    folds: Mapping[str, Fold]
-    rows: Mapping[str, int]
-
-    @classmethod
-    def read(cls, work: Work) -> _Layout:
-        table = open_table(work.lake.path(work.stream.name, TABLE))
-        if table is None:
-            return cls({}, {}, {})
-        found = query(table, "SELECT slice, proof FROM t WHERE proof IS NOT NULL")
-        texts = {str(row["slice"]): str(row["proof"]) for row in found}
-        folds = {key: Fold.from_json(text) for key, text in texts.items() if key in {BASE, RECENT}}
-        rows = {key: size.rows or 0 for key, size in sizes(table).items()}
-        return cls({k: Proof.from_json(t) for k, t in texts.items() if k not in folds}, folds, rows)
-
-    def attempt(self, key: str) -> int:
-        """The attempt at which a slice stands here; 0 for none."""
-        if key in self.slices:
-            return self.slices[key].attempt
-        return max((fold.attempt_of(key) for fold in self.folds.values()), default=0)
-
-    def fold_attempts(self) -> dict[str, int]:
-        """The attempt of each folded partition; 0 where there is none."""
-        return {key: self.fold(key).attempt for key in (BASE, RECENT)}
-
-    def due(self) -> str | None:
-        """Where the slices are to be folded into now."""
-        rows = sum(self.rows.get(key, 0) for key in self.slices)
-        return fold_due(len(self.slices), rows, self.rows.get(RECENT, 0), self.rows.get(BASE, 0))
-
-    def fold(self, key: str) -> Fold:
-        return self.folds.get(key, Fold(key, attempt=0))
-
-
 def materialise(work: Work) -> list[SliceReport]:
     """Commit what the slices' events say of their keys; a report for each slice, in their order.
 
@@ -136,8 +98,9 @@ def materialise(work: Work) -> list[SliceReport]:
     raise AssertionError("unreachable")
 
 
-def _follow_events(work: Work, decisions: Mapping[str, Proof], clock: Clock) -> list[SliceReport]:
-    layout = _Layout.read(work)
+def _follow_events(work: Work, decided: Standing, clock: Clock) -> list[SliceReport]:
+    decisions = decided.proofs
+    layout = Layout.read(work)
     stale = [d for key, d in decisions.items() if layout.attempt(key) != d.attempt]
     require_newer(decisions, {d.key: layout.attempt(d.key) for d in stale})
     folded = [d for d in stale if d.key not in layout.slices and layout.attempt(d.key)]
@@ -145,22 +108,21 @@ def _follow_events(work: Work, decisions: Mapping[str, Proof], clock: Clock) -> 
     version = -1
     with clock.phase("commit"), delta_errors(f"current of {work.stream.name}"):
         if fresh:
-            version = _commit_slices(work, fresh, layout)
+            version = _commit_slices(work, fresh, layout, _event_rows(work, decided))
         if folded:
             with _fold_lease(work, wait=FOLD_SECONDS):
-                version = _commit_folded_again(work, folded, _Layout.read(work))
+                version = _commit_folded_again(work, folded, Layout.read(work), _event_rows(work, decided))
     changed = {d.key for d in stale}
     notes = {key: "already followed the events" for key in work.keys if key not in changed}
     return reports(work, TABLE, decisions, notes, clock, version)
 
 
-def _commit_slices(work: Work, decisions: Sequence[Proof], layout: _Layout) -> int:
-    rows = _slice_winners(work, decisions)
+def _commit_slices(work: Work, decisions: Sequence[Proof], layout: Layout, event_rows: DataFrame) -> int:
     with commit_lock(work, TABLE):
         return replace_slices(
             work.spark,
             work.lake.path(work.stream.name, TABLE),
-            rows,
+            _slice_winners(work, decisions, event_rows),
             decisions,
             {d.key: layout.slices[d.key].attempt if d.key in layout.slices else 0 for d in decisions},
             files=1,
@@ -170,16 +132,16 @@ def _commit_slices(work: Work, decisions: Sequence[Proof], layout: _Layout) -> i
         )
 
 
-def _slice_winners(work: Work, decisions: Sequence[Proof]) -> DataFrame:
-    rows = _event_rows(work).where(slice_is_one_of([d.key for d in decisions]))
+def _slice_winners(work: Work, decisions: Sequence[Proof], event_rows: DataFrame) -> DataFrame:
+    rows = event_rows.where(slice_is_one_of([d.key for d in decisions]))
     return winners(rows, "slice", "key").select("slice", *_columns_of(work.stream))
 
 
-def _event_rows(work: Work) -> DataFrame:
+def _event_rows(work: Work, decided: Standing) -> DataFrame:
+    """The events as the version of their table has them in which the decisions stand."""
     from pyspark.sql import functions as F
 
-    path = work.lake.path(work.stream.name, events.TABLE)
-    rows = work.spark.read.format("delta").load(path).where("proof IS NULL")
+    rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), decided.version)
     return rows.select("slice", *_columns_of(work.stream)[:-1], F.col("slice").alias("updated_by_slice"))
 
 
@@ -193,11 +155,11 @@ def fold_if_due(work: Work, clock: Clock) -> str | None:
 
     A fold that meets another writer gives way: the next slice tries again.
     """
-    if _Layout.read(work).due() is None:
+    if Layout.read(work).due() is None:
         return None
     try:
         with clock.phase("fold"), _fold_lease(work, wait=0):
-            layout = _Layout.read(work)  # again: another run may have folded before we had the lease
+            layout = Layout.read(work)  # again: another run may have folded before we had the lease
             due = layout.due()
             if due is None:
                 return None
@@ -222,10 +184,10 @@ def fold(work: Work, target: str) -> None:
         target: `recent`, or `base`, which takes `recent` in too.
     """
     with _fold_lease(work, wait=FOLD_SECONDS):
-        _fold(work, _Layout.read(work), target)
+        _fold(work, Layout.read(work), target)
 
 
-def _fold(work: Work, layout: _Layout, target: str) -> None:
+def _fold(work: Work, layout: Layout, target: str) -> None:
     taken = [RECENT, BASE] if target == BASE else [RECENT]
     runs = merged_runs(
         [layout.fold(key) for key in reversed(taken)], {key: proof.attempt for key, proof in layout.slices.items()}
@@ -239,7 +201,7 @@ def _standing_rows(work: Work) -> DataFrame:
 
 
 def _replace_fold(
-    work: Work, layout: _Layout, target: str, runs: Mapping[str, tuple[Run, ...]], rows: DataFrame, parts: list[str]
+    work: Work, layout: Layout, target: str, runs: Mapping[str, tuple[Run, ...]], rows: DataFrame, parts: list[str]
 ) -> int:
     from pyspark.sql import functions as F
 
@@ -261,7 +223,7 @@ def _replace_fold(
         )
 
 
-def _commit_folded_again(work: Work, decisions: Sequence[Proof], layout: _Layout) -> int:
+def _commit_folded_again(work: Work, decisions: Sequence[Proof], layout: Layout, event_rows: DataFrame) -> int:
     """Compute anew what folded slices say, after their events changed.
 
     Rows that these slices had won are taken out, their keys are computed again from the events of all folded slices,
@@ -272,12 +234,12 @@ def _commit_folded_again(work: Work, decisions: Sequence[Proof], layout: _Layout
     standing = _standing_rows(work).where(slice_is_one_of([BASE, RECENT]))
     lost = standing["updated_by_slice"].isin(again)
     keys = standing.where(lost).select("key").distinct()
-    others = _event_rows(work).where(_in_runs(runs)).where(~_event_slice_in(again)).join(keys, "key", "left_semi")
+    others = event_rows.where(_in_runs(runs)).where(~_event_slice_in(again)).join(keys, "key", "left_semi")
     rows = (
         standing.where(~lost)
         .select(*_columns_of(work.stream))
         .unionByName(others.select(*_columns_of(work.stream)))
-        .unionByName(_slice_winners(work, decisions).select(*_columns_of(work.stream)))
+        .unionByName(_slice_winners(work, decisions, event_rows).select(*_columns_of(work.stream)))
     )
     return _replace_fold(work, layout, BASE, runs, rows, [BASE, RECENT])
 

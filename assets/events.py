@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from assets import raw
 from assets.commit import Clock, Standing, commit_until_settled
+from assets.layout import Layout
 from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
 from assets.work import SliceReport, Work
 from highwater.errors import TemporaryError
@@ -46,7 +47,7 @@ def columns(stream: Stream) -> str:
 def materialise(work: Work) -> list[SliceReport]:
     """Decide the split of the slices and commit their events once; a report for each slice, in their order.
 
-    A slice whose rejects do not belong to the committed events was left half done: its decision is taken over.
+    A slice whose rejects or current do not follow the committed events was left half done: its decision is taken over.
 
     Raises:
         TemporaryError: raw of a slice is not there yet.
@@ -58,28 +59,34 @@ def materialise(work: Work) -> list[SliceReport]:
     return commit_until_settled(work, TABLE, standing, _unfinished(work, standing), _decide)
 
 
-def require(work: Work, table: str) -> dict[str, Proof]:
-    """The proofs of an upstream table.
+def require(work: Work, table: str) -> Standing:
+    """What stands of the slices in an upstream table.
 
     Raises:
         TemporaryError: a slice is not in it.
     """
-    proofs = work.lake.committed(work.stream.name, table, work.keys)
-    missing = [key for key in work.keys if key not in proofs]
+    standing = Standing.read(work, table)
+    missing = [key for key in work.keys if key not in standing.proofs]
     if missing:
         raise TemporaryError(
             f"{work.stream.name}/{table} does not hold {', '.join(missing)}",
             remedy=f"materialise {work.stream.name}/{table} for these slices first",
         )
-    return proofs
+    return standing
 
 
 def _unfinished(work: Work, standing: Standing) -> dict[str, str]:
-    rejects = work.lake.committed(work.stream.name, "rejects", work.keys)
-    return {
-        key: f"the split of attempt {proof.attempt} is taken over: its rejects are still to be written"
+    """Slices whose decision stands while what follows it does not: it is finished, not decided anew."""
+    rejects, current = Standing.read(work, "rejects"), Layout.read(work)
+    followers = {"rejects": rejects.attempt, "current": current.attempt}
+    lacking = {
+        key: [name for name, attempt in followers.items() if attempt(key) != proof.attempt]
         for key, proof in standing.proofs.items()
-        if key not in rejects or rejects[key].attempt != proof.attempt
+    }
+    return {
+        key: f"the split of attempt {standing.attempt(key)} is taken over: {' and '.join(names)} still to be written"
+        for key, names in lacking.items()
+        if names
     }
 
 
@@ -128,14 +135,8 @@ def _decide(work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
 
 def raw_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
     """The committed raw rows of the slices."""
-    path = work.lake.path(work.stream.name, raw.TABLE)
-    return (
-        work.spark.read.format("delta")
-        .load(path)
-        .where(slice_is_one_of([s.key for s in slices]))
-        .where("proof IS NULL")
-        .drop("proof")
-    )
+    rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, raw.TABLE)).where("proof IS NULL")
+    return rows.where(slice_is_one_of([s.key for s in slices])).drop("proof")
 
 
 def _without_payload(stream: Stream, rows: DataFrame) -> DataFrame:

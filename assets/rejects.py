@@ -6,18 +6,18 @@ its own, or sending anything anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assets import events
-from assets.commit import Clock, Standing, commit_lock, let_go, reports, require_newer
-from assets.events import attempt_of, origin_columns, raw_rows, require
+from assets import events, raw
+from assets.commit import Clock, Standing, commit_lock, reports, require_newer
+from assets.events import attempt_of, origin_columns, require
 from assets.parsing import PERMANENT, UNRESOLVED, judged
 from assets.work import SliceReport, Work
 from highwater.errors import SupersededAttemptError
 from highwater.proof import Proof
-from resources.lake import create_table, replace_slices, slice_is_one_of
+from resources.lake import create_table, replace_slices, rows_at, slice_is_one_of
 from resources.spark import delta_errors
 
 if TYPE_CHECKING:
@@ -53,10 +53,17 @@ def materialise(work: Work) -> list[SliceReport]:
     raise AssertionError("unreachable")
 
 
-def _follow_decision(work: Work, decisions: Mapping[str, Proof], standing: Standing, clock: Clock) -> list[SliceReport]:
+def _follow_decision(work: Work, decided: Standing, standing: Standing, clock: Clock) -> list[SliceReport]:
+    decisions = decided.proofs
     open_ = [key for key in work.keys if standing.attempt(key) != decisions[key].attempt]
     require_newer(decisions, {key: standing.attempt(key) for key in open_})
-    version = _commit(work, [decisions[key] for key in open_], standing, clock) if open_ else -1
+    version = -1
+    if open_:
+        read = require(work, raw.TABLE)
+        _see_conserved(read, [decisions[key] for key in open_])
+        rows = _rows(work, [decisions[key] for key in open_], read.version, decided.version)
+        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)):
+            version = _commit(work, rows, [decisions[key] for key in open_], standing)
     proofs = {key: _proof(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}
     return reports(work, TABLE, proofs, notes, clock, version)
@@ -66,38 +73,49 @@ def _proof(decision: Proof) -> Proof:
     return replace(decision, rows=decision.counts["rejects"])
 
 
-def _commit(work: Work, decisions: Sequence[Proof], standing: Standing, clock: Clock) -> int:
-    rows = _rows(work, decisions)
-    try:
-        with delta_errors("the rejects of " + ", ".join(d.key for d in decisions)), clock.phase("judge"):
-            _see_conserved(rows, decisions)
-        with clock.phase("commit"), commit_lock(work, TABLE):
-            return replace_slices(
-                work.spark,
-                work.lake.path(work.stream.name, TABLE),
-                rows,
-                [_proof(decision) for decision in decisions],
-                {d.key: standing.attempt(d.key) for d in decisions},
-                files=1,
-                spread="origin_offset",
+def _see_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
+    """See that raw is what was decided of: rejects are what the decision left over of it (I5).
+
+    Raises:
+        SupersededAttemptError: raw was read anew since, and gave another number of records.
+    """
+    for decision in decisions:
+        found, decided = read.proofs[decision.key].rows, decision.counts["raw"]
+        if found != decided:
+            raise SupersededAttemptError(
+                f"{decision.key}: raw holds another number of records than was decided of",
+                stored=decided,
+                found=found,
+                remedy="request the slice again: its events are then decided anew",
             )
-    finally:
-        let_go(rows.unpersist, work)
 
 
-def _rows(work: Work, decisions: Sequence[Proof]) -> DataFrame:
+def _commit(work: Work, rows: DataFrame, decisions: Sequence[Proof], standing: Standing) -> int:
+    with commit_lock(work, TABLE):
+        return replace_slices(
+            work.spark,
+            work.lake.path(work.stream.name, TABLE),
+            rows,
+            [_proof(decision) for decision in decisions],
+            {d.key: standing.attempt(d.key) for d in decisions},
+            files=1,
+            spread="origin_offset",
+        )
+
+
+def _rows(work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int) -> DataFrame:
     """Raw minus the committed events and the tombstones, judged once more for the reason.
 
-    Only a lookup can answer otherwise than it did when the events were decided; such a record stays a reject of that
-    decision, as unresolved, and its retry will accept it.
+    Both are read at the versions in which the decisions were found, so what another run commits meanwhile does not
+    matter. Only a lookup can answer otherwise than it did when the events were decided; such a record stays a reject of
+    that decision, as unresolved, and its retry will accept it.
     """
     from pyspark.sql import functions as F
 
     with_rejects = [d for d in decisions if d.counts["rejects"]]
     if not with_rejects:
         return work.spark.createDataFrame([], COLUMNS)
-    rest = _left_over(work, with_rejects)
-    found = judged(work, rest)
+    found = judged(work, _left_over(work, with_rejects, raw_version, events_version))
     reason = F.coalesce("reason", F.lit(UNRESOLVED))
     detail = F.coalesce("detail", F.lit("unknown when the slice was decided, known since"))
     permanent = reason.isin(sorted(PERMANENT))
@@ -111,28 +129,20 @@ def _rows(work: Work, decisions: Sequence[Proof]) -> DataFrame:
         "value",
         "headers",
         _next_topic(work.stream, permanent),
-    ).persist()
+    )
 
 
-def _left_over(work: Work, decisions: Sequence[Proof]) -> DataFrame:
+def _left_over(work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int) -> DataFrame:
     from pyspark.sql import functions as F
 
+    mine = slice_is_one_of([d.key for d in decisions])
     accepted = (
-        work.spark.read.format("delta")
-        .load(work.lake.path(work.stream.name, events.TABLE))
-        .where(slice_is_one_of([d.key for d in decisions]))
-        .where("proof IS NULL")
-        .select(
-            F.col("slice"),
-            F.col("attempt"),
-            F.col("origin_partition").alias("partition"),
-            F.col("origin_offset").alias("offset"),
-        )
-        .where(F.col("attempt") == attempt_of({d.key: d.attempt for d in decisions}))
-        .drop("attempt")
+        rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), events_version)
+        .where(mine)
+        .select("slice", F.col("origin_partition").alias("partition"), F.col("origin_offset").alias("offset"))
     )
-    alive = raw_rows(work, [d.piece for d in decisions]).where("value IS NOT NULL")
-    return alive.join(accepted, ["slice", "partition", "offset"], "left_anti")
+    alive = rows_at(work.spark, work.lake.path(work.stream.name, raw.TABLE), raw_version).where(mine)
+    return alive.drop("proof").where("value IS NOT NULL").join(accepted, ["slice", "partition", "offset"], "left_anti")
 
 
 def _next_topic(stream: Stream, permanent: Column) -> Column:
@@ -141,21 +151,3 @@ def _next_topic(stream: Stream, permanent: Column) -> Column:
     return (
         F.when(permanent, F.lit(f"{stream.topic}.parked")).otherwise(F.lit(f"{stream.topic}.dlq.1")).alias("next_topic")
     )
-
-
-def _see_conserved(rows: DataFrame, decisions: Sequence[Proof]) -> None:
-    """Hold the rest against the numbers of the decision (I5).
-
-    Raises:
-        SupersededAttemptError: the numbers differ, as they do when a newer decision replaced the events meanwhile.
-    """
-    found = {row["slice"]: row["count"] for row in rows.groupBy("slice").count().collect()}
-    for decision in decisions:
-        expected = decision.counts["rejects"]
-        if found.get(decision.key, 0) != expected:
-            raise SupersededAttemptError(
-                f"{decision.key}: raw minus events leaves another number of rejects than was decided",
-                stored=expected,
-                found=found.get(decision.key, 0),
-                remedy="request the slice again; if this stays, see the check of the slice's offsets",
-            )

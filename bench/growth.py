@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assets import current, events, raw
+from assets import current, events, layout, raw
 from assets.commit import Standing
 from assets.events import raw_rows
 from bench.harness import Result, Row, Verdict, timed
@@ -99,7 +99,7 @@ def _key_rows(world: World, keys: int) -> DataFrame:
 
 def _standing_base(world: World, bed: Bed, keys: int) -> None:
     """A `current` that holds so many keys as a fold, and the same keys as a table for MERGE."""
-    path = bed.lake.path(bed.stream.name, current.TABLE)
+    path = bed.lake.path(bed.stream.name, layout.TABLE)
     create_table(world.spark, path, current.columns(bed.stream), current.SEARCHED)
     rows = _key_rows(world, keys).selectExpr(f"'{BASE}' AS slice", "*")
     fold = Fold(BASE, 1, {TOPIC: (Run(0, 0, 1),)})

@@ -83,15 +83,17 @@ class Lake:
         Raises:
             DependencyAwayError: the lake could not be read.
         """
-        if keys is not None and not keys:
-            return {}
-        opened = self.table(stream, table)
+        return self.committed_at(stream, table, keys)[0]
+
+    def committed_at(self, stream: str, table: str, keys: Sequence[str] | None = None) -> tuple[dict[str, Proof], int]:
+        """The same, and the version of the table in which they stand; -1 without a table."""
+        opened = None if keys is not None and not keys else self.table(stream, table)
         if opened is None:
-            return {}
+            return {}, -1
         where = "" if keys is None else f" AND {slice_is_one_of(keys)}"
         found = query(opened, f"SELECT proof FROM t WHERE proof IS NOT NULL{where}")
-        proofs = [Proof.from_json(str(row["proof"])) for row in found]
-        return sized(opened, {proof.key: proof for proof in proofs}) if keys else {proof.key: proof for proof in proofs}
+        proofs = {proof.key: proof for proof in (Proof.from_json(str(row["proof"])) for row in found)}
+        return sized(opened, proofs) if keys else proofs, opened.version()
 
     def sizes(self, stream: str, table: str, keys: Sequence[str]) -> dict[str, Size]:
         """Rows and bytes of slices by the table's log; what is not there is left out.
@@ -235,6 +237,14 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
                 raise
         else:
             return
+
+
+def rows_at(spark: SparkSession, path: str, version: int) -> DataFrame:
+    """The rows of a table, the proofs left out, as one version of it has them.
+
+    What was decided from proofs is computed from the rows of the same version: another commit may come between.
+    """
+    return spark.read.format("delta").option("versionAsOf", str(version)).load(path).where("proof IS NULL")
 
 
 def replace_slices(

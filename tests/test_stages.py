@@ -10,6 +10,7 @@ import pytest
 
 from assets import current, events, raw, rejects
 from assets.commit import Clock, Standing
+from assets.layout import Layout
 from highwater.errors import DependencyAwayError, OffsetsExpiredError, SupersededAttemptError, TopicRecreatedError
 from highwater.folding import BASE, RECENT
 from highwater.proof import Proof
@@ -200,6 +201,49 @@ def test_a_second_run_takes_over_the_split_although_the_reference_changed(bench:
     assert bench.rows("rejects") == []
 
 
+def test_what_current_lacks_is_finished_and_not_decided_anew(bench: Bench) -> None:
+    """A run died between rejects and current; meanwhile the reference table changed."""
+    customers(bench.lake, ["c1"])
+    bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"))
+    piece = bench.plan(0, p0=(0, 2))
+    for stage in (raw, events, rejects):
+        stage.materialise(bench.work(piece))
+    customers(bench.lake, ["c1", "c2"])
+    reports = bench.materialise(piece)
+    assert "current still to be written" in str(reports["events"][0].note)
+    assert origins(bench.rows("events")) == {(0, 0)}
+    assert set(bench.current()) == {"o1"}
+
+
+def test_rejects_are_what_the_decision_left_although_events_were_decided_anew(bench: Bench) -> None:
+    """Another run's decision comes between the look at the proofs and the query."""
+    customers(bench.lake, ["c1"])
+    bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"))
+    piece = bench.plan(0, p0=(0, 2))
+    work = bench.work(piece)
+    bench.materialise(piece)
+    customers(bench.lake, ["c1", "c2"])
+    raw.materialise(work)
+    events.materialise(work)
+    seen = Standing.read(work, "events")
+    customers(bench.lake, [])
+    for stage in (rejects, current, events):
+        stage.materialise(work)
+    assert bench.rows("events") == []
+    follows = rejects._rows(work, [*seen.proofs.values()], Standing.read(work, "raw").version, seen.version)
+    assert follows.count() == 0, "what the later decision dropped is no reject of the earlier one"
+
+
+def test_raw_that_changed_since_the_decision_makes_no_rejects(bench: Bench) -> None:
+    bench.send(order_message("o1", 1))
+    piece = bench.plan(0, p0=(0, 1))
+    raw.materialise(bench.work(piece))
+    seen = Standing.read(bench.work(piece), "raw")
+    decision = Proof(piece, 1, 0, {"raw": 2, "rejects": 1})
+    with pytest.raises(SupersededAttemptError, match="another number of records"):
+        rejects._see_conserved(seen, [decision])
+
+
 def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.send(order_message("o1", 1))
     piece = bench.plan(0, p0=(0, 1))
@@ -316,21 +360,21 @@ def test_whoever_saw_the_table_before_a_fold_writes_nothing(bench: Bench) -> Non
     bench.send(*[order_message("o1", n + 1) for n in range(3)])
     slices = [bench.plan(n, p0=(n, n + 1)) for n in range(3)]
     work = bench.work(slices[0])
-    nothing = current._Layout({}, {}, {})
+    nothing = Layout({}, {}, {})
     bench.materialise(*slices[:2])
-    unfolded = current._Layout.read(work)
+    unfolded = Layout.read(work)
     current.fold(work, RECENT)
-    decision = bench.lake.committed(bench.stream.name, "events", [slices[0].key])[slices[0].key]
+    decided = Standing.read(work, "events")
     with pytest.raises(SupersededAttemptError, match="rests on changed"):
-        current._commit_slices(work, [decision], nothing)
+        current._commit_slices(work, [*decided.proofs.values()], nothing, current._event_rows(work, decided))
     with pytest.raises(SupersededAttemptError, match="rests on changed"):
         current._fold(work, unfolded, BASE)
     assert partitions_of(bench) == {RECENT}
     bench.materialise(slices[2])
     current.fold(work, BASE)
     assert partitions_of(bench) == {BASE}
-    decided = bench.lake.committed(bench.stream.name, "events", [slices[1].key])[slices[1].key].attempt
-    assert current._Layout.read(work).attempt(slices[1].key) == decided
+    decision = bench.lake.committed(bench.stream.name, "events", [slices[1].key])[slices[1].key]
+    assert Layout.read(work).attempt(slices[1].key) == decision.attempt
     assert bench.current()["o1"]["version"] == 3
 
 
@@ -339,7 +383,9 @@ def test_an_older_decision_does_not_replace_what_follows_a_newer_one(bench: Benc
     piece = bench.plan(0, p0=(0, 1))
     older = {piece.key: Proof(piece, 1, 0, {"rejects": 0})}
     with pytest.raises(SupersededAttemptError, match="decided anew"):
-        rejects._follow_decision(bench.work(piece), older, Standing({piece.key: Proof(piece, 2, 0)}), Clock())
+        rejects._follow_decision(
+            bench.work(piece), Standing(older, 0), Standing({piece.key: Proof(piece, 2, 0)}, 0), Clock()
+        )
 
 
 def partitions_of(bench: Bench) -> set[object]:
