@@ -44,7 +44,11 @@ def spark_home() -> Path:
 
 # A driver that lives for minutes spends half of its processor time on compiling what it will not run often enough: on
 # 2 cores the first slice took 40 s of processor time with the second compiler, 21 s without it.
-SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+SHORT_LIVED = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # What a plan learns while it runs does not pay where the plan takes longer than the run: a fifth of a small slice.
+    "spark.sql.adaptive.enabled": "false",
+}
 
 
 def local_conf(home: Path, *, driver_memory_mb: int = 2048) -> dict[str, str]:
