@@ -140,6 +140,8 @@ class EmbeddedBroker(Server):
             f"-Xmx{self._heap_mb}m",
             # One JVM among several on a small machine: fewer threads, less memory than G1.
             "-XX:+UseSerialGC",
+            # It mostly copies bytes: the second compiler costs more than it gives back within minutes.
+            "-XX:TieredStopAtLevel=1",
             f"-Dlog4j2.configurationFile={self.home / 'log4j2.properties'}",
             "-cp",
             jars.class_path("broker"),

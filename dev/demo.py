@@ -54,7 +54,7 @@ WAVES: tuple[Mapping[str, int], ...] = ({"payments": 3_000, "orders": 10_000}, {
 DEADLINE_SECONDS = 300.0
 WRITER_SECONDS = 5.0
 # Each look costs the webserver a tenth of a second of a machine that Spark wants for itself.
-POLL_SECONDS = 2.0
+POLL_SECONDS = 3.0
 
 
 class DemoFailedError(PermanentError):
@@ -230,7 +230,7 @@ class _Watch:
         self._known: dict[tuple[str, str], SliceStates] = {}
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Look every two seconds.
+        """Look every few seconds.
 
         Raises:
             DemoFailedError: a run failed, or a part of the stack ended.

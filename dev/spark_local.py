@@ -50,6 +50,15 @@ SHORT_LIVED = {
     "spark.sql.adaptive.enabled": "false",
 }
 
+# For drivers whose queries have a few thousand rows at the most.
+SMALL_QUERIES = {
+    **SHORT_LIVED,
+    # Generated code takes longer to compile than a few thousand rows take without it: 10 s instead of 15 s of
+    # processor time for a small slice through all tables. The benchmarks and `make up` have it.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 
 def local_conf(home: Path, *, driver_memory_mb: int = 2048) -> dict[str, str]:
     """Settings of a driver on this machine, whether it serves Connect or one process.

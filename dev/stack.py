@@ -20,7 +20,7 @@ from dev.dagster_services import UI_PORT, DagsterServices, prepare_home
 from dev.processes import Child, ChildFailedError
 from dev.server import Server, Service
 from dev.spark_connect import SparkConnect
-from dev.spark_local import SHORT_LIVED, local_conf, write_conf_dir
+from dev.spark_local import SMALL_QUERIES, local_conf, write_conf_dir
 from dev.spark_local import environment as spark_environment
 from highwater import settings
 from highwater.errors import ConfigurationError
@@ -68,7 +68,7 @@ class Stack(Service):
         base = os.environ if base is None else base
         self.broker = None if base.get(settings.KAFKA_BOOTSTRAP) else EmbeddedBroker(self.home)
         named = base.get(settings.SPARK_REMOTE) or base.get(settings.SPARK_MASTER)
-        self.spark = None if named else SparkConnect(self.home, extra=SHORT_LIVED if short_lived else None)
+        self.spark = None if named else SparkConnect(self.home, extra=SMALL_QUERIES if short_lived else None)
         self._own_dagster_home = not base.get(DAGSTER_HOME)
         self.env = {**base, **self._variables(base, sensors=sensors), **(extra or {})}
         self.dagster = DagsterServices(self.home, self.env, ui_port=ui_port) if dagster else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dev.spark_local import SHORT_LIVED
+from dev.spark_local import SMALL_QUERIES
 from highwater import settings
 
 if TYPE_CHECKING:
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
     from tests.support import Bench
 
 TopicFactory = Callable[..., str]
-
-# For queries over a hundred rows Spark's generated code takes longer to compile than everything else: a slice through
-# all tables took 15 s of processor time with it, 10 s without. The demonstration and the benchmarks have it.
-SMALL_QUERIES = {
-    **SHORT_LIVED,
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
 
 
 @pytest.fixture(autouse=True, scope="session")

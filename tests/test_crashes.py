@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dev.processes import wait_until
+from dev.spark_local import SMALL_QUERIES
 from highwater import settings
-from tests.conftest import SMALL_QUERIES
 from tests.crash_support import PARTITIONS, TABLES, Deployment
 
 if TYPE_CHECKING:

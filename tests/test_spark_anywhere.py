@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dev.paths import REPOSITORY
-from dev.spark_local import environment, local_conf, write_conf_dir
+from dev.spark_local import SMALL_QUERIES, environment, local_conf, write_conf_dir
 from dev.spark_standalone import SparkStandalone
 from highwater import settings
 from resources.lake import Lake
-from tests.conftest import SMALL_QUERIES
 from tests.support import Message, customers, order_message, read_rows, read_topic, send
 
 if TYPE_CHECKING:
