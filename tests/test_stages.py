@@ -47,12 +47,12 @@ def test_raw_holds_every_record_of_the_topic_byte_by_byte(bench: Bench) -> None:
 def test_a_partition_that_holds_most_records_is_read_by_many_tasks(
     bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raw, "RECORDS_A_TASK", 100)
+    monkeypatch.setattr(raw, "LEAST_RECORDS_A_TASK", 100)
     bench.send(*[order_message(f"o{n}", 1, partition=0 if n % 10 else n // 10 % 2 + 1) for n in range(1000)])
     raw.materialise(bench.work(bench.plan(0, p0=(0, 900), p1=(0, 50), p2=(0, 50))))
     [application] = rest(spark_server, "applications")
     stages = rest(spark_server, f"applications/{application['id']}/stages")
-    assert max(stage["numTasks"] for stage in stages[:10]) >= 9
+    assert max(stage["numTasks"] for stage in stages[:10]) >= raw.TASKS_A_READ
     assert len(bench.rows("raw")) == 1000
     assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == 1
 
