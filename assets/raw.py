@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from assets.commit import Clock, Standing, commit_until_settled
 from assets.work import SliceReport, Work
 from highwater.errors import (
+    DependencyAwayError,
     HighwaterError,
     OffsetsExpiredError,
     TopicAbsentError,
@@ -25,11 +26,12 @@ from highwater.errors import (
 from highwater.plans import left_to_read, overtaken
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice, merge_ranges
+from resources.history import compare
 from resources.lake import create_table
-from resources.spark import delta_errors
+from resources.spark import DIVERGED, delta_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from highwater.plans import Generation
     from resources.kafka import TopicState
@@ -75,19 +77,66 @@ def materialise(work: Work) -> list[SliceReport]:
 
 def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) -> dict[str, str]:
     """Slices whose rows stay because Kafka cannot give them again, with the reason."""
-    kept: dict[str, str] = {}
     states: dict[str, TopicState | HighwaterError] = {}
     generations = {topic: work.ledger.generations(work.stream.name, topic) for topic in {s.topic for s in work.slices}}
+    problems: dict[str, HighwaterError] = {}
+    sound: list[Slice] = []
     for piece in left.values():
         if not piece.offsets:
             continue
         problem = _problem(piece, _state(work, piece.topic, states)) or _overtaken(piece, generations[piece.topic])
         if problem is None:
-            continue
-        if piece.key not in standing.proofs:
+            sound.append(piece)
+        else:
+            problems[piece.key] = problem
+    problems |= _replaced(work, sound, states)
+    for key, problem in problems.items():
+        if key not in standing.proofs:
             raise problem
-        kept[piece.key] = f"rows kept as they are: {problem}"
-    return kept
+    return {key: f"rows kept as they are: {problem}" for key, problem in problems.items()}
+
+
+def _replaced(
+    work: Work, slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]
+) -> dict[str, HighwaterError]:
+    """Slices under whose offsets other records stand than when they were planned (I16).
+
+    A log is replaced from some offset to its end, so of each partition only the slice that reaches farthest is asked.
+
+    Raises:
+        DependencyAwayError: Kafka holds a later epoch, and could not be asked what stands in it.
+    """
+    found: dict[str, HighwaterError] = {}
+    for topic in {piece.topic for piece in slices}:
+        state, mine = states[topic], [piece for piece in slices if piece.topic == topic]
+        if isinstance(state, HighwaterError):
+            continue
+        farthest = {p: piece.recorded[p] for piece in sorted(mine, key=_ordinal) for p, r in piece.ranges.items() if r}
+        history = compare(work.kafka, state, farthest)
+        if history.unsure:
+            raise DependencyAwayError(
+                f"{', '.join(piece.key for piece in mine)}: " + next(iter(history.unsure.values())),
+                remedy="see that every partition has a leader; it is tried again",
+            )
+        found.update({piece.key: error for piece in mine if (error := _diverged(piece, history.diverged)) is not None})
+    return found
+
+
+def _ordinal(piece: Slice) -> int:
+    return piece.ordinal
+
+
+def _diverged(piece: Slice, diverged: Mapping[int, int]) -> HighwaterError | None:
+    for partition, at in sorted(diverged.items()):
+        offsets = piece.ranges.get(partition)
+        if offsets is not None and len(offsets) and at < offsets.end:
+            return TopicTruncatedError(
+                f"{piece.key}: other records stand under planned offsets of {piece.topic} partition {partition}",
+                stored=f"[{offsets.start}, {offsets.end}) in leader epoch {piece.epochs.get(partition)}",
+                found=f"records of a later epoch from offset {at}",
+                remedy=f"highwater accept-divergence {piece.stream} lets the slice take what is left",
+            )
+    return None
 
 
 def _state(work: Work, topic: str, known: dict[str, TopicState | HighwaterError]) -> TopicState | HighwaterError:
@@ -214,7 +263,44 @@ def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
     for piece in slices:
         groups.setdefault((piece.topic, piece.generation), []).append(piece)
     frames = [_named(work, group, _topic_rows(work, group)) for group in groups.values()]
-    return reduce(Frame.unionByName, frames)
+    return _fenced(reduce(Frame.unionByName, frames), slices)
+
+
+def _fenced(rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+    """The rows, or an error in Spark when another record stands where the plan saw the last one of a partition.
+
+    The look before the read cannot see a log that is replaced, or a topic that is made anew, while it is read.
+    """
+    from pyspark.sql import functions as F
+
+    ordered = sorted(slices, key=_ordinal)
+    marks = {p: mark for piece in ordered for p, mark in piece.marks.items() if mark.offset in piece.ranges[p]}
+    if not marks:
+        return rows
+    at, expected = (
+        _literal_map({p: m.offset for p, m in marks.items()}),
+        _literal_map({p: m.digest for p, m in marks.items()}),
+    )
+    text = F.concat(F.lit(f"{DIVERGED}: partition "), "partition", F.lit(" offset "), "offset")
+    checked = F.when(_digest() == F.try_element_at(expected, F.col("partition")), F.col("value"))
+    marked = F.col("offset") == F.try_element_at(at, F.col("partition"))
+    return rows.withColumn("value", F.when(marked, checked.otherwise(F.raise_error(text))).otherwise(F.col("value")))
+
+
+def _literal_map(values: Mapping[int, int | str]) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.create_map(*[F.lit(part) for pair in values.items() for part in pair])
+
+
+def _digest() -> Column:
+    """`highwater.history.digest` as an expression of Spark."""
+    from pyspark.sql import functions as F
+
+    none, some = F.unhex(F.lit("00")), F.unhex(F.lit("01"))
+    key, value = (F.coalesce(F.concat(some, name), none) for name in ("key", "value"))
+    moment = F.unix_millis("timestamp").cast("string").cast("binary")
+    return F.sha2(F.concat(moment, key, value), 256)
 
 
 def _topic_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from highwater.history import Recorded
 from highwater.slices import OffsetRange, Slice
 
 
@@ -79,6 +80,13 @@ class Planned:
         """The ordinal of the next slice: never one that was used, in whatever generation."""
         following = 0 if self.last is None else self.last.ordinal + 1
         return max(following, self.generation.first_ordinal)
+
+    @property
+    def recorded(self) -> dict[int, Recorded]:
+        """For each partition what its past must still agree with; nothing before the generation's first slice."""
+        if self.last is None or self.last.generation != self.generation.number:
+            return {}
+        return self.last.recorded
 
     @property
     def undecided(self) -> frozenset[int]:

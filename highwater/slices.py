@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from highwater.errors import UnknownSliceError
+from highwater.history import Fingerprint, Recorded
 
 ORDINAL_DIGITS = 7
 _KEY = re.compile(r"(?P<topic>[A-Za-z0-9._-]{1,249})@(?P<ordinal>[0-9]{7,})")
@@ -77,8 +78,8 @@ class Slice:
 
     `generation` counts how often an operator accepted that the topic was recreated or truncated.
     `planned_at` is in UTC; `lag` counts the offsets that were left unplanned behind the slice then. `epochs` holds
-    the leader epoch of each partition as it was planned (KIP-320). Neither takes part in comparisons: they describe
-    the moment of planning, not the slice.
+    the leader epoch of each partition as it was planned (KIP-320), `marks` the last record before its end (I16). None
+    of them takes part in comparisons: they describe the moment of planning, not the slice.
     """
 
     stream: str
@@ -90,6 +91,7 @@ class Slice:
     planned_at: datetime
     lag: int | None = field(default=None, compare=False)
     epochs: Mapping[int, int] = field(default_factory=dict, compare=False)
+    marks: Mapping[int, Fingerprint] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> str:
@@ -100,6 +102,11 @@ class Slice:
     def offsets(self) -> int:
         """Offsets in the slice over all partitions: an upper bound of its records."""
         return sum(len(r) for r in self.ranges.values())
+
+    @property
+    def recorded(self) -> dict[int, Recorded]:
+        """For each partition what its past must still agree with."""
+        return {p: Recorded(r.end, self.epochs.get(p), self.marks.get(p)) for p, r in self.ranges.items()}
 
     def ranges_json(self) -> str:
         """The ranges as the ledger and the commits store them: `{"partition": [start, end]}`."""

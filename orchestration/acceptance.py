@@ -23,6 +23,7 @@ from highwater.errors import (
 from highwater.plans import Generation, Loss, Planned, left_to_read
 from highwater.slices import OffsetRange, Slice
 from orchestration.cutting import NOTHING, partition_errors
+from resources.history import compare
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -261,8 +262,21 @@ def accept_loss(
     now: datetime,
     partitions: Partitions = None,
     dry: bool = True,
+    divergence: bool = False,
 ) -> Acceptance:
     """Work out what an acceptance records, and record it unless the run is dry.
+
+    Args:
+        ledger: holds the plans, and takes the record.
+        kafka: is looked at.
+        stream: the declaration.
+        unread: tells which slices were never read.
+        by: who accepts.
+        now: the time, in UTC.
+        partitions: the only ones that are meant; None means all.
+        dry: record nothing.
+        divergence: whether it is accepted that history was replaced (I16); without it partitions in which other records
+            stand under planned offsets stay as they are.
 
     Raises:
         ConfigurationError: the topic was never planned, or single partitions of a recreated one are named.
@@ -279,7 +293,8 @@ def accept_loss(
     state = kafka.topic_state(stream.topic)
     recorded = ledger.losses(stream.name, stream.topic)
     left = [left_to_read(piece, recorded) for piece in unread(ledger.slices(stream.name, stream.topic))]
-    found = acceptance(stream, planned, state, left, by=by, now=now, partitions=partitions)
+    diverged = compare(kafka, state, planned.recorded).diverged if divergence else NOTHING
+    found = acceptance(stream, planned, state, left, by=by, now=now, partitions=partitions, diverged=diverged)
     if not dry and not found.nothing:
         _record(ledger, stream, found)
     return found

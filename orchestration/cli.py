@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,31 +183,60 @@ def slices(
     _print_table(["slice", "generation", "planned at (UTC)", "offsets", "ranges"], rows)
 
 
+def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What both commands of acceptance take."""
+    for option in (
+        _as_json,
+        click.option("--by", help="Who accepts it; goes into the record. Needed with --yes."),
+        click.option("--dry-run", "dry", is_flag=True, help="Only show what would be recorded; the default."),
+        click.option("--yes", "sure", is_flag=True, help="Record it. Without it only what would be recorded is shown."),
+        click.option(
+            "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one; repeatable."
+        ),
+        click.argument("stream"),
+    ):
+        command = option(command)
+    return command
+
+
 @main.command("accept-loss")
-@click.argument("stream")
-@click.option("--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one; repeatable.")
-@click.option("--yes", "sure", is_flag=True, help="Record it. Without it only what would be recorded is shown.")
-@click.option("--dry-run", "dry", is_flag=True, help="Only show what would be recorded; the default.")
-@click.option("--by", help="Who accepts the loss; goes into the record. Needed with --yes.")
-@_as_json
+@_acceptance_options
 @_deployment
-def accept_loss(
-    deployment: Deployment,
-    stream: str,
-    partitions: tuple[int, ...],
-    sure: bool,  # noqa: FBT001 - click's flags
-    dry: bool,  # noqa: FBT001
-    by: str | None,
-    as_json: bool,  # noqa: FBT001
-) -> None:
+def accept_loss(deployment: Deployment, /, **asked: Any) -> None:
     """Accept that offsets of STREAM's topic are gone, so that planning goes on behind them.
 
     Records the hole, and opens a new generation of a topic that was recreated or cut off.
     """
+    _accept(deployment, divergence=False, **asked)
+
+
+@main.command("accept-divergence")
+@_acceptance_options
+@_deployment
+def accept_divergence(deployment: Deployment, /, **asked: Any) -> None:
+    """Accept that other records stand under planned offsets of STREAM's topic than before.
+
+    An unclean leader election does that. Planning goes on where the log parts from what was planned, as a new
+    generation; rows of the old history that are in the lake stay, and are told apart by their generation.
+    """
+    _accept(deployment, divergence=True, **asked)
+
+
+def _accept(
+    deployment: Deployment,
+    *,
+    divergence: bool,
+    stream: str,
+    partitions: tuple[int, ...],
+    sure: bool,
+    dry: bool,
+    by: str | None,
+    as_json: bool,
+) -> None:
     if sure and dry:
         raise click.UsageError("--yes and --dry-run contradict each other")
     if sure and not by:
-        raise click.UsageError("--yes needs --by NAME: a loss is accepted by a person")
+        raise click.UsageError("--yes needs --by NAME: it is accepted by a person")
     from orchestration import acceptance
 
     declared = deployment.stream(stream)
@@ -220,6 +249,7 @@ def accept_loss(
         now=datetime.now(UTC),
         partitions=set(partitions) or None,
         dry=not sure,
+        divergence=divergence,
     )
     if as_json:
         _print_json({"stream": stream, "recorded": sure and not found.nothing, "lines": found.lines})

@@ -20,6 +20,7 @@ from highwater.errors import (
     TopicRecreatedError,
     TopicTruncatedError,
 )
+from highwater.history import SOUND, History
 from highwater.plans import Loss, Planned
 from highwater.slices import OffsetRange, Slice
 
@@ -51,9 +52,7 @@ class PlanResult:
     waiting: str | None = None
 
 
-def plan(
-    stream: Stream, planned: Planned, state: TopicState, now: datetime, diverged: Mapping[int, int] = NOTHING
-) -> PlanResult:
+def plan(stream: Stream, planned: Planned, state: TopicState, now: datetime, history: History = SOUND) -> PlanResult:
     """Cut slices from what is stable and not planned yet.
 
     A slice names every partition that has a position, those with nothing to read by an empty range: so the newest slice
@@ -65,14 +64,14 @@ def plan(
             may lie beyond the last stable offset seen here.
         state: what the topic holds.
         now: the time, in UTC.
-        diverged: partitions whose log was replaced before their planned end, with the offset where it was (I16).
+        history: how the topic's past compares with what was recorded of it (I16).
 
     Raises:
         TopicRecreatedError: the topic is not the one that was planned; nothing of it can be planned.
     """
     see_same_topic(stream, planned, state)
-    skipped = skipped_partitions(planned, state)
-    errors = partition_errors(stream, planned, state, diverged)
+    skipped = {**history.unsure, **skipped_partitions(planned, state)}
+    errors = partition_errors(stream, planned, state, history.diverged)
     losses = [_expired(planned, state, p, now) for p, error in errors.items() if _may_record(stream, error)]
     errors = {p: error for p, error in errors.items() if not _may_record(stream, error)}
     starts = positions(planned, state) | {loss.partition: loss.offsets.end for loss in losses}
@@ -171,7 +170,7 @@ def _diverged(stream: Stream, planned: Planned, partition: int, end: int, at: in
         found=f"that epoch now ends at offset {at}",
         remedy=(
             "an unclean leader election replaced acknowledged records; "
-            f"highwater accept-loss {stream.name} --partition {partition} goes on from there as a new generation"
+            f"highwater accept-divergence {stream.name} --partition {partition} goes on from there as a new generation"
         ),
     )
 
@@ -228,7 +227,9 @@ def _cut(
     rest = sum(left.values())
     # Clocks of two planners may differ, and pages of slices are read in the order of this time.
     planned_at = max(now, planned.last.planned_at) if planned.last else now
-    epochs = {p: seen.leader_epoch for p, seen in state.partitions.items() if seen.leader_epoch is not None}
+    # What was not looked at keeps the epoch that its plan was made in, or its divergence would be forgotten.
+    looked_at = {p: state.partitions[p].leader_epoch for p in ready}
+    epochs = _epochs_before(planned) | {p: epoch for p, epoch in looked_at.items() if epoch is not None}
     slices: list[Slice] = []
     while rest and len(slices) < limits.slices_a_tick and (not slices or rest >= limits.fewest_records):
         ordinal = planned.next_ordinal + len(slices)
@@ -246,11 +247,16 @@ def _cut(
                 planned_at=planned_at,
                 lag=rest,
                 epochs=epochs,
+                marks={p: was.mark for p, was in planned.recorded.items() if was.mark is not None},
             )
         )
         at = {p: offsets.end for p, offsets in ranges.items()}
         left = {p: waits - shares[p] for p, waits in left.items()}
     return slices
+
+
+def _epochs_before(planned: Planned) -> dict[int, int]:
+    return {p: was.epoch for p, was in planned.recorded.items() if was.epoch is not None}
 
 
 def fair_shares(left: Mapping[int, int], most: int, turn: int = 0) -> dict[int, int]:

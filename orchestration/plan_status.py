@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.declaration import Stream
 from highwater.errors import HighwaterError
+from highwater.history import SOUND, History
 from highwater.plans import Planned
 from orchestration.cutting import partition_errors, positions, see_same_topic, skipped_partitions
+from resources.history import compare
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -114,8 +116,9 @@ def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[
     errors: list[HighwaterError] = []
     try:
         state = kafka.topic_state(stream.topic)
-        partitions = _partitions(stream, planned, state)
-        errors = _errors(stream, planned, state)
+        history = compare(kafka, state, planned.recorded) if planned else SOUND
+        partitions = _partitions(stream, planned, state, history)
+        errors = _errors(stream, planned, state, history)
     except HighwaterError as error:
         errors.append(error)
     return StreamStatus(
@@ -129,14 +132,14 @@ def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[
     )
 
 
-def _partitions(stream: Stream, planned: Planned | None, state: TopicState) -> list[PartitionStatus]:
+def _partitions(stream: Stream, planned: Planned | None, state: TopicState, history: History) -> list[PartitionStatus]:
     """The partitions as they stand; those of another topic under the same name have no planned ends."""
     same = planned if planned is not None and planned.generation.topic_id == state.topic_id else None
     ends = positions(same, state) if same else {}
     trouble: dict[int, str] = {}
     if same:
-        trouble = {p: error.problem for p, error in partition_errors(stream, same, state).items()}
-        trouble |= skipped_partitions(same, state)
+        trouble = {p: error.problem for p, error in partition_errors(stream, same, state, history.diverged).items()}
+        trouble |= {**history.unsure, **skipped_partitions(same, state)}
     return [
         PartitionStatus(
             partition=p,
@@ -151,14 +154,14 @@ def _partitions(stream: Stream, planned: Planned | None, state: TopicState) -> l
     ]
 
 
-def _errors(stream: Stream, planned: Planned | None, state: TopicState) -> list[HighwaterError]:
+def _errors(stream: Stream, planned: Planned | None, state: TopicState, history: History) -> list[HighwaterError]:
     if planned is None:
         return []
     try:
         see_same_topic(stream, planned, state)
     except HighwaterError as error:
         return [error]
-    return list(partition_errors(stream, planned, state).values())
+    return list(partition_errors(stream, planned, state, history.diverged).values())
 
 
 def _shown(value: int | None) -> str:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from highwater.declaration import Start, Stream
 from highwater.errors import PermanentError, TemporaryError
+from highwater.history import Fingerprint
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import Slice
 from orchestration.cutting import PlanResult, plan, see_same_topic
+from resources.history import compare, fingerprints
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -133,13 +135,22 @@ class Planner:
                 planned = self._begun(stream, planned, state, now, dry=dry)
             if planned is None:
                 continue
-            result = plan(stream, planned, state, now)
-            if dry or self._stored(planned, result):
+            result = plan(stream, planned, state, now, compare(self._kafka, state, planned.recorded))
+            if dry or self._stored(planned, self._marked(state, result)):
                 return Tick(stream, result, state, _ends(planned, result), planned.generation)
         raise TemporaryError(
             f"stream {stream.name}: other planners were first {TRIES} times in a row",
             remedy="nothing to do: they planned the same topic, and the next tick looks again",
         )
+
+    def _marked(self, state: TopicState, result: PlanResult) -> PlanResult:
+        """The plan with the fingerprint of the last record of each range; where nothing is new the one before stays."""
+        marks: dict[int, Fingerprint] = {}
+        slices = []
+        for piece in result.slices:
+            marks = {**piece.marks, **marks, **fingerprints(self._kafka, state.topic, piece.ranges)}
+            slices.append(replace(piece, marks=marks))
+        return replace(result, slices=tuple(slices))
 
     def _stored(self, planned: Planned, result: PlanResult) -> bool:
         if not result.slices and not result.losses:

@@ -15,6 +15,7 @@ from sqlalchemy import and_, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from highwater.errors import HighwaterError, UnknownSliceError
+from highwater.history import Fingerprint
 from highwater.plans import Generation, Loss, Planned, starts_from_plain
 from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
 from resources import ledger_schema as schema
@@ -349,7 +350,10 @@ def _slice_row(piece: Slice) -> dict[str, Any]:
         "ranges": ranges_to_plain(piece.ranges),
         "planned_at": piece.planned_at,
         "lag": piece.lag,
-        "extra": {"epochs": {str(p): epoch for p, epoch in sorted(piece.epochs.items())}},
+        "extra": {
+            "epochs": {str(p): epoch for p, epoch in sorted(piece.epochs.items())},
+            "marks": {str(p): [mark.offset, mark.digest] for p, mark in sorted(piece.marks.items())},
+        },
     }
 
 
@@ -364,6 +368,7 @@ def _slice(row: Row[Any]) -> Slice:
         planned_at=row.planned_at,
         lag=row.lag,
         epochs={int(p): epoch for p, epoch in row.extra.get("epochs", {}).items()},
+        marks={int(p): Fingerprint(*mark) for p, mark in row.extra.get("marks", {}).items()},
     )
 
 

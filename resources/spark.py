@@ -12,7 +12,13 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from highwater.errors import DependencyAwayError, HighwaterError, OffsetsExpiredError, SupersededAttemptError
+from highwater.errors import (
+    DependencyAwayError,
+    HighwaterError,
+    OffsetsExpiredError,
+    SupersededAttemptError,
+    TopicTruncatedError,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +46,9 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# The message of raw's fence around its reads.
+DIVERGED = "HIGHWATER_DIVERGED"
+_DIVERGED = re.compile(r"HIGHWATER_DIVERGED: [a-z0-9 ]*")
 _SUPERSEDED = re.compile(r"HIGHWATER_SUPERSEDED[^\n]*")
 _CONFLICT = re.compile(r"Concurrent\w+Exception|DELTA_CONCURRENT_\w+|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED")
 _EXPIRED = re.compile(r"OffsetOutOfRange|data may have been lost|KAFKA_DATA_LOSS|Cannot fetch offset")
@@ -109,6 +118,12 @@ def translated(what: str, text: str) -> HighwaterError | None:
     if found := _SUPERSEDED.search(text):
         return SupersededAttemptError(
             f"another attempt at {what} was first", found=found.group(), remedy="nothing: its commit is taken over"
+        )
+    if found := _DIVERGED.search(text):
+        return TopicTruncatedError(
+            f"{what}: another record stands where the plan saw the last one",
+            found=found.group(),
+            remedy="highwater status names the partition; highwater accept-divergence goes on as a new generation",
         )
     if found := _CONFLICT.search(text):
         return SupersededAttemptError(

@@ -20,6 +20,7 @@ from highwater.errors import (
     TopicRecreatedError,
     TopicTruncatedError,
 )
+from highwater.history import History
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import OffsetRange, Slice
 from orchestration.acceptance import acceptance
@@ -205,7 +206,7 @@ def test_a_partition_that_is_gone_stops_alone() -> None:
 
 
 def test_replaced_records_stop_their_partition() -> None:
-    result = plan(STREAM, planned({0: 4, 1: 0}, ordinal=0), topic(led(0, 9), led(0, 2)), NOON, diverged={0: 3})
+    result = plan(STREAM, planned({0: 4, 1: 0}, ordinal=0), topic(led(0, 9), led(0, 2)), NOON, History({0: 3}))
     assert isinstance(result.errors[0], TopicTruncatedError)
     assert "ends at offset 3" in str(result.errors[0].found)
     assert result.slices[0].ranges[0] == OffsetRange(4, 4)

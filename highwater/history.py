@@ -1,0 +1,97 @@
+"""What was recorded of a partition's past, and whether what Kafka holds now still agrees with it (I16).
+
+What belongs here: the values and the judgement. What does not: reading Kafka (`resources.history`).
+
+A leader election that is not clean replaces acknowledged records under the same offsets and the same topic ID. Two
+things tell: each batch carries the leader epoch in which it was written (KIP-320), and nothing before a planned end was
+written in a later epoch than the one of the plan; and the last record before that end has a fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The last record that could be seen before a planned end.
+
+    Args:
+        offset: where it stands.
+        digest: SHA-256 of its timestamp, key and value, in hexadecimal.
+    """
+
+    offset: int
+    digest: str
+
+
+def digest(timestamp_ms: int, key: bytes | None, value: bytes | None) -> str:
+    """The digest of a record; `assets.raw` computes the same in Spark.
+
+    Args:
+        timestamp_ms: milliseconds since 1970 in UTC.
+        key: null and empty differ.
+        value: likewise.
+    """
+    return hashlib.sha256(str(timestamp_ms).encode() + _part(key) + _part(value)).hexdigest()
+
+
+def _part(content: bytes | None) -> bytes:
+    return b"\x00" if content is None else b"\x01" + content
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was recorded of a partition when offsets of it were planned.
+
+    Args:
+        end: the planned end.
+        epoch: the leader epoch then.
+        mark: the last record before the end; None if none could be seen.
+    """
+
+    end: int
+    epoch: int | None
+    mark: Fingerprint | None = None
+
+
+@dataclass(frozen=True)
+class SeenRecord:
+    """A record as Kafka gives it now."""
+
+    offset: int
+    digest: str
+    epoch: int | None
+
+
+@dataclass(frozen=True)
+class History:
+    """How what Kafka holds compares with what was recorded.
+
+    Args:
+        diverged: partitions whose records were replaced before the planned end, with the offset where that begins.
+        unsure: partitions that could not be compared now, with the reason.
+    """
+
+    diverged: Mapping[int, int] = field(default_factory=dict)
+    unsure: Mapping[int, str] = field(default_factory=dict)
+
+
+SOUND = History()
+
+
+def replaced(was: Recorded, now: Sequence[SeenRecord]) -> bool:
+    """Whether other records stand before the planned end than when it was planned.
+
+    A record that retention or compaction took is no divergence: then only an epoch that is too late tells.
+
+    Args:
+        was: what was recorded.
+        now: the records that can be seen from the mark, or the last one before the end where there is no mark.
+    """
+    mark = was.mark
+    if mark is not None and any(seen.offset == mark.offset and seen.digest != mark.digest for seen in now):
+        return True
+    return was.epoch is not None and any(seen.epoch is not None and seen.epoch > was.epoch for seen in now)

@@ -1,0 +1,114 @@
+"""Looking back into a topic: the last records before an end, and whether they are still those that were planned.
+
+What belongs here: reading single records at known places. What does not: the judgement (`highwater.history`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from highwater.errors import HighwaterError
+from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
+from highwater.slices import OffsetRange
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from resources.kafka import Kafka, PartitionState, TopicState
+
+# Markers, aborted and compacted records are passed over: so far back, in offsets, a record is looked for.
+MOST_BACK = 4096
+_STEP = 16
+# A sensor's tick shall end within seconds: longer than this no answer is waited for.
+LOOK_SECONDS = 3.0
+
+
+def fingerprints(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, Fingerprint]:
+    """The last record of each range; left out where none can be seen, or Kafka does not answer in time."""
+    try:
+        found = _last_records(kafka, topic, ranges)
+    except HighwaterError:
+        return {}  # the epoch tells as well; the next plan has a fingerprint again
+    return {p: Fingerprint(seen.offset, seen.digest) for p, seen in found.items()}
+
+
+def compare(kafka: Kafka, state: TopicState, recorded: Mapping[int, Recorded]) -> History:
+    """Hold what Kafka has now against what was recorded; costs nothing while no leader changed.
+
+    Args:
+        kafka: is read.
+        state: the topic as it was seen just now.
+        recorded: by partition.
+    """
+    suspect = {p: was for p, was in recorded.items() if _elected_since(was, state.partitions.get(p))}
+    if not suspect:
+        return History()
+    try:
+        now = _records_since(kafka, state, suspect)
+        diverged = {p: _beginning(kafka, state, p, was) for p, was in suspect.items() if replaced(was, now.get(p, ()))}
+    except HighwaterError as error:
+        reason = f"a leader was elected since the last plan, and its log could not be compared: {error.problem}"
+        return History(unsure=dict.fromkeys(suspect, reason))
+    return History(diverged=diverged)
+
+
+def _elected_since(was: Recorded, seen: PartitionState | None) -> bool:
+    if seen is None or seen.log_start is None or seen.last_stable is None or was.epoch is None:
+        return False
+    return seen.leader_epoch is not None and seen.leader_epoch != was.epoch and seen.log_start < was.end
+
+
+def _records_since(kafka: Kafka, state: TopicState, suspect: Mapping[int, Recorded]) -> dict[int, list[SeenRecord]]:
+    """For each partition the records from its mark to its planned end, or the last one where the mark is gone."""
+    marked, others = {}, {}
+    for p, was in suspect.items():
+        seen = state.partitions[p]
+        log_start = seen.log_start or 0
+        end = min(was.end, seen.last_stable or 0)
+        if was.mark is not None and log_start <= was.mark.offset < end:
+            marked[p] = OffsetRange(was.mark.offset, end)
+        else:
+            others[p] = OffsetRange(min(log_start, end), end)
+    found: dict[int, list[SeenRecord]] = {}
+    for message in kafka.read(state.topic, marked, seconds=LOOK_SECONDS):
+        found.setdefault(message.partition() or 0, []).append(_seen(message))
+    return found | {p: [last] for p, last in _last_records(kafka, state.topic, others).items()}
+
+
+def _last_records(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, SeenRecord]:
+    found: dict[int, SeenRecord] = {}
+    left, back = {p: offsets for p, offsets in ranges.items() if len(offsets)}, 1
+    while left and back <= MOST_BACK:
+        windows = {p: OffsetRange(max(offsets.start, offsets.end - back), offsets.end) for p, offsets in left.items()}
+        for message in kafka.read(topic, windows, seconds=LOOK_SECONDS):
+            found[message.partition() or 0] = _seen(message)  # in the order of offsets: the last one stays
+        left = {p: offsets for p, offsets in left.items() if p not in found and windows[p].start > offsets.start}
+        back *= _STEP
+    return found
+
+
+def _seen(message: Message) -> SeenRecord:
+    epoch = message.leader_epoch()
+    return SeenRecord(
+        offset=message.offset() or 0,
+        digest=digest(message.timestamp()[1], message.key(), message.value()),
+        epoch=epoch if epoch is not None and epoch >= 0 else None,
+    )
+
+
+def _beginning(kafka: Kafka, state: TopicState, partition: int, was: Recorded) -> int:
+    """The offset behind the last record that was written in the recorded epoch or before: a binary search."""
+    seen = state.partitions[partition]
+    low, high = seen.log_start or 0, min(was.end, seen.last_stable or 0)
+    end = high
+    while low < high:
+        middle = (low + high) // 2
+        first = next(kafka.read(state.topic, {partition: OffsetRange(middle, end)}, seconds=LOOK_SECONDS), None)
+        found = None if first is None else _seen(first)
+        if found is None or (found.epoch or 0) > (was.epoch or 0):
+            high = middle
+        else:
+            low = found.offset + 1
+    # Batches of old formats carry no epoch; then the record that differs is all that is known.
+    return low if low < end or was.mark is None else was.mark.offset

@@ -1,0 +1,235 @@
+"""What was read stays true (I16): replaced history is noticed, before a row of it is read as if it followed the old."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from assets import raw
+from dev.broker import EmbeddedCluster
+from dev.processes import wait_until
+from highwater.declaration import Limits
+from highwater.errors import TopicTruncatedError
+from highwater.history import Fingerprint, Recorded, SeenRecord, digest, replaced
+from orchestration.acceptance import accept_loss, never_read
+from orchestration.planning import Planner
+from resources.history import compare
+from tests.support import Bench, Message, make_bench, order_message, send
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+    from pyspark.sql import SparkSession
+
+    from dev.broker import EmbeddedBroker
+    from highwater.slices import Slice
+
+WAS = Recorded(end=10, epoch=3, mark=Fingerprint(9, "a"))
+
+
+def seen(offset: int, text: str, epoch: int | None) -> SeenRecord:
+    return SeenRecord(offset, text, epoch)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "expected"),
+    [
+        (WAS, [seen(9, "a", 3)], False),
+        (WAS, [seen(9, "b", 5)], True),
+        (WAS, [seen(9, "b", None)], True),  # an old format of batches carries no epoch
+        (WAS, [seen(9, "a", None)], False),
+        (WAS, [seen(7, "z", 2)], False),  # compaction took the marked one
+        (WAS, [seen(9, "a", 3), seen(9, "c", 5)], True),
+        (WAS, [], False),
+        (replace(WAS, mark=None), [seen(9, "b", 5)], True),
+        (replace(WAS, mark=None), [seen(9, "b", 3)], False),
+        (Recorded(10, None, None), [seen(9, "b", 5)], False),
+    ],
+)
+def test_another_record_or_a_later_epoch_tells(was: Recorded, now: list[SeenRecord], expected: bool) -> None:
+    assert replaced(was, now) is expected
+
+
+def test_a_digest_tells_null_from_empty_and_key_from_value() -> None:
+    contents = [(None, None), (b"", None), (None, b""), (b"", b""), (b"a", b"b"), (b"ab", b"")]
+    assert len({digest(1, *content) for content in contents}) == len(contents)
+    assert digest(1, b"a", b"b") != digest(2, b"a", b"b")
+
+
+# From here on against real brokers.
+
+
+@pytest.mark.slow
+def test_a_plan_keeps_the_last_record_of_each_range_and_raw_agrees_with_it(bench: Bench) -> None:
+    """Python and Spark compute the same digest, of a record with a null key or value too."""
+    bench.send(order_message("o1", 1), Message(b"k", None, 1), Message(None, b"v", 2))
+    [piece] = planned(bench)
+    assert {p: mark.offset for p, mark in piece.marks.items()} == {0: 0, 1: 0, 2: 0}
+    assert bench.ledger.get([piece.key])[0].marks == piece.marks
+    assert raw.materialise(bench.work(piece))[0].rows == 3
+
+
+@pytest.mark.slow
+def test_another_record_under_the_mark_is_not_read(bench: Bench) -> None:
+    """As a topic that is made anew while it is read would have it: the look before the read has seen nothing."""
+    bench.send(order_message("o1", 1), order_message("o1", 2))
+    [piece] = planned(bench)
+    other = replace(piece, marks={0: Fingerprint(1, digest(0, b"o1", b"other"))})
+    with pytest.raises(TopicTruncatedError, match="another record stands") as caught:
+        raw.materialise(bench.work(other))
+    assert "partition 0 offset 1" in str(caught.value.found)
+    assert bench.rows("raw") == []
+
+
+@pytest.mark.slow
+def test_a_mark_is_found_behind_markers_and_aborted_records(bench: Bench) -> None:
+    from confluent_kafka import Producer
+
+    bench.send(order_message("o1", 1))
+    producer = Producer({"bootstrap.servers": bench.bootstrap, "transactional.id": bench.stream.topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for number in range(40):
+        producer.produce(bench.stream.topic, value=b"%d" % number, partition=0)
+    producer.flush(30)
+    producer.abort_transaction(30)
+    wait_until(
+        lambda: bench.kafka.topic_state(bench.stream.topic).partitions[0].last_stable == 42, 30, "the abort's marker"
+    )
+    [piece] = planned(bench)
+    assert piece.ranges[0].end == 42
+    assert piece.marks[0].offset == 0
+
+
+def planned(bench: Bench) -> tuple[Slice, ...]:
+    stream = replace(bench.stream, limits=Limits(fewest_records=1))
+    return Planner(bench.ledger, bench.kafka).tick(stream, datetime.now(UTC)).slices
+
+
+TOPIC = "orders.diverging"
+LEADER, FOLLOWER, WITNESS = 0, 1, 2
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+    """Three brokers; the partition has its replicas on two of them, and the third keeps the controllers' quorum."""
+    with EmbeddedCluster(tmp_path / "cluster") as started:
+        yield started
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.timeout(600)
+def test_replaced_history_is_noticed_before_it_is_read(
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """End 200, after the unclean election 100, then 250: same topic, same ID, other records from offset 100."""
+    witness = cluster.brokers[WITNESS].bootstrap
+    make_topic(cluster)
+    bench = make_bench(TOPIC, cluster.bootstrap, spark, tmp_path)
+    old = [order_message("o1", n + 1) for n in range(200)]
+    send(cluster.bootstrap, TOPIC, old[:100])
+    cluster.brokers[FOLLOWER].kill()
+    wait_until(lambda: in_sync(witness) == [leader_id(cluster)], 60, "the follower leaving the in-sync replicas")
+    send(cluster.bootstrap, TOPIC, old[100:150])
+    [read] = planned(bench)
+    raw.materialise(bench.work(read))
+    send(cluster.bootstrap, TOPIC, old[150:])
+    [unread] = planned(bench)
+    cluster.brokers[LEADER].kill()
+    cluster.brokers[FOLLOWER].start()
+    wait_until(lambda: leader(witness) == cluster.brokers[FOLLOWER].node.id, 60, "the unclean election")
+    send(witness, TOPIC, [order_message("o2", n + 1) for n in range(150)])
+    assert bench.kafka.topic_state(TOPIC).partitions[0].last_stable == 250
+
+    tick = Planner(bench.ledger, bench.kafka).tick(bench.stream, datetime.now(UTC))
+    assert tick.slices == ()
+    error = tick.errors[0]
+    assert isinstance(error, TopicTruncatedError)
+    assert "planned to offset 200 in leader epoch" in str(error.stored)
+    assert "ends at offset 100" in str(error.found)
+    assert "highwater accept-divergence orders --partition 0" in error.remedy
+    with pytest.raises(TopicTruncatedError, match="other records stand"):
+        raw.materialise(bench.work(unread))
+    [again] = raw.materialise(bench.work(read))
+    assert "rows kept as they are" in str(again.note)
+
+    unread_now = never_read(bench.lake, bench.stream)
+    kept = accept_loss(bench.ledger, bench.kafka, bench.stream, unread_now, by="ann", now=datetime.now(UTC))
+    assert kept.nothing, "the command that accepts lost offsets does not accept replaced ones"
+    accept_loss(
+        bench.ledger,
+        bench.kafka,
+        bench.stream,
+        unread_now,
+        by="ann",
+        now=datetime.now(UTC),
+        dry=False,
+        divergence=True,
+    )
+    [after] = planned(bench)
+    assert (after.generation, after.ranges[0].start, after.ranges[0].end) == (1, 100, 250)
+    raw.materialise(bench.work(unread))
+    raw.materialise(bench.work(after))
+    rows = {(row["generation"], row["offset"]): row["value"] for row in bench.rows("raw")}
+    assert {place: value for place, value in rows.items() if place[0] == 0} == {
+        (0, n): old[n].value for n in range(150)
+    }, "the old history, as far as it was read"
+    assert sorted(place[1] for place in rows if place[0] == 1) == [*range(100, 250)]
+    [loss] = bench.ledger.losses("orders", TOPIC)
+    assert (loss.offsets.start, loss.offsets.end, loss.accepted_by) == (150, 200, "ann")
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_a_clean_election_is_no_divergence(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    from resources.kafka import Kafka
+
+    make_topic(cluster)
+    send(cluster.bootstrap, TOPIC, [order_message("o1", n + 1) for n in range(20)])
+    kafka = Kafka(cluster.bootstrap)
+    before = kafka.topic_state(TOPIC)
+    recorded = {0: Recorded(20, before.partitions[0].leader_epoch)}
+    cluster.brokers[LEADER].kill()
+    wait_until(
+        lambda: leader(cluster.brokers[WITNESS].bootstrap) == cluster.brokers[FOLLOWER].node.id, 60, "the election"
+    )
+    wait_until(lambda: kafka.topic_state(TOPIC).partitions[0].known, 30, "the new leader's offsets")
+    now = kafka.topic_state(TOPIC)
+    assert now.partitions[0].leader_epoch != recorded[0].epoch
+    assert compare(kafka, now, recorded).diverged == {}
+    assert compare(kafka, now, {0: Recorded(20, before.partitions[0].leader_epoch, Fingerprint(19, "x"))}).diverged
+
+
+def make_topic(cluster: EmbeddedCluster) -> None:
+    from confluent_kafka.admin import NewTopic
+
+    ids = [cluster.brokers[number].node.id for number in (LEADER, FOLLOWER)]
+    config = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    topic = NewTopic(TOPIC, replica_assignment=[ids], config=config)
+    admin(cluster.bootstrap).create_topics([topic])[TOPIC].result(30)
+    wait_until(lambda: sorted(in_sync(cluster.bootstrap)) == sorted(ids), 30, "both replicas")
+    assert leader(cluster.bootstrap) == leader_id(cluster)
+
+
+def leader_id(cluster: EmbeddedCluster) -> int:
+    broker: EmbeddedBroker = cluster.brokers[LEADER]
+    return broker.node.id
+
+
+def admin(bootstrap: str) -> AdminClient:
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+
+def in_sync(bootstrap: str) -> list[int]:
+    return list(admin(bootstrap).list_topics(TOPIC, timeout=10).topics[TOPIC].partitions[0].isrs)
+
+
+def leader(bootstrap: str) -> int:
+    return int(admin(bootstrap).list_topics(TOPIC, timeout=10).topics[TOPIC].partitions[0].leader)
