@@ -30,7 +30,7 @@ from dev.processes import signals_raise_interrupt
 from dev.script import Script
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.settings import HOME, Settings
-from resources.producer import Outcome, ReliableProducer, producer_properties
+from resources.producer import Outcome, Record, ReliableProducer, producer_properties
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -210,15 +210,9 @@ class _Writer:
         def report(outcome: Outcome) -> None:
             self._account.report(identity, *outcome[1:])
 
-        producer.send(
-            self._topic,
-            key=made.key,
-            value=made.value,
-            headers=made.headers,
-            partition=made.partition,
-            timestamp=int(time.time() * 1000) - made.backdated_ms if made.backdated_ms else None,
-            on_outcome=report,
-        )
+        backdated = int(time.time() * 1000) - made.backdated_ms if made.backdated_ms else None
+        record = Record(self._topic, made.key, made.value, made.headers, made.partition, backdated)
+        producer.send(record, str(identity), on_outcome=report)
 
     def _transaction(self, batch: Sequence[Intended]) -> None:
         """Write a batch in a transaction, and leave it open for a while."""

@@ -10,10 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from enum import Enum
+from itertools import count
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError
+from resources.delivery import End, end_of
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -27,6 +30,9 @@ TRANSACTION_TIMEOUT_MS = 60_000
 MOST_IN_FLIGHT = 5
 POLL_SECONDS = 0.1
 CLOSE_SECONDS = 60.0
+# So many ids an error's text names; `counts` has them all.
+NAMED = 20
+_TAKEN_BACK = "_PURGE_QUEUE"
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -45,6 +51,10 @@ class UndeliveredError(TemporaryError):
 
 class RecordRefusedError(PermanentError):
     """A record that the client refuses to send, for example because it is too large; it was not sent."""
+
+
+class KeyStoppedError(PermanentError):
+    """An earlier record of the same key failed for good, and the order of a key is kept; this record was not sent."""
 
 
 def producer_properties(
@@ -97,22 +107,52 @@ def _see_not_weakened(name: str, value: str, *, transactional: bool) -> None:
         )
 
 
+Sound = Callable[[str], bool]
+# For each property the values that do not weaken, and what another one would do.
+_RULES: Mapping[str, tuple[Sound, str]] = MappingProxyType(
+    {
+        "acks": (
+            lambda value: value in {"all", "-1"},
+            "a record would count as delivered before every in-sync replica has it",
+        ),
+        "enable.idempotence": (
+            lambda value: value == "true",
+            "a retry could write a record twice, or out of order",
+        ),
+        "max.in.flight.requests.per.connection": (
+            lambda value: _in(value, 1, MOST_IN_FLIGHT),
+            f"brokers keep the order of at most {MOST_IN_FLIGHT} requests in flight (KIP-185)",
+        ),
+        "queuing.strategy": (
+            lambda value: value == "fifo",
+            "a retry could overtake what was sent before it",
+        ),
+        "partitioner": (
+            lambda value: value == "murmur2_random",
+            "a key would go to another partition than Java's clients and this project's tools choose",
+        ),
+        "retries": (
+            lambda value: _in(value, 2**31 - 1, 2**31 - 1),
+            "attempts are bounded by delivery.timeout.ms alone (KIP-91), or a short outage uses them up",
+        ),
+        "delivery.timeout.ms": (
+            lambda value: _in(value, LEAST_DELIVERY_TIMEOUT_MS, 2**31 - 1),
+            f"below {LEAST_DELIVERY_TIMEOUT_MS} ms a restart of brokers may lose records (0 would never end)",
+        ),
+        "delivery.report.only.error": (
+            lambda value: value == "false",
+            "what is delivered could not be counted",
+        ),
+    }
+)
+
+
 def _weakness(name: str, value: str, *, transactional: bool) -> str | None:
     """Why a property would weaken the producer; None if it does not."""
-    low = value.strip().lower()
-    if name == "acks" and low not in {"all", "-1"}:
-        return "a record would count as delivered before every in-sync replica has it"
-    if name == "enable.idempotence" and low != "true":
-        return "a retry could write a record twice, or out of order"
-    if name == "max.in.flight.requests.per.connection" and not _in(low, 1, MOST_IN_FLIGHT):
-        return f"brokers keep the order of at most {MOST_IN_FLIGHT} requests in flight (KIP-185)"
-    if name == "retries" and not _in(low, 2**31 - 1, 2**31 - 1):
-        return "attempts are bounded by delivery.timeout.ms alone (KIP-91), or a short outage uses them up"
-    if name == "delivery.timeout.ms" and not transactional and not _in(low, LEAST_DELIVERY_TIMEOUT_MS, 2**31 - 1):
-        return f"below {LEAST_DELIVERY_TIMEOUT_MS} ms a restart of brokers may lose records (0 would never end)"
-    if name == "delivery.report.only.error" and low != "false":
-        return "what is delivered could not be counted"
-    return None
+    if name not in _RULES or (name == "delivery.timeout.ms" and transactional):
+        return None
+    sound, reason = _RULES[name]
+    return None if sound(value.strip().lower()) else reason
 
 
 def _in(text: str, least: int, most: int) -> bool:
@@ -133,18 +173,58 @@ class Outcome(NamedTuple):
     error: str | None = None
 
     @property
+    def end(self) -> End:
+        """Delivered, not delivered, or unknown."""
+        return end_of(self.error)
+
+    @property
     def delivered(self) -> bool:
         """Whether every in-sync replica has the record."""
         return self.error is None
 
 
+@dataclass(frozen=True)
+class Record:
+    """What is sent.
+
+    Args:
+        topic: the topic, which must exist.
+        key: the key; records of one key stay in order.
+        value: the value; None is a tombstone.
+        headers: in their order.
+        partition: a fixed partition; by the key if None.
+        timestamp: publish time in milliseconds since 1970; now if None.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    partition: int | None = None
+    timestamp: int | None = None
+
+
+class OnFailure(Enum):
+    """What happens to the later records of a key when one of them was not delivered, or perhaps not."""
+
+    STOP_KEY = "stop the key"
+    """Those that were not under way yet are taken back, and no more are taken; other keys go on."""
+    GO_ON = "go on"
+    """They are sent all the same, and the failure is reported."""
+
+
 @dataclass
 class Counts:
-    """How many records ended how, so far."""
+    """How many records ended how, so far; of those that were not delivered, which.
+
+    `sent` = `delivered` + `not delivered` + `unknown` + `outstanding`, at any time.
+    """
 
     sent: int = 0
     delivered: int = 0
     failed: Counter[str] = field(default_factory=Counter)
+    not_delivered: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
 
     @property
     def outstanding(self) -> int:
@@ -153,23 +233,54 @@ class Counts:
 
     def __str__(self) -> str:
         errors = "".join(f", {count:,} {name}" for name, count in sorted(self.failed.items()))
-        return f"{self.sent:,} sent: {self.delivered:,} delivered, {self.outstanding:,} outstanding{errors}"
+        ends = f", {len(self.unknown):,} of them unknown" if self.unknown else ""
+        return f"{self.sent:,} sent: {self.delivered:,} delivered, {self.outstanding:,} outstanding{errors}{ends}"
+
+
+OnOutcome = Callable[[Outcome], None]
+Key = tuple[str, bytes]
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A record under way, so that it can be taken back."""
+
+    number: int
+    record: Record
+    record_id: str
+    on_delivered: Callable[[str], None] | None
+    on_outcome: OnOutcome | None
+
+    @property
+    def key(self) -> Key | None:
+        """What its order is kept by; without a key there is no order."""
+        return None if self.record.key is None else (self.record.topic, self.record.key)
 
 
 class ReliableProducer:
-    """Sends records, waits instead of failing when its queue is full, and counts every delivery report.
+    """Sends records, waits instead of failing when its queue is full, and accounts for every one of them.
 
     Use it as a context manager, or call `close`, which is where a loss is told. It belongs to one thread.
 
     Args:
         properties: made by `producer_properties`.
+        on_failure: what happens to the later records of a key of which one failed for good.
     """
 
-    def __init__(self, properties: Mapping[str, str]) -> None:
+    def __init__(self, properties: Mapping[str, str], *, on_failure: OnFailure = OnFailure.STOP_KEY) -> None:
         from confluent_kafka import Producer
 
         self._client: Producer = Producer(dict(properties))
-        self._left: Counter[str] = Counter()
+        self._on_failure = on_failure
+        self._under_way: dict[int, _Sent] = {}
+        self._numbers = count()
+        self._take_back = False
+        self._taken_back: list[_Sent] = []
+        self._closing = False
+        self.stopped: dict[Key, str] = {}
+        """Topic and key of each stopped key, with the id of the record that failed."""
+        self.handed_back: dict[Key, list[str]] = {}
+        """For each stopped key the ids of its records that were not sent, in their order."""
         self.counts = Counts()
 
     @property
@@ -179,45 +290,61 @@ class ReliableProducer:
 
     def send(
         self,
-        topic: str,
+        record: Record,
+        record_id: str | None = None,
+        on_delivered: Callable[[str], None] | None = None,
         *,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers = (),
-        partition: int | None = None,
-        timestamp: int | None = None,
-        on_outcome: Callable[[Outcome], None] | None = None,
+        on_outcome: OnOutcome | None = None,
     ) -> None:
         """Hand a record over; waits while the queue is full.
 
         Args:
-            topic: the topic, which must exist.
-            key: the key; records of one key stay in order.
-            value: the value; None is a tombstone.
-            headers: in their order.
-            partition: a fixed partition; by the key if None.
-            timestamp: publish time in milliseconds since 1970; now if None.
-            on_outcome: called once with what became of the record, from `send`, `poll`, `flush` or `close`.
+            record: what is sent.
+            record_id: the caller's name of it, for its report; a number if None.
+            on_delivered: called with the id once every in-sync replica has the record, from `send`, `poll`, `flush` or
+                `close`. Acknowledge upstream only then.
+            on_outcome: called once with what became of the record, whatever it was.
 
         Raises:
             RecordRefusedError: the client would never send it, for example because it is too large.
+            KeyStoppedError: an earlier record of its key failed; this one was not sent.
             UndeliveredError: the producer cannot send any more at all.
         """
-        fixed: dict[str, Any] = {"partition": partition, "timestamp": timestamp}
+        number = next(self._numbers)
+        sent = _Sent(number, record, str(number) if record_id is None else record_id, on_delivered, on_outcome)
+        self._see_not_stopped(sent)
+        self._produce(sent)
+        self.counts.sent += 1
+        self.poll()
+
+    def _see_not_stopped(self, sent: _Sent) -> None:
+        if sent.key is not None and sent.key in self.stopped:
+            raise KeyStoppedError(
+                f"records of key {sent.key[1]!r} of {sent.key[0]} are stopped: {sent.record_id} was not sent",
+                found=f"record {self.stopped[sent.key]} of it failed",
+                remedy="settle that record and those in `handed_back`, then send them in order with a new producer",
+            )
+
+    def _produce(self, sent: _Sent) -> None:
+        record = sent.record
+        fixed: dict[str, Any] = {"partition": record.partition, "timestamp": record.timestamp}
         fixed = {name: value for name, value in fixed.items() if value is not None}
 
         def report(error: KafkaError | None, message: Message) -> None:
-            self._count(topic, _outcome(topic, error, message), on_outcome)
+            self._reported(sent, _outcome(record.topic, error, message))
 
         self._when_room(
-            topic,
+            record.topic,
             lambda: self._client.produce(
-                topic, value=value, key=key, headers=list(headers), on_delivery=report, **fixed
+                record.topic,
+                value=record.value,
+                key=record.key,
+                headers=list(record.headers),
+                on_delivery=report,
+                **fixed,
             ),
         )
-        self.counts.sent += 1
-        self._left[topic] += 1
-        self._client.poll(0)
+        self._under_way[sent.number] = sent
 
     def _when_room(self, topic: str, produce: Callable[[], None]) -> None:
         from confluent_kafka import KafkaException
@@ -231,44 +358,95 @@ class ReliableProducer:
             except KafkaException as error:
                 raise _refusal(topic, error.args[0], self.counts) from error
 
-    def _count(self, topic: str, outcome: Outcome, on_outcome: Callable[[Outcome], None] | None) -> None:
-        self._left[topic] -= 1
+    def _reported(self, sent: _Sent, outcome: Outcome) -> None:
+        self._under_way.pop(sent.number, None)
+        if outcome.error == _TAKEN_BACK and not self._closing:
+            self._taken_back.append(sent)  # `_go_on_without` sends it again, or hands it back
+            return
+        self._settle(sent, outcome)
+        keeps_order = self._on_failure is OnFailure.STOP_KEY and not self._closing
+        if outcome.end is not End.DELIVERED and keeps_order and sent.key is not None:
+            self.stopped.setdefault(sent.key, sent.record_id)
+            self._take_back = True
+
+    def _settle(self, sent: _Sent, outcome: Outcome) -> None:
         if outcome.error is None:
             self.counts.delivered += 1
+            if sent.on_delivered is not None:
+                sent.on_delivered(sent.record_id)
         else:
             self.counts.failed[outcome.error] += 1
-        if on_outcome is not None:
-            on_outcome(outcome)
+            ids = self.counts.not_delivered if outcome.end is End.NOT_DELIVERED else self.counts.unknown
+            ids.append(sent.record_id)
+        if sent.on_outcome is not None:
+            sent.on_outcome(outcome)
+
+    def _go_on_without(self) -> None:
+        """Take back what was not under way yet, keep what belongs to stopped keys, and send the rest as it was."""
+        while self._take_back or self._taken_back:
+            self._take_back = False
+            # What is in a request already ends by itself; a record of a stopped key among that may still be written.
+            self._client.purge(in_queue=True, in_flight=False, blocking=True)
+            self._client.poll(0)
+            taken, self._taken_back = sorted(self._taken_back, key=_number), []
+            for sent in taken:
+                if sent.key is not None and sent.key in self.stopped:
+                    self.handed_back.setdefault(sent.key, []).append(sent.record_id)
+                    self._settle(sent, Outcome(sent.record.topic, -1, -1, -1, _TAKEN_BACK))
+                else:
+                    self._produce(sent)
 
     def poll(self, seconds: float = 0) -> None:
         """Take in delivery reports that have come, waiting so long at the most for the first one."""
         self._client.poll(seconds)
+        if self._take_back or self._taken_back:
+            self._go_on_without()
 
     def flush(self, seconds: float = CLOSE_SECONDS) -> int:
         """Wait so long at the most until every record has its report; returns how many have none."""
         deadline = time.monotonic() + seconds
         while self.counts.outstanding and time.monotonic() < deadline:
             self._client.flush(min(1.0, max(0.0, deadline - time.monotonic())))
+            self.poll()
         return self.counts.outstanding
 
     def close(self, seconds: float = CLOSE_SECONDS) -> Counts:
         """Wait so long at the most for the rest; returns the counts when every record was delivered.
 
+        Nothing is left in a queue afterwards: what was not sent by then is not delivered, what was in a request is
+        unknown.
+
         Raises:
-            UndeliveredError: records were not delivered, or have no report yet; the text names them by topic and fault.
+            UndeliveredError: records were not delivered, or their end is unknown; the text names them.
         """
         self.flush(seconds)
-        if self.counts.outstanding or self.counts.failed:
-            raise self._undelivered(seconds)
+        late = self._give_up()
+        if self.counts.failed:
+            raise self._undelivered(seconds, late)
         return self.counts
 
-    def _undelivered(self, seconds: float) -> UndeliveredError:
-        left = ", ".join(f"{count:,} of {topic}" for topic, count in sorted(self._left.items()) if count)
+    def _give_up(self) -> Counter[str]:
+        """End what is still outstanding; returns how many of each topic that was."""
+        late = Counter(sent.record.topic for sent in self._under_way.values())
+        if late:
+            self._closing = True  # nothing more is sent: what is taken out of the queue is not delivered
+            self._client.purge(in_queue=True, in_flight=True, blocking=True)
+            deadline = time.monotonic() + CLOSE_SECONDS
+            while self.counts.outstanding and time.monotonic() < deadline:
+                self._client.poll(POLL_SECONDS)
+        return late
+
+    def _undelivered(self, seconds: float, late: Counter[str]) -> UndeliveredError:
+        left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
         waited = f"; without a report after {seconds:g} s: {left}" if left else ""
+        ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", self.counts.unknown)
         return UndeliveredError(
             "not every record was delivered",
-            found=f"{self.counts}{waited}",
-            remedy="see that the brokers answer and the topics exist, then send these records again",
+            found=f"{self.counts}{waited}{ids}",
+            remedy=(
+                "see that the brokers answer and the topics exist, then send again those that were not delivered; "
+                "look for those that are unknown in the topic first, or they may come twice"
+            ),
         )
 
     def __enter__(self) -> Self:
@@ -282,8 +460,20 @@ class ReliableProducer:
             return
         # The caller's own error goes on; what it left undelivered is told beside it.
         self.flush(POLL_SECONDS)
-        if self.counts.outstanding or self.counts.failed:
-            error.add_note(str(self._undelivered(POLL_SECONDS)))
+        late = self._give_up()
+        if self.counts.failed:
+            error.add_note(str(self._undelivered(POLL_SECONDS, late)))
+
+
+def _number(sent: _Sent) -> int:
+    return sent.number
+
+
+def _named(end: str, ids: Sequence[str]) -> str:
+    if not ids:
+        return ""
+    more = f" and {len(ids) - NAMED:,} more" if len(ids) > NAMED else ""
+    return f"; {end}: {', '.join(ids[:NAMED])}{more}"
 
 
 def _outcome(topic: str, error: KafkaError | None, message: Message) -> Outcome:

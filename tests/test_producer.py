@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from highwater.errors import ConfigurationError
+from resources import delivery
+from resources.delivery import End, Kind, end_of, kind_of
 from resources.producer import (
+    KeyStoppedError,
+    OnFailure,
     Outcome,
+    Record,
     RecordRefusedError,
     ReliableProducer,
     UndeliveredError,
@@ -63,6 +68,8 @@ def test_a_transactional_producer_waits_no_longer_than_its_transaction() -> None
         ("message.timeout.ms", "5000"),
         ("delivery.timeout.ms", "0"),
         ("delivery.report.only.error", "true"),
+        ("queuing.strategy", "lifo"),
+        ("partitioner", "consistent_random"),
     ],
 )
 def test_a_property_that_weakens_is_refused_with_its_value_and_a_reason(name: str, value: str) -> None:
@@ -86,9 +93,74 @@ def test_a_property_that_does_not_weaken_is_taken_under_one_name(name: str, valu
 def test_outstanding_records_are_named_when_nobody_answers(nobody: str) -> None:
     producer = ReliableProducer(producer_properties(nobody))
     for n in range(3):
-        producer.send("orders", key=b"k", value=str(n).encode())
-    with pytest.raises(UndeliveredError, match=r"3 outstanding; without a report after 0.2 s: 3 of orders"):
+        producer.send(Record("orders", b"k", str(n).encode()))
+    with pytest.raises(UndeliveredError, match=r"without a report after 0.2 s: 3 of orders; not delivered: 0, 1, 2"):
         producer.close(0.2)
+
+
+def test_close_leaves_nothing_in_a_queue_and_every_record_has_an_end(nobody: str) -> None:
+    producer = ReliableProducer(producer_properties(nobody))
+    ends: list[End] = []
+    for n in range(3):
+        producer.send(Record("orders", b"k", b"v"), f"id-{n}", on_outcome=lambda outcome: ends.append(outcome.end))
+    with pytest.raises(UndeliveredError, match="not delivered: id-0, id-1, id-2"):
+        producer.close(0.1)
+    counts = producer.counts
+    assert (counts.sent, counts.delivered, counts.outstanding) == (3, 0, 0)
+    assert (counts.not_delivered, counts.unknown) == (["id-0", "id-1", "id-2"], [])
+    assert ends == [End.NOT_DELIVERED] * 3
+    assert len(producer.client) == 0
+
+
+def test_a_record_that_ran_out_of_time_is_unknown_and_stops_its_key(nobody: str) -> None:
+    """It may have been written by an attempt whose answer was lost; sent again blindly it could come twice."""
+    producer = ReliableProducer(producer_properties(nobody) | {"delivery.timeout.ms": "500"})
+    producer.send(Record("orders", b"k", b"v"), "first")
+    producer.flush(20)
+    assert producer.counts.unknown == ["first"]
+    assert producer.stopped == {("orders", b"k"): "first"}
+    with pytest.raises(KeyStoppedError, match="record first of it failed"):
+        producer.send(Record("orders", b"k", b"v"), "second")
+    producer.send(Record("orders", b"other", b"v"), "third")
+    assert producer.counts.sent == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "end"),
+    [
+        ("MSG_SIZE_TOO_LARGE", Kind.LOCAL, End.NOT_DELIVERED),
+        ("_PURGE_QUEUE", Kind.LOCAL, End.NOT_DELIVERED),
+        ("INVALID_MSG", Kind.PERMANENT, End.NOT_DELIVERED),
+        ("INVALID_REQUIRED_ACKS", Kind.PERMANENT, End.NOT_DELIVERED),
+        ("RECORD_LIST_TOO_LARGE", Kind.PERMANENT, End.NOT_DELIVERED),
+        ("UNKNOWN_TOPIC_OR_PART", Kind.PERMANENT, End.NOT_DELIVERED),
+        ("TOPIC_AUTHORIZATION_FAILED", Kind.PERMANENT, End.NOT_DELIVERED),
+        ("CLUSTER_AUTHORIZATION_FAILED", Kind.PERMANENT, End.NOT_DELIVERED),
+        ("LEADER_NOT_AVAILABLE", Kind.TEMPORARY, End.UNKNOWN),
+        ("NOT_ENOUGH_REPLICAS", Kind.TEMPORARY, End.UNKNOWN),
+        ("NOT_ENOUGH_REPLICAS_AFTER_APPEND", Kind.UNCERTAIN, End.UNKNOWN),
+        ("_MSG_TIMED_OUT", Kind.UNCERTAIN, End.UNKNOWN),
+        ("_PURGE_INFLIGHT", Kind.UNCERTAIN, End.UNKNOWN),
+        ("_FENCED", Kind.FATAL, End.UNKNOWN),
+        ("_FATAL", Kind.FATAL, End.UNKNOWN),
+        ("OUT_OF_ORDER_SEQUENCE_NUMBER", Kind.FATAL, End.UNKNOWN),
+        ("A_CODE_OF_THE_FUTURE", Kind.UNCERTAIN, End.UNKNOWN),
+    ],
+)
+def test_what_an_error_says_of_a_record(error: str, kind: Kind, end: End) -> None:
+    assert kind_of(error) is kind
+    assert end_of(error) is end
+
+
+def test_every_name_in_the_table_is_one_that_the_client_can_give() -> None:
+    """A misspelled name would be classed as uncertain, in silence."""
+    from confluent_kafka import KafkaError
+
+    numbers = {value for name, value in vars(KafkaError).items() if isinstance(value, int)}
+    given = {KafkaError(number).name() for number in numbers} | {KafkaError(number).name() for number in range(130)}
+    assert set().union(*delivery.KINDS.values()) <= given
+    names = [name for names in delivery.KINDS.values() for name in names]
+    assert len(names) == len(set(names)), "a name has two kinds"
 
 
 def test_a_full_queue_waits_for_room_instead_of_failing(nobody: str) -> None:
@@ -97,7 +169,7 @@ def test_a_full_queue_waits_for_room_instead_of_failing(nobody: str) -> None:
     outcomes: list[Outcome] = []
     producer = ReliableProducer(found)
     for n in range(5):
-        producer.send("orders", key=None, value=str(n).encode(), on_outcome=outcomes.append)
+        producer.send(Record("orders", None, str(n).encode()), on_outcome=outcomes.append)
     with pytest.raises(UndeliveredError, match="5 sent: 0 delivered, 0 outstanding, 5 _MSG_TIMED_OUT"):
         producer.close(20)
     assert [o.error for o in outcomes] == ["_MSG_TIMED_OUT"] * 5
@@ -106,14 +178,14 @@ def test_a_full_queue_waits_for_room_instead_of_failing(nobody: str) -> None:
 def test_a_record_that_is_too_large_is_refused_at_once_and_not_counted(nobody: str) -> None:
     producer = ReliableProducer(producer_properties(nobody, {"message.max.bytes": "2000"}))
     with pytest.raises(RecordRefusedError, match="MSG_SIZE_TOO_LARGE"):
-        producer.send("orders", key=None, value=b"x" * 5000)
+        producer.send(Record("orders", None, b"x" * 5000))
     assert producer.counts.sent == 0
 
 
 def test_an_error_of_the_caller_is_not_hidden_by_what_is_left(nobody: str) -> None:
     def work() -> None:
         with ReliableProducer(producer_properties(nobody)) as producer:
-            producer.send("orders", key=None, value=b"x")
+            producer.send(Record("orders", None, b"x"))
             raise RuntimeError("of the caller")
 
     with pytest.raises(RuntimeError, match="of the caller") as seen:
@@ -146,7 +218,7 @@ def test_every_record_is_delivered_once_and_counted_through_a_queue_of_ten(boots
     properties = producer_properties(bootstrap, {"queue.buffering.max.messages": "10"})
     with ReliableProducer(properties) as producer:
         for n in range(500):
-            producer.send(name, key=b"k", value=b"%d" % n, headers=[("n", None)], on_outcome=outcomes.append)
+            producer.send(Record(name, b"k", b"%d" % n, headers=[("n", None)]), on_outcome=outcomes.append)
     assert held(bootstrap, name) == [(b"k", b"%d" % n) for n in range(500)]
     assert [o.offset for o in outcomes] == list(range(500))
     assert all(o.delivered and o.topic == name and o.timestamp > 0 for o in outcomes)
@@ -159,7 +231,7 @@ def test_a_record_keeps_the_partition_and_the_time_that_are_asked_for(bootstrap:
     name = topic(partitions=3)
     outcomes: list[Outcome] = []
     with ReliableProducer(producer_properties(bootstrap)) as producer:
-        producer.send(name, key=None, value=b"v", partition=2, timestamp=1_000_000, on_outcome=outcomes.append)
+        producer.send(Record(name, None, b"v", partition=2, timestamp=1_000_000), on_outcome=outcomes.append)
     assert outcomes == [Outcome(name, 2, 0, 1_000_000)]
 
 
@@ -170,11 +242,66 @@ def test_an_absent_topic_is_not_created_and_its_records_are_told(auto_creating: 
 
     properties = producer_properties(auto_creating.bootstrap) | {"topic.metadata.propagation.max.ms": "1000"}
     producer = ReliableProducer(properties)
-    producer.send("nowhere", key=None, value=b"v")
+    producer.send(Record("nowhere", None, b"v"))
     with pytest.raises(UndeliveredError, match=r"1 sent: 0 delivered, 0 outstanding, 1 _?UNKNOWN_TOPIC"):
         producer.close(30)
     admin = AdminClient({"bootstrap.servers": auto_creating.bootstrap})
     assert "nowhere" not in admin.list_topics(timeout=10).topics
+
+
+REFUSED = 200
+"""The record that the broker finds too large; it goes through the client, which allows more."""
+
+
+def send_with_one_too_large(
+    bootstrap: str, name: str, policy: OnFailure
+) -> tuple[ReliableProducer, list[str], list[str]]:
+    """400 records of 4 keys; returns the producer, the ids that were ticked, and those that were not taken."""
+    ticked: list[str] = []
+    refused: list[str] = []
+    properties = producer_properties(bootstrap, {"message.max.bytes": "4000000", "linger.ms": "0"})
+    producer = ReliableProducer(properties, on_failure=policy)
+    for n in range(400):
+        value = b"x" * 2_000_000 if n == REFUSED else b"%d" % n
+        try:
+            producer.send(Record(name, b"k%d" % (n % 4), value, partition=0), str(n), ticked.append)
+        except KeyStoppedError:
+            refused.append(str(n))
+    producer.flush(60)
+    return producer, ticked, refused
+
+
+@pytest.mark.slow
+def test_a_record_that_fails_for_good_stops_its_key_and_no_other(bootstrap: str, topic: TopicFactory) -> None:
+    name = topic(partitions=1)
+    producer, ticked, refused = send_with_one_too_large(bootstrap, name, OnFailure.STOP_KEY)
+    assert producer.counts.not_delivered[0] == str(REFUSED)
+    assert producer.counts.unknown == []
+    assert set(producer.stopped) == {(name, b"k0")}
+    values = [value.decode() for _, value in held(bootstrap, name) if value]
+    assert sorted(ticked) == sorted(values), "ticked is what stands in the topic, each once"
+    for key in (1, 2, 3):
+        assert [int(v) for v in values if int(v) % 4 == key] == [*range(key, 400, 4)], "other keys: all, in order"
+    ours = [int(v) for v in values if int(v) % 4 == 0]
+    assert ours == sorted(ours)
+    assert ours[: REFUSED // 4] == [*range(0, REFUSED, 4)]
+    back = [int(i) for i in producer.handed_back.get((name, b"k0"), [])]
+    assert back == sorted(back), "in their order"
+    later = {*range(REFUSED + 4, 400, 4)}
+    assert later == {*back} | {int(i) for i in refused} | ({*ours} & later), "none is forgotten"
+    assert len(ticked) + len(producer.counts.not_delivered) + len(refused) == 400
+
+
+@pytest.mark.slow
+def test_the_policy_to_go_on_sends_the_rest_and_reports_the_one(bootstrap: str, topic: TopicFactory) -> None:
+    name = topic(partitions=1)
+    producer, ticked, refused = send_with_one_too_large(bootstrap, name, OnFailure.GO_ON)
+    assert refused == []
+    assert producer.counts.not_delivered == [str(REFUSED)]
+    assert [value.decode() for _, value in held(bootstrap, name) if value] == [
+        str(n) for n in range(400) if n != REFUSED
+    ]
+    assert sorted(ticked, key=int) == [str(n) for n in range(400) if n != REFUSED]
 
 
 @pytest.mark.slow
@@ -193,6 +320,6 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_record_and_doubles_none
                     broker.kill()
                 if n == 1200:
                     broker.start()
-                producer.send("t", key=None, value=b"%d" % n, partition=0)
+                producer.send(Record("t", None, b"%d" % n, partition=0))
         assert producer.counts.delivered == 3000
         assert [value for _, value in held(broker.bootstrap, "t")] == [b"%d" % n for n in range(3000)]

@@ -1,0 +1,86 @@
+"""How the delivery of a record can end, and what each of Kafka's errors says of it.
+
+What belongs here: the table of errors. What does not: sending (`resources.producer`).
+
+`KafkaError.retriable()` cannot tell temporary from permanent: it is false for NOT_ENOUGH_REPLICAS, LEADER_NOT_AVAILABLE
+and `_MSG_TIMED_OUT`. Sources: Kafka's protocol guide (error codes), librdkafka's rdkafka.h and INTRODUCTION.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+
+
+class End(Enum):
+    """What became of a record."""
+
+    DELIVERED = "delivered"
+    NOT_DELIVERED = "not delivered"
+    """No broker has it, for sure: sending it again cannot double it."""
+    UNKNOWN = "unknown"
+    """A broker may have it: sending it again may double it, not sending it may lose it."""
+
+
+class Kind(Enum):
+    """What helps against an error."""
+
+    LOCAL = "local"
+    """The client refused the record before it was sent."""
+    PERMANENT = "permanent"
+    """The broker refused it, and would again."""
+    TEMPORARY = "temporary"
+    """Waiting helps; librdkafka tries again by itself until the delivery times out."""
+    FATAL = "fatal"
+    """The producer can send nothing more; a new one is needed."""
+    UNCERTAIN = "uncertain"
+    """The producer gave up without an answer."""
+
+
+KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
+    {
+        Kind.LOCAL: frozenset(
+            {"MSG_SIZE_TOO_LARGE", "_BAD_MSG", "_INVALID_ARG", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "_PURGE_QUEUE"}
+            | {"_KEY_SERIALIZATION", "_VALUE_SERIALIZATION", "_QUEUE_FULL", "_STATE"}
+        ),
+        Kind.PERMANENT: frozenset(
+            {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD"}
+            | {"UNKNOWN_TOPIC_OR_PART", "TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
+            | {"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "UNSUPPORTED_COMPRESSION_TYPE", "INVALID_TIMESTAMP"}
+            | {"UNSUPPORTED_FOR_MESSAGE_FORMAT", "POLICY_VIOLATION", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION"}
+        ),
+        Kind.TEMPORARY: frozenset(
+            {"LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE"}
+            | {"NOT_ENOUGH_REPLICAS", "NETWORK_EXCEPTION", "KAFKA_STORAGE_ERROR", "FENCED_LEADER_EPOCH"}
+            | {"UNKNOWN_LEADER_EPOCH", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"}
+            | {"CONCURRENT_TRANSACTIONS", "THROTTLING_QUOTA_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RETRY"}
+            | {"_RESOLVE", "_WAIT_COORD", "_TIMED_OUT_QUEUE"}
+        ),
+        Kind.FATAL: frozenset(
+            {"_FATAL", "_FENCED", "_GAPLESS_GUARANTEE", "_INCONSISTENT", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"}
+            | {"OUT_OF_ORDER_SEQUENCE_NUMBER", "UNKNOWN_PRODUCER_ID", "INVALID_PRODUCER_ID_MAPPING"}
+            | {"UNSUPPORTED_VERSION", "INVALID_TXN_STATE"}
+        ),
+        Kind.UNCERTAIN: frozenset(
+            {"_MSG_TIMED_OUT", "_PURGE_INFLIGHT", "_TIMED_OUT", "REQUEST_TIMED_OUT", "_DESTROY", "_INTR"}
+            | {"NOT_ENOUGH_REPLICAS_AFTER_APPEND", "DUPLICATE_SEQUENCE_NUMBER", "UNKNOWN"}
+        ),
+    }
+)
+
+
+def kind_of(error: str) -> Kind:
+    """What helps against an error, by librdkafka's name of it; one that is not in the table is uncertain."""
+    return next((kind for kind, names in KINDS.items() if error in names), Kind.UNCERTAIN)
+
+
+def end_of(error: str | None) -> End:
+    """How a record ended whose delivery report carries an error, None for none.
+
+    Only a refusal is sure. An error that is temporary in itself comes as a record's last word when time ran out, and an
+    attempt before it may have been written.
+    """
+    if error is None:
+        return End.DELIVERED
+    return End.NOT_DELIVERED if kind_of(error) in {Kind.LOCAL, Kind.PERMANENT} else End.UNKNOWN
