@@ -1,0 +1,177 @@
+"""An outbox: records are stored first, sent then, and ticked when every in-sync replica has them.
+
+What belongs here: keeping the records, and finding out after a crash which of them arrived. What does not: sending
+(`resources.producer`).
+
+A process that is killed leaves records whose end nobody knows. They are not sent again blindly: each carries its id in
+a header, so the topic is read from where the outbox began to send, and what stands there is ticked.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from highwater.slices import OffsetRange
+from resources.producer import Outcome, Record, ReliableProducer
+
+if TYPE_CHECKING:
+    from resources.kafka import Kafka
+
+ID_HEADER = "highwater.outbox.id"
+# So many ticks are written together; a crash between costs nothing, the topic tells.
+TICKS = 500
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS outbox (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, topic TEXT NOT NULL, key BLOB, value BLOB, headers TEXT,
+    fixed INTEGER, time INTEGER, partition INTEGER, "offset" INTEGER
+);
+CREATE INDEX IF NOT EXISTS waiting ON outbox (number) WHERE "offset" IS NULL;
+CREATE TABLE IF NOT EXISTS positions (
+    topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL, PRIMARY KEY (topic, partition)
+);
+"""
+
+OnOutcome = Callable[[str, Outcome], None]
+
+
+class Outbox:
+    """Records in one SQLite file, created when it is missing. It belongs to one thread of one process.
+
+    Args:
+        file: the database.
+        kafka: the cluster that the records go to; looked at before the first record of a topic, and after a crash.
+    """
+
+    def __init__(self, file: Path, kafka: Kafka) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._kafka = kafka
+        self._connection = sqlite3.connect(file, timeout=30)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.executescript(_SCHEMA)
+        self._ticks: list[tuple[int, int, str]] = []
+        self._ends: dict[tuple[str, int], int] = {}
+        self._sent: set[str] = set()
+
+    def put(self, records: Iterable[tuple[str, Record]]) -> None:
+        """Store records under their ids, all or none; they are safe when this returns.
+
+        Raises:
+            sqlite3.IntegrityError: an id is there already.
+        """
+        with self._connection as open_:
+            open_.executemany(
+                "INSERT INTO outbox (id, topic, key, value, headers, fixed, time) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(record_id, *_row(record)) for record_id, record in records],
+            )
+
+    def waiting(self) -> list[tuple[str, Record]]:
+        """What is not ticked, in the order of storing."""
+        rows = self._connection.execute(
+            'SELECT id, topic, key, value, headers, fixed, time FROM outbox WHERE "offset" IS NULL ORDER BY number'
+        )
+        return [(row[0], _record(row[1:])) for row in rows]
+
+    def ticked(self) -> dict[str, tuple[int, int]]:
+        """Partition and offset of every record that arrived, by id."""
+        rows = self._connection.execute('SELECT id, partition, "offset" FROM outbox WHERE "offset" IS NOT NULL')
+        return {record_id: (partition, offset) for record_id, partition, offset in rows}
+
+    def recover(self, on_found: OnOutcome | None = None) -> int:
+        """Tick what a process that died had sent; returns how many. Call it before the first `send`.
+
+        Raises:
+            DependencyAwayError: the topic could not be read; nothing may be sent yet.
+        """
+        waiting = {record_id for record_id, _ in self.waiting()}
+        if not waiting:
+            return 0
+        found = 0
+        for topic in [row[0] for row in self._connection.execute("SELECT DISTINCT topic FROM positions")]:
+            for record_id, outcome in self._standing(topic):
+                if record_id in waiting:
+                    waiting.discard(record_id)
+                    found += 1
+                    self._tick(record_id, outcome)
+                    if on_found is not None:
+                        on_found(record_id, outcome)
+        self.save()
+        return found
+
+    def _standing(self, topic: str) -> Iterable[tuple[str, Outcome]]:
+        rows = self._connection.execute('SELECT partition, "offset" FROM positions WHERE topic = ?', (topic,))
+        began: dict[int, int] = dict(rows.fetchall())
+        partitions = self._kafka.topic_state(topic).partitions
+        ends = {p: seen.last_stable for p, seen in partitions.items() if seen.last_stable is not None}
+        ranges = {p: OffsetRange(min(began.get(p, 0), end), end) for p, end in ends.items()}
+        for message in self._kafka.read(topic, ranges):
+            record_id = dict(message.headers() or []).get(ID_HEADER)
+            if isinstance(record_id, bytes):
+                place = Outcome(topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1])
+                yield record_id.decode(), place
+
+    def send(self, producer: ReliableProducer, on_outcome: OnOutcome | None = None) -> None:
+        """Hand over what waits and was not handed over by this process, in order; ticks come with `producer.poll`."""
+        waiting = [(record_id, record) for record_id, record in self.waiting() if record_id not in self._sent]
+        self._begin({record.topic for _, record in waiting})
+        for record_id, record in waiting:
+            self._sent.add(record_id)
+            self._send(producer, record_id, record, on_outcome)
+
+    def _send(self, producer: ReliableProducer, record_id: str, record: Record, on_outcome: OnOutcome | None) -> None:
+        def ended(outcome: Outcome) -> None:
+            if outcome.delivered:
+                self._tick(record_id, outcome)
+            if on_outcome is not None:
+                on_outcome(record_id, outcome)
+
+        headers = [*record.headers, (ID_HEADER, record_id.encode())]
+        named = Record(record.topic, record.key, record.value, headers, record.partition, record.timestamp)
+        producer.send(named, record_id, on_outcome=ended)
+
+    def _begin(self, topics: Iterable[str]) -> None:
+        """Note where a topic ended before the first record went to it: from there it is read after a crash."""
+        known = {row[0] for row in self._connection.execute("SELECT DISTINCT topic FROM positions")}
+        for topic in sorted(set(topics) - known):
+            partitions = self._kafka.topic_state(topic).partitions
+            ends = [(topic, p, seen.high_watermark or 0) for p, seen in partitions.items()]
+            with self._connection as open_:
+                open_.executemany("INSERT INTO positions VALUES (?, ?, ?)", ends)
+
+    def _tick(self, record_id: str, outcome: Outcome) -> None:
+        self._ticks.append((outcome.partition, outcome.offset, record_id))
+        place = (outcome.topic, outcome.partition)
+        self._ends[place] = max(self._ends.get(place, 0), outcome.offset + 1)
+        self._sent.discard(record_id)
+        if len(self._ticks) >= TICKS:
+            self.save()
+
+    def save(self) -> None:
+        """Write the ticks; where nothing waits any more, the next recovery begins behind what arrived."""
+        ticks, self._ticks = self._ticks, []
+        with self._connection as open_:
+            open_.executemany('UPDATE outbox SET partition = ?, "offset" = ?, value = NULL WHERE id = ?', ticks)
+            if open_.execute('SELECT 1 FROM outbox WHERE "offset" IS NULL LIMIT 1').fetchone() is None:
+                ends = [(topic, p, end) for (topic, p), end in self._ends.items()]
+                open_.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", ends)
+
+    def close(self) -> None:
+        """Write the ticks, and close the file."""
+        self.save()
+        self._connection.close()
+
+
+def _row(record: Record) -> tuple[object, ...]:
+    headers = [[name, None if value is None else b64encode(value).decode()] for name, value in record.headers]
+    return record.topic, record.key, record.value, json.dumps(headers), record.partition, record.timestamp
+
+
+def _record(row: tuple[str, bytes | None, bytes | None, str, int | None, int | None]) -> Record:
+    topic, key, value, headers, partition, timestamp = row
+    found = [(name, None if text is None else b64decode(text)) for name, text in json.loads(headers)]
+    return Record(topic, key, value, found, partition, timestamp)

@@ -1,0 +1,132 @@
+"""The outbox: whatever is killed, every id is in the topic once, and none is ticked that is not."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from resources.kafka import Kafka
+from resources.outbox import ID_HEADER, Outbox
+from resources.producer import Outcome, Record, ReliableProducer, producer_properties
+from tests.conftest import TopicFactory
+from tests.support import read_topic
+
+NOBODY = Kafka("127.0.0.1:1")
+KILLS = 20
+RECORDS = 3000
+
+
+def test_records_are_kept_as_they_were_put_and_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "outbox.sqlite"
+    records = [
+        ("b", Record("t", b"k", b"v", [("h", b"\xff"), ("n", None)], 2, 7)),
+        ("a", Record("t", None, None)),
+    ]
+    box = Outbox(file, NOBODY)
+    box.put(records)
+    box.close()
+    found = Outbox(file, NOBODY).waiting()
+    assert [record_id for record_id, _ in found] == ["b", "a"]
+    assert found[0][1] == Record("t", b"k", b"v", [("h", b"\xff"), ("n", None)], 2, 7)
+    assert (found[1][1].key, found[1][1].value) == (None, None)
+
+
+def test_an_id_is_taken_once_and_its_batch_not_at_all(tmp_path: Path) -> None:
+    box = Outbox(tmp_path / "outbox.sqlite", NOBODY)
+    box.put([("a", Record("t", None, b"1"))])
+    with pytest.raises(sqlite3.IntegrityError):
+        box.put([("b", Record("t", None, b"2")), ("a", Record("t", None, b"3"))])
+    assert [record_id for record_id, _ in box.waiting()] == ["a"]
+
+
+def work(file: Path, bootstrap: str, ready: Path) -> None:
+    """What a child does until it is killed: find out what arrived, and send the rest."""
+    box = Outbox(file, Kafka(bootstrap))
+    box.recover()
+    with ReliableProducer(producer_properties(bootstrap)) as producer:
+        ready.touch()
+        box.send(producer)
+        producer.close()
+    box.close()
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+def test_killed_twenty_times_every_id_is_there_once_and_only_those_are_ticked(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, file = topic(partitions=3), tmp_path / "outbox.sqlite"
+    chance = random.Random(7)
+    context = multiprocessing.get_context("spawn")
+    box = Outbox(file, Kafka(bootstrap))
+    box.put((f"id-{n}", Record(name, b"k%d" % (n % 50), b"%d" % n)) for n in range(RECORDS))
+    box.close()
+    killed_amid = 0
+    for number in range(KILLS):
+        ready = tmp_path / f"ready-{number}"
+        child = context.Process(target=work, args=(file, bootstrap, ready))
+        child.start()
+        while child.is_alive() and not ready.exists():
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.03))
+        if child.is_alive() and child.pid:
+            os.kill(child.pid, signal.SIGKILL)
+            killed_amid += 1
+        child.join(30)
+        standing = ids(bootstrap, name)
+        assert len(standing) == len(set(standing)), "an id stands twice"
+        box = Outbox(file, Kafka(bootstrap))
+        assert set(box.ticked()) <= set(standing), "ticked, and not in the topic"
+        if len(standing) > RECORDS // 2:  # more of them, so that there is something to kill at
+            box.put((f"id-{number}-{n}", Record(name, b"k%d" % (n % 50), b"x")) for n in range(RECORDS // 2))
+        box.close()
+    assert killed_amid >= KILLS // 2
+    work(file, bootstrap, tmp_path / "last")
+    box = Outbox(file, Kafka(bootstrap))
+    assert box.waiting() == []
+    standing = ids(bootstrap, name)
+    assert sorted(standing) == sorted(box.ticked())
+    first = [int(value) for key, value in in_order(bootstrap, name) if value != b"x" and key == b"k7"]
+    assert first == [*range(7, RECORDS, 50)], "in the order of the outbox for each key"
+    box.close()
+
+
+def ids(bootstrap: str, topic: str) -> list[str]:
+    kafka = Kafka(bootstrap)
+    state = kafka.topic_state(topic)
+    from highwater.slices import OffsetRange
+
+    ranges = {p: OffsetRange(0, seen.last_stable or 0) for p, seen in state.partitions.items()}
+    return [(dict(message.headers() or [])[ID_HEADER] or b"").decode() for message in kafka.read(topic, ranges)]
+
+
+def in_order(bootstrap: str, topic: str) -> list[tuple[bytes | None, bytes]]:
+    found = read_topic(bootstrap, topic)
+    return [(key, value or b"") for _, (key, value) in sorted(found.items())]
+
+
+@pytest.mark.slow
+def test_after_a_quiet_end_the_next_recovery_reads_no_more_than_it_must(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name = topic(partitions=1)
+    box = Outbox(tmp_path / "outbox.sqlite", Kafka(bootstrap))
+    outcomes: list[Outcome] = []
+    with ReliableProducer(producer_properties(bootstrap)) as producer:
+        for n in range(3):
+            box.put([(str(n), Record(name, None, b"v"))])
+            box.send(producer, lambda _, outcome: outcomes.append(outcome))
+            producer.flush(20)
+            box.save()
+    assert [outcome.offset for outcome in outcomes] == [0, 1, 2]
+    box.put([("next", Record(name, None, b"v"))])
+    assert list(box._standing(name)) == []
+    assert box.recover() == 0
