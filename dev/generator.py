@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Self
@@ -30,6 +30,8 @@ from dev.processes import signals_raise_interrupt
 from dev.script import Script
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.settings import HOME, Settings
+from resources.kafka import Kafka
+from resources.outbox import Outbox
 from resources.producer import Outcome, Record, ReliableProducer, producer_properties
 
 if TYPE_CHECKING:
@@ -168,17 +170,22 @@ class _Writer:
         self._run = run
         self._target = target
         self._plain = ReliableProducer(producer_properties(target.bootstrap, target.config))
+        self._outbox = Outbox(outbox_file(target.home, topic), Kafka(target.bootstrap, target.config))
         self._transactional: ReliableProducer | None = None
         self._open: _Open | None = None
         self.summary = Summary()
 
     def __enter__(self) -> Self:
+        # What a generator that was killed had put into the outbox is settled first.
+        self._outbox.recover(self._report)
+        self._outbox.send(self._plain, self._report)
         return self
 
     def __exit__(self, *error: object) -> None:
         # After an error or Ctrl-C the account still learns what became of the records that are under way.
         self._end_transaction()
         self._plain.flush(KAFKA_SECONDS)
+        self._outbox.close()
 
     def close(self) -> None:
         """Wait for the rest.
@@ -191,28 +198,38 @@ class _Writer:
 
     def write(self, chunk: Sequence[Sequence[Intended]]) -> None:
         """Enter the records and send them."""
-        entered = [[(made, self._enter(made)) for made in batch if not made.transaction] for batch in chunk]
-        self._account.save()
-        for batch, plain in zip(chunk, entered, strict=True):
-            if plain:
-                self._send(self._plain, *plain[0])
-                self._held_long_enough()
+        for transaction, batches in groupby(chunk, key=_in_transaction):
+            if transaction:
+                for batch in batches:
+                    self._transaction(batch)
             else:
-                self._transaction(batch)
+                self._plainly([made for batch in batches for made in batch])
         for batch in chunk:
             self.summary.records += len(batch)
             self.summary.faults.update(made.fault for made in batch)
+
+    def _plainly(self, records: Sequence[Intended]) -> None:
+        """Enter records, put them into the outbox and send what waits there."""
+        entered = [(str(self._enter(made)), self._record(made)) for made in records]
+        self._account.save()
+        self._outbox.put(entered)
+        self._outbox.send(self._plain, self._report)
+        self._held_long_enough(len(records))
+
+    def _report(self, record_id: str, outcome: Outcome) -> None:
+        self._account.report(int(record_id), *outcome[1:])
+
+    def _record(self, made: Intended) -> Record:
+        backdated = int(time.time() * 1000) - made.backdated_ms if made.backdated_ms else None
+        return Record(self._topic, made.key, made.value, made.headers, made.partition, backdated)
 
     def _enter(self, made: Intended, transaction: int | None = None) -> int:
         return self._account.enter(self._topic, self._run, made, transaction)
 
     def _send(self, producer: ReliableProducer, made: Intended, identity: int) -> None:
-        def report(outcome: Outcome) -> None:
-            self._account.report(identity, *outcome[1:])
-
-        backdated = int(time.time() * 1000) - made.backdated_ms if made.backdated_ms else None
-        record = Record(self._topic, made.key, made.value, made.headers, made.partition, backdated)
-        producer.send(record, str(identity), on_outcome=report)
+        producer.send(
+            self._record(made), str(identity), on_outcome=lambda outcome: self._report(str(identity), outcome)
+        )
 
     def _transaction(self, batch: Sequence[Intended]) -> None:
         """Write a batch in a transaction, and leave it open for a while."""
@@ -235,9 +252,9 @@ class _Writer:
         producer.client.init_transactions(KAFKA_SECONDS)
         return producer
 
-    def _held_long_enough(self) -> None:
+    def _held_long_enough(self, passed: int) -> None:
         if self._open is not None:
-            self._open.passed += 1
+            self._open.passed += passed
             if self._open.passed >= HELD_RECORDS or time.monotonic() - self._open.began > HELD_SECONDS:
                 self._end_transaction()
 
@@ -249,6 +266,15 @@ class _Writer:
         end = client.commit_transaction if open_.fate == "committed" else client.abort_transaction
         end(KAFKA_SECONDS)
         self._account.end_transaction(open_.identity, open_.fate)
+
+
+def _in_transaction(batch: Sequence[Intended]) -> bool:
+    return batch[0].transaction is not None
+
+
+def outbox_file(home: Path, topic: str) -> Path:
+    """Where the records of a topic wait until they are acknowledged."""
+    return home / "generator" / f"{topic}.outbox.sqlite"
 
 
 @dataclass

@@ -147,7 +147,6 @@ class Outbox:
         self._ticks.append((outcome.partition, outcome.offset, record_id))
         place = (outcome.topic, outcome.partition)
         self._ends[place] = max(self._ends.get(place, 0), outcome.offset + 1)
-        self._sent.discard(record_id)
         if len(self._ticks) >= TICKS:
             self.save()
 
@@ -159,6 +158,8 @@ class Outbox:
             if open_.execute('SELECT 1 FROM outbox WHERE "offset" IS NULL LIMIT 1').fetchone() is None:
                 ends = [(topic, p, end) for (topic, p), end in self._ends.items()]
                 open_.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", ends)
+        # Not before: what is ticked and not written yet still counts as waiting, and would be sent twice.
+        self._sent.difference_update(record_id for _, _, record_id in ticks)
 
     def close(self) -> None:
         """Write the ticks, and close the file."""

@@ -114,6 +114,19 @@ def in_order(bootstrap: str, topic: str) -> list[tuple[bytes | None, bytes]]:
 
 
 @pytest.mark.slow
+def test_what_arrived_while_more_is_sent_is_not_sent_again(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+    name = topic(partitions=1)
+    box = Outbox(tmp_path / "outbox.sqlite", Kafka(bootstrap))
+    with ReliableProducer(producer_properties(bootstrap)) as producer:
+        for n in range(10):
+            box.put([(str(n), Record(name, None, b"v"))])
+            box.send(producer)
+            producer.flush(20)  # the tick is there, and not written
+    box.close()
+    assert ids(bootstrap, name) == [str(n) for n in range(10)]
+
+
+@pytest.mark.slow
 def test_after_a_quiet_end_the_next_recovery_reads_no_more_than_it_must(
     bootstrap: str, topic: TopicFactory, tmp_path: Path
 ) -> None:
