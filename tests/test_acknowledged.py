@@ -1,0 +1,157 @@
+"""What was acknowledged is there, once and in order, whatever happens to the brokers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dev.broker import EmbeddedBroker, EmbeddedCluster
+from dev.processes import wait_until
+from resources.producer import Record, ReliableProducer, producer_properties
+from tests.conftest import create_topic
+from tests.lossy_proxy import LossyProxy
+from tests.support import read_topic
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
+
+# `make soak` has minutes instead of seconds.
+SECONDS = float(os.environ.get("HIGHWATER_TEST_SOAK_SECONDS", "25"))
+AWAY = SECONDS / 5
+RATE = 1000
+TOPIC = "acknowledged"
+PARTITIONS = 3
+KEYS = 100
+
+
+def place_of(bootstrap: str) -> dict[bytes, list[tuple[int, int]]]:
+    """Where each value stands, in the order of offsets."""
+    found: dict[bytes, list[tuple[int, int]]] = {}
+    for place, (_, value) in sorted(read_topic(bootstrap, TOPIC).items()):
+        found.setdefault(value or b"", []).append(place)
+    return found
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(tmp_path) as started:
+        create_topic(started.bootstrap, TOPIC, PARTITIONS, {"min.insync.replicas": "2"}, replicas=3)
+        yield started
+
+
+class Sender(threading.Thread):
+    """Sends at a rate until it is told to stop, and keeps what was acknowledged."""
+
+    def __init__(self, bootstrap: str) -> None:
+        super().__init__(daemon=True)
+        self.acknowledged: list[str] = []
+        self.stopping = threading.Event()
+        self.failure: BaseException | None = None
+        self._bootstrap = bootstrap
+        self.sent = 0
+
+    def run(self) -> None:
+        try:
+            self._send()
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            self.failure = error
+
+    def _send(self) -> None:
+        producer = ReliableProducer(producer_properties(self._bootstrap, {"log_level": "0"}))
+        began = time.monotonic()
+        while not self.stopping.is_set():
+            due = int((time.monotonic() - began) * RATE)
+            while self.sent < due:
+                key = b"k%d" % (self.sent % KEYS)
+                producer.send(Record(TOPIC, key, b"%d" % self.sent), str(self.sent), self.acknowledged.append)
+                self.sent += 1
+            producer.poll(0.01)
+        producer.close(300)
+
+
+def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reordered(
+    cluster: EmbeddedCluster,
+) -> None:
+    """Leaders are killed in turn, then two of three replicas are away, then all brokers are down."""
+    sender = Sender(cluster.bootstrap)
+    sender.start()
+    for broker in cluster.brokers:
+        time.sleep(AWAY / 3)
+        broker.kill()
+        time.sleep(AWAY / 3)
+        broker.start()
+        wait_until(lambda: in_sync(cluster) == 3, 120, "all replicas in sync")
+    time.sleep(AWAY / 3)
+    for broker in cluster.brokers[:2]:
+        broker.kill()
+    before = len(sender.acknowledged)
+    time.sleep(AWAY)
+    assert len(sender.acknowledged) - before < RATE, "one replica of two is not enough for an acknowledgement"
+    cluster.brokers[2].kill()
+    time.sleep(AWAY)
+    cluster.start()
+    wait_until(lambda: in_sync(cluster) == 3, 120, "all replicas in sync")
+    time.sleep(AWAY / 3)
+    sender.stopping.set()
+    sender.join(400)
+    assert sender.failure is None
+    assert len(sender.acknowledged) == sender.sent
+    assert sender.sent >= RATE * AWAY * 3
+    places = place_of(cluster.bootstrap)
+    assert {int(value) for value in places} == {int(number) for number in sender.acknowledged}
+    assert all(len(found) == 1 for found in places.values()), "a record stands twice"
+    for key in range(KEYS):
+        ordered = [places[b"%d" % n][0] for n in range(key, sender.sent, KEYS)]
+        assert ordered == sorted(ordered), "a key's records are out of order"
+
+
+def in_sync(cluster: EmbeddedCluster) -> int:
+    from confluent_kafka import KafkaException
+
+    try:
+        topics = admin(cluster.bootstrap).list_topics(TOPIC, timeout=5).topics
+    except KafkaException:
+        return 0
+    return min((len(p.isrs) for p in topics[TOPIC].partitions.values()), default=0)
+
+
+def admin(bootstrap: str) -> AdminClient:
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_lost_answers_double_nothing_unless_idempotence_is_off(tmp_path: Path, idempotent: bool) -> None:
+    """With idempotence off the same loss does double records, so the test is known to test something."""
+    broker = EmbeddedBroker(tmp_path)
+    with LossyProxy(broker.node.port, share=0.1) as proxy:
+        broker.properties["advertised.listeners"] = f"PLAINTEXT://{proxy.address}"
+        with broker:
+            create_topic(broker.bootstrap, TOPIC, 1, {})
+            found = producer_properties(proxy.address, {"linger.ms": "1", "log_level": "0"})
+            # What the checked configuration refuses is put in behind its back.
+            found |= {} if idempotent else {"enable.idempotence": "false", "retries": "1000"}
+            found |= {"batch.num.messages": "20", "reconnect.backoff.max.ms": "50", "reconnect.backoff.ms": "10"}
+            producer = ReliableProducer(found)
+            proxy.losing = True
+            for n in range(4000):
+                producer.send(Record(TOPIC, b"k", b"%d" % n), str(n))
+                producer.poll(0.0005)
+            producer.flush(120)
+            proxy.losing = False
+            counts = producer.close(60)
+            assert counts.delivered == 4000
+            assert proxy.lost >= 5
+            places = place_of(broker.bootstrap)
+            doubled = sum(len(standing) > 1 for standing in places.values())
+            assert len(places) == 4000
+            assert doubled == 0 if idempotent else doubled > 0
