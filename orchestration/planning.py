@@ -136,7 +136,9 @@ class Planner:
             if planned is None:
                 continue
             result = plan(stream, planned, state, now, compare(self._kafka, state, planned.recorded))
-            if dry or self._stored(planned, self._marked(state, result)):
+            if not dry:
+                result = self._marked(state, result)
+            if dry or self._stored(planned, result):
                 return Tick(stream, result, state, _ends(planned, result), planned.generation)
         raise TemporaryError(
             f"stream {stream.name}: other planners were first {TRIES} times in a row",

@@ -55,7 +55,7 @@ class Sender(threading.Thread):
         self.acknowledged: list[str] = []
         self.stopping = threading.Event()
         self.failure: BaseException | None = None
-        self._bootstrap = bootstrap
+        self._brokers = bootstrap
         self.sent = 0
 
     def run(self) -> None:
@@ -65,7 +65,7 @@ class Sender(threading.Thread):
             self.failure = error
 
     def _send(self) -> None:
-        producer = ReliableProducer(producer_properties(self._bootstrap, {"log_level": "0"}))
+        producer = ReliableProducer(producer_properties(self._brokers, {"log_level": "0"}))
         began = time.monotonic()
         while not self.stopping.is_set():
             due = int((time.monotonic() - began) * RATE)
