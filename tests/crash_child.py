@@ -154,6 +154,8 @@ def _die(task: Task, **evidence: object) -> None:
 def _arm(task: Task) -> None:
     table, _, point = str(task.point).partition(":")
     if point == "read":
+        # A hundred records are read between two looks at the server's jobs.
+        _slow_proofs(table, seconds=2)
         _patch_phase(task)
     elif point == "files":
         _patch_commit(table, lambda path, send: _while_watched(lambda: _files_without_log(task, path), send))
@@ -162,7 +164,7 @@ def _arm(task: Task) -> None:
     elif point == "logged":
         _patch_commit(table, lambda path, send: _after_answer(task, path, send))
     else:
-        _slow_proofs(table)
+        _slow_proofs(table, seconds=6)
         _patch_commit(table, lambda path, send: _outlived(task, path, send, wait=point == "late"))
 
 
@@ -299,7 +301,7 @@ def _after_answer(task: Task, table: Path, send: Send) -> int:
     return version
 
 
-def _slow_proofs(table: str) -> None:
+def _slow_proofs(table: str, *, seconds: int) -> None:
     """Let the table's commits take some seconds on the server, in a job.
 
     A condition on the proof's own rows would not do: joined with nothing that stands, they are worked out by the driver
@@ -311,7 +313,8 @@ def _slow_proofs(table: str) -> None:
         rows = real(spark, path, *given)
         if Path(path).name != table:
             return rows
-        slept = spark.range(1).where("java_method('java.lang.Thread', 'sleep', 6000L) IS NOT NULL OR id >= 0")
+        sleep = f"java_method('java.lang.Thread', 'sleep', {seconds * 1000}L) IS NOT NULL OR id >= 0"
+        slept = spark.range(1).where(sleep)
         return rows.crossJoin(slept).drop("id")
 
     vars(lake)["_proof_rows"] = slow
