@@ -3,8 +3,6 @@
 What belongs here: the jobs. What does not: when they run, or what an acceptance comes to (`orchestration.acceptance`).
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 
-def slice_job(stream: Stream) -> UnresolvedAssetJobDefinition:
+def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
     """The job `<stream>_slice`, with the checks of its tables.
 
     It runs in one process: its steps share one Spark session, and no step outlives its run.
@@ -41,12 +39,12 @@ _ASKED: dict[str, Any] = {
 }
 
 
-def acceptance_jobs(stream: Stream) -> list[dg.JobDefinition]:
+def acceptance_jobs(stream: "Stream") -> list[dg.JobDefinition]:
     """`<stream>_accept_loss` and `<stream>_accept_divergence`: the commands of the same names, in the UI."""
     return [_acceptance_job(stream, "accept_loss"), _acceptance_job(stream, "accept_divergence")]
 
 
-def _acceptance_job(stream: Stream, name: str) -> dg.JobDefinition:
+def _acceptance_job(stream: "Stream", name: str) -> dg.JobDefinition:
     about = f"`highwater {name.replace('_', '-')} {stream.name}` as a run; a dry run unless `record` is set."
 
     @dg.op(
@@ -72,7 +70,7 @@ def _acceptance_job(stream: Stream, name: str) -> dg.JobDefinition:
     return job
 
 
-def _accept(context: dg.OpExecutionContext, stream: Stream, *, divergence: bool) -> None:
+def _accept(context: dg.OpExecutionContext, stream: "Stream", *, divergence: bool) -> None:
     from orchestration import acceptance
 
     asked = context.op_config
