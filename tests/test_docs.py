@@ -103,7 +103,10 @@ def test_every_variable_that_a_page_names_is_read_somewhere() -> None:
 def test_every_variable_of_ours_is_in_the_page_of_configuration() -> None:
     code = "".join(f.read_text() for folder in CODE for f in sorted((REPOSITORY / folder).rglob("*.py")))
     # Names that are assigned as constants; the marker of the fence is no variable.
-    read = set(re.findall(r'^[A-Z_]+ = "(HIGHWATER_[A-Z_]+)"$', code, re.MULTILINE)) - {"HIGHWATER_SUPERSEDED", "HIGHWATER_DIVERGED"}
+    read = set(re.findall(r'^[A-Z_]+ = "(HIGHWATER_[A-Z_]+)"$', code, re.MULTILINE)) - {
+        "HIGHWATER_SUPERSEDED",
+        "HIGHWATER_DIVERGED",
+    }
 
     assert {name for name in read if f"`{name}`" not in text_of("docs/configuration.md")} == set()
 

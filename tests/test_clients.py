@@ -1,0 +1,130 @@
+"""Every client of ours as it is configured: assigned, committing nothing, and telling no secret."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from assets import raw
+from dev.broker import EmbeddedBroker
+from dev.processes import LOOPBACK, free_port
+from highwater.errors import HighwaterError
+from resources.kafka import READER, Kafka
+from tests.support import Bench, make_bench, order_message, rest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dev.spark_connect import SparkConnect
+
+SECRET = "hunter2-planted-secret"
+
+
+def test_a_reader_of_ours_commits_nothing_and_never_jumps() -> None:
+    assert READER["enable.auto.commit"] is False
+    assert READER["enable.auto.offset.store"] is False
+    assert READER["auto.offset.reset"] == "error"
+    assert READER["isolation.level"] == "read_committed"
+
+
+def test_no_module_of_ours_subscribes_or_commits() -> None:
+    """Consumers are assigned; the group that mirrors progress would be committed by the admin client alone."""
+    root = Path(__file__).parent.parent
+    for folder in ("assets", "orchestration", "resources", "highwater"):
+        for file in (root / folder).rglob("*.py"):
+            text = file.read_text()
+            assert ".subscribe(" not in text, file
+            assert "consumer.commit(" not in text, file
+            assert "store_offsets(" not in text, file
+
+
+@pytest.mark.slow
+def test_after_slices_no_group_has_committed_an_offset(bench: Bench) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    bench.send(*[order_message("o1", n + 1) for n in range(3)])
+    bench.materialise(bench.plan(0, p0=(0, 3)))
+    admin = AdminClient({"bootstrap.servers": bench.bootstrap})
+    groups = {group.group_id for group in admin.list_consumer_groups().result(10).valid}
+    assert not {group for group in groups if "highwater" in group or "spark" in group}
+
+
+@pytest.mark.slow
+def test_a_secret_of_a_real_listener_is_found_nowhere(
+    spark: SparkSession, spark_server: SparkConnect, tmp_path: Path
+) -> None:
+    """SASL with a user and a password, in a slice that succeeds and in one whose password is wrong."""
+    with listening_with_sasl(tmp_path / "broker") as (plain, secured):
+        bench = with_password(make_bench("orders", plain, spark, tmp_path / "bench"), secured, SECRET)
+        create(plain)
+        bench.send(order_message("o1", 1))
+        told = [str(report) for report in raw.materialise(bench.work(bench.plan(0, p0=(0, 1))))]
+        assert len(bench.rows("raw")) == 1
+        wrong = with_password(bench, secured, SECRET + "-wrong")
+        with pytest.raises(HighwaterError) as caught:
+            raw.materialise(wrong.work(bench.plan(1, p0=(1, 1), p1=(0, 1))))
+        told += [str(caught.value), repr(caught.value), repr(bench.kafka), *bench.log]
+        seen = {"what we say": "\n".join(told), "Spark's log": spark_server.log.read_text(errors="replace")}
+        seen |= {f"Spark's page {path}": page(spark_server, path) for path in ("environment", "SQL", "jobs", "connect")}
+        seen |= {f"Spark's answer {path}": json.dumps(rest(spark_server, path)) for path in answers(spark_server)}
+        for file in (tmp_path / "bench").rglob("*"):
+            if file.is_file():
+                seen[str(file)] = file.read_bytes().decode(errors="replace")
+    assert len(seen) > 8
+    assert not [name for name, text in seen.items() if SECRET in text]
+
+
+def answers(server: SparkConnect) -> list[str]:
+    [application] = rest(server, "applications")
+    base = f"applications/{application['id']}"
+    return [f"{base}/environment", f"{base}/jobs", f"{base}/sql?details=true&planDescription=true&length=1000"]
+
+
+def page(server: SparkConnect, path: str) -> str:
+    with urllib.request.urlopen(f"{server.ui_url}/{path}/", timeout=20) as answer:
+        text: str = answer.read().decode(errors="replace")
+    return text
+
+
+def with_password(bench: Bench, bootstrap: str, password: str) -> Bench:
+    config = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanisms": "PLAIN",
+        "sasl.username": "highwater",
+        "sasl.password": password,
+    }
+    return replace(bench, kafka=Kafka(bootstrap, config))
+
+
+def create(bootstrap: str) -> None:
+    from tests.conftest import create_topic
+
+    create_topic(bootstrap, "orders", 3, {})
+
+
+class listening_with_sasl:  # noqa: N801 - used as a context
+    """A broker with a plain listener and one that asks for a password; gives both addresses."""
+
+    def __init__(self, home: Path) -> None:
+        port = free_port()
+        self.secured = f"{LOOPBACK}:{port}"
+        self.broker = EmbeddedBroker(home)
+        known = self.broker.properties
+        login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        known["listeners"] += f",SECURED://{self.secured}"
+        known["advertised.listeners"] += f",SECURED://{self.secured}"
+        known["listener.security.protocol.map"] = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_PLAINTEXT"
+        known["listener.name.secured.sasl.enabled.mechanisms"] = "PLAIN"
+        known["listener.name.secured.plain.sasl.jaas.config"] = f'{login} required user_highwater="{SECRET}";'
+
+    def __enter__(self) -> tuple[str, str]:
+        self.broker.start()
+        return self.broker.bootstrap, self.secured
+
+    def __exit__(self, *error: object) -> None:
+        self.broker.stop()
