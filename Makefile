@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-crashes test-fast bench lint format lock jars-lock clean
+.PHONY: help setup demo up cluster test test-crashes test-fast soak bench lint format lock jars-lock clean
 
 help: ## Show what can be done
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -25,6 +25,12 @@ WORKERS ?= 2
 
 test: lint ## Everything that CI runs: lint, types, all tests
 	$(RUN) pytest -n $(WORKERS) --dist worksteal --durations 40
+
+soak: setup ## Producers for minutes while brokers are killed, hang and are all away; then slices of what they wrote
+	HIGHWATER_TEST_SOAK_SECONDS=300 $(RUN) pytest tests/test_acknowledged.py -k fall
+
+cluster: setup ## Three brokers that form one cluster, until Ctrl-C
+	@$(RUN) dev.cluster $(ARGS)
 
 test-crashes: setup ## The long series of processes that are killed at named points
 	$(RUN) pytest tests/test_crashes.py tests/test_crashes_daemon.py

