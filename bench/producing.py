@@ -38,8 +38,8 @@ def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
         title="The reliable producer, against a bare one",
         method=(
             f"{records:,} records of {len(PAYLOAD)} bytes over {KEYS:,} keys, acks=all for both, from the first send "
-            "to the last delivery report. The bare one has librdkafka's defaults and counts its reports; idempotence is "
-            "off in it. The delay is added to the broker's answers by a proxy."
+            "to the last delivery report. The bare one has librdkafka's defaults and counts its reports; it is not "
+            "idempotent. The delay is added to the broker's answers by a proxy."
         ),
         rows=rows,
         verdicts=[

@@ -6,6 +6,7 @@ What belongs here: the order of looks, decisions and records, and cold starts. W
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 # Each time that another planner is first, it has planned for us too; that this happens five times in a row within
 # one tick takes more planners than anybody runs.
 TRIES = 5
+# A tick looks so long at the most for the last records of its slices.
+MARK_SECONDS = 5.0
 
 __all__ = ["PlanResult", "Planner", "Tick", "plan"]
 
@@ -147,10 +150,16 @@ class Planner:
 
     def _marked(self, state: TopicState, result: PlanResult) -> PlanResult:
         """The plan with the fingerprint of the last record of each range; where nothing is new the one before stays."""
+        found: dict[str, Mapping[int, Fingerprint]] = {}
+        deadline = time.monotonic() + MARK_SECONDS
+        # The newest slice first: what comes is held against it. Where time runs out the others go without.
+        for piece in reversed(result.slices):
+            if time.monotonic() < deadline:
+                found[piece.key] = fingerprints(self._kafka, state.topic, piece.ranges)
         marks: dict[int, Fingerprint] = {}
         slices = []
         for piece in result.slices:
-            marks = {**piece.marks, **marks, **fingerprints(self._kafka, state.topic, piece.ranges)}
+            marks = {**piece.marks, **marks, **found.get(piece.key, {})}
             slices.append(replace(piece, marks=marks))
         return replace(result, slices=tuple(slices))
 

@@ -5,10 +5,11 @@ What belongs here: reading single records at known places. What does not: the ju
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from highwater.errors import HighwaterError
+from highwater.errors import DependencyAwayError, HighwaterError
 from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
 from highwater.slices import OffsetRange
 
@@ -22,6 +23,9 @@ MOST_BACK = 4096
 _STEP = 16
 # A sensor's tick shall end within seconds: longer than this no answer is waited for.
 LOOK_SECONDS = 3.0
+# After an election of many leaders so many partitions are compared together, and so long at the most in one tick.
+PARTITIONS_A_LOOK = 100
+COMPARE_SECONDS = 15.0
 
 
 def fingerprints(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, Fingerprint]:
@@ -42,15 +46,23 @@ def compare(kafka: Kafka, state: TopicState, recorded: Mapping[int, Recorded]) -
         recorded: by partition.
     """
     suspect = {p: was for p, was in recorded.items() if _elected_since(was, state.partitions.get(p))}
-    if not suspect:
-        return History()
-    try:
-        now = _records_since(kafka, state, suspect)
-        diverged = {p: _beginning(kafka, state, p, was) for p, was in suspect.items() if replaced(was, now.get(p, ()))}
-    except HighwaterError as error:
-        reason = f"a leader was elected since the last plan, and its log could not be compared: {error.problem}"
-        return History(unsure=dict.fromkeys(suspect, reason))
-    return History(diverged=diverged)
+    # Those with new records first: they wait for the answer.
+    ordered = sorted(suspect, key=lambda p: (state.partitions[p].last_stable or 0) <= suspect[p].end)
+    deadline = time.monotonic() + COMPARE_SECONDS
+    diverged: dict[int, int] = {}
+    unsure: dict[int, str] = {}
+    for at in range(0, len(ordered), PARTITIONS_A_LOOK):
+        some = {p: suspect[p] for p in ordered[at : at + PARTITIONS_A_LOOK]}
+        try:
+            if time.monotonic() > deadline:
+                raise DependencyAwayError("there was no time", remedy="nothing: the next tick goes on")
+            now = _records_since(kafka, state, some)
+            others = [p for p, was in some.items() if replaced(was, now.get(p, ()))]
+            diverged.update({p: _beginning(kafka, state, p, some[p]) for p in others})
+        except HighwaterError as error:
+            reason = f"a leader was elected since the last plan, and its log could not be compared: {error.problem}"
+            unsure.update(dict.fromkeys(some, reason))
+    return History(diverged, unsure)
 
 
 def _elected_since(was: Recorded, seen: PartitionState | None) -> bool:
