@@ -41,7 +41,7 @@ class Kind(Enum):
 KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
     {
         Kind.LOCAL: frozenset(
-            {"MSG_SIZE_TOO_LARGE", "_BAD_MSG", "_INVALID_ARG", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "_PURGE_QUEUE"}
+            {"MSG_SIZE_TOO_LARGE", "_BAD_MSG", "_INVALID_ARG", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"}
             | {"_KEY_SERIALIZATION", "_VALUE_SERIALIZATION", "_QUEUE_FULL", "_STATE"}
         ),
         Kind.PERMANENT: frozenset(
@@ -63,11 +63,23 @@ KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
             | {"UNSUPPORTED_VERSION", "INVALID_TXN_STATE"}
         ),
         Kind.UNCERTAIN: frozenset(
-            {"_MSG_TIMED_OUT", "_PURGE_INFLIGHT", "_TIMED_OUT", "REQUEST_TIMED_OUT", "_DESTROY", "_INTR"}
+            {
+                "_MSG_TIMED_OUT",
+                "_PURGE_INFLIGHT",
+                "_PURGE_QUEUE",
+                "_TIMED_OUT",
+                "REQUEST_TIMED_OUT",
+                "_DESTROY",
+                "_INTR",
+            }
             | {"NOT_ENOUGH_REPLICAS_AFTER_APPEND", "DUPLICATE_SEQUENCE_NUMBER", "UNKNOWN"}
         ),
     }
 )
+
+
+# Our own word for a record that the client never got.
+NOT_SENT = "NOT_SENT"
 
 
 def kind_of(error: str) -> Kind:
@@ -78,9 +90,11 @@ def kind_of(error: str) -> Kind:
 def end_of(error: str | None) -> End:
     """How a record ended whose delivery report carries an error, None for none.
 
-    Only a refusal is sure. An error that is temporary in itself comes as a record's last word when time ran out, and an
-    attempt before it may have been written.
+    Only a refusal is sure. `_PURGE_QUEUE` is none: a record whose answer was lost goes back into the client's queue. An
+    error that is temporary in itself comes as a record's last word when time ran out, and an attempt before it may have
+    been written.
     """
     if error is None:
         return End.DELIVERED
-    return End.NOT_DELIVERED if kind_of(error) in {Kind.LOCAL, Kind.PERMANENT} else End.UNKNOWN
+    refused = error == NOT_SENT or kind_of(error) in {Kind.LOCAL, Kind.PERMANENT}
+    return End.NOT_DELIVERED if refused else End.UNKNOWN

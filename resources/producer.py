@@ -7,7 +7,7 @@ sent, or what is done about a record that was not delivered.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,7 +16,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError
-from resources.delivery import End, end_of
+from resources.delivery import NOT_SENT, End, end_of
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -32,7 +32,10 @@ POLL_SECONDS = 0.1
 CLOSE_SECONDS = 60.0
 # So many ids an error's text names; `counts` has them all.
 NAMED = 20
-_TAKEN_BACK = "_PURGE_QUEUE"
+# Records that wait here, and records that the client has: at 50 ms to the broker these are 200,000 a second.
+MOST_QUEUED = 100_000
+MOST_WITH_CLIENT = 10_000
+PURGE_SECONDS = 10.0
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -78,6 +81,11 @@ def producer_properties(
         _see_not_weakened(name, value, transactional="transactional.id" in given)
     found = {**_defaults(given), **given, "bootstrap.servers": bootstrap}
     if "transactional.id" in found:
+        for name in ("delivery.timeout.ms", "transaction.timeout.ms"):
+            if not _in(found[name], 1, 2**31 - 1):
+                raise ConfigurationError(
+                    f"the producer's property {name} is no number of ms", found=found[name], remedy="mend it"
+                )
         found["delivery.timeout.ms"] = str(min(int(found["delivery.timeout.ms"]), int(found["transaction.timeout.ms"])))
     return found
 
@@ -138,6 +146,14 @@ _RULES: Mapping[str, tuple[Sound, str]] = MappingProxyType(
         "delivery.timeout.ms": (
             lambda value: _in(value, LEAST_DELIVERY_TIMEOUT_MS, 2**31 - 1),
             f"below {LEAST_DELIVERY_TIMEOUT_MS} ms a restart of brokers may lose records (0 would never end)",
+        ),
+        "allow.auto.create.topics": (
+            lambda value: value == "false",
+            "a misspelled topic would be created, and its records would be where nobody reads them",
+        ),
+        "enable.gapless.guarantee": (
+            lambda value: value == "false",
+            "it ends the whole producer at the first failure and leaves what is under way unknown, for every key",
         ),
         "delivery.report.only.error": (
             lambda value: value == "false",
@@ -242,10 +258,9 @@ Key = tuple[str, bytes]
 
 
 @dataclass(frozen=True)
-class _Sent:
-    """A record under way, so that it can be taken back."""
+class _Entry:
+    """A record that was taken, with what its sender wants to hear of it."""
 
-    number: int
     record: Record
     record_id: str
     on_delivered: Callable[[str], None] | None
@@ -260,6 +275,9 @@ class _Sent:
 class ReliableProducer:
     """Sends records, waits instead of failing when its queue is full, and accounts for every one of them.
 
+    Records wait in a queue of ours, and only so many are with the client at a time: what the client has may be on a
+    broker already, also when it says that it is still in its queue, so only ours can be taken back for sure.
+
     Use it as a context manager, or call `close`, which is where a loss is told. It belongs to one thread.
 
     Args:
@@ -272,15 +290,13 @@ class ReliableProducer:
 
         self._client: Producer = Producer(dict(properties))
         self._on_failure = on_failure
-        self._under_way: dict[int, _Sent] = {}
+        self._queue: deque[_Entry] = deque()
+        self._with_client: dict[int, _Entry] = {}
         self._numbers = count()
-        self._take_back = False
-        self._taken_back: list[_Sent] = []
-        self._closing = False
         self.stopped: dict[Key, str] = {}
         """Topic and key of each stopped key, with the id of the record that failed."""
         self.handed_back: dict[Key, list[str]] = {}
-        """For each stopped key the ids of its records that were not sent, in their order."""
+        """For each stopped key the ids of its records that were taken and not sent, in their order."""
         self.counts = Counts()
 
     @property
@@ -310,41 +326,65 @@ class ReliableProducer:
             KeyStoppedError: an earlier record of its key failed; this one was not sent.
             UndeliveredError: the producer cannot send any more at all.
         """
-        number = next(self._numbers)
-        sent = _Sent(number, record, str(number) if record_id is None else record_id, on_delivered, on_outcome)
-        self._see_not_stopped(sent)
-        self._produce(sent)
-        self.counts.sent += 1
         self.poll()
-
-    def _see_not_stopped(self, sent: _Sent) -> None:
-        if sent.key is not None and sent.key in self.stopped:
+        entry = _Entry(record, str(self.counts.sent) if record_id is None else record_id, on_delivered, on_outcome)
+        if entry.key is not None and entry.key in self.stopped:
             raise KeyStoppedError(
-                f"records of key {sent.key[1]!r} of {sent.key[0]} are stopped: {sent.record_id} was not sent",
-                found=f"record {self.stopped[sent.key]} of it failed",
+                f"records of key {entry.key[1]!r} of {entry.key[0]} are stopped: {entry.record_id} was not sent",
+                found=f"record {self.stopped[entry.key]} of it failed",
                 remedy="settle that record and those in `handed_back`, then send them in order with a new producer",
             )
+        while len(self._queue) >= MOST_QUEUED:
+            self.poll(POLL_SECONDS)
+        if self._queue or len(self._with_client) >= MOST_WITH_CLIENT:
+            self.counts.sent += 1
+            self._queue.append(entry)
+            return
+        self.counts.sent += 1
+        try:
+            self._hand_over(entry)
+        except RecordRefusedError:
+            self.counts.sent -= 1
+            raise
 
-    def _produce(self, sent: _Sent) -> None:
-        record = sent.record
+    def _pump(self) -> None:
+        """Give the client what waits, as long as it has room; records of stopped keys are handed back instead."""
+        while self._queue and len(self._with_client) < MOST_WITH_CLIENT:
+            entry = self._queue.popleft()
+            if entry.key is not None and entry.key in self.stopped:
+                self.handed_back.setdefault(entry.key, []).append(entry.record_id)
+                self._settle(entry, Outcome(entry.record.topic, -1, -1, -1, NOT_SENT))
+                continue
+            try:
+                self._hand_over(entry)
+            except RecordRefusedError as error:
+                self._ended(entry, Outcome(entry.record.topic, -1, -1, -1, str(error.found)))
+
+    def _hand_over(self, entry: _Entry) -> None:
+        record, number = entry.record, next(self._numbers)
         fixed: dict[str, Any] = {"partition": record.partition, "timestamp": record.timestamp}
         fixed = {name: value for name, value in fixed.items() if value is not None}
 
         def report(error: KafkaError | None, message: Message) -> None:
-            self._reported(sent, _outcome(record.topic, error, message))
+            del self._with_client[number]
+            self._ended(entry, _outcome(record.topic, error, message))
 
-        self._when_room(
-            record.topic,
-            lambda: self._client.produce(
+        self._with_client[number] = entry
+        try:
+            self._when_room(
                 record.topic,
-                value=record.value,
-                key=record.key,
-                headers=list(record.headers),
-                on_delivery=report,
-                **fixed,
-            ),
-        )
-        self._under_way[sent.number] = sent
+                lambda: self._client.produce(
+                    record.topic,
+                    value=record.value,
+                    key=record.key,
+                    headers=list(record.headers),
+                    on_delivery=report,
+                    **fixed,
+                ),
+            )
+        except BaseException:
+            self._with_client.pop(number, None)
+            raise
 
     def _when_room(self, topic: str, produce: Callable[[], None]) -> None:
         from confluent_kafka import KafkaException
@@ -358,88 +398,69 @@ class ReliableProducer:
             except KafkaException as error:
                 raise _refusal(topic, error.args[0], self.counts) from error
 
-    def _reported(self, sent: _Sent, outcome: Outcome) -> None:
-        self._under_way.pop(sent.number, None)
-        if outcome.error == _TAKEN_BACK and not self._closing:
-            self._taken_back.append(sent)  # `_go_on_without` sends it again, or hands it back
-            return
-        self._settle(sent, outcome)
-        keeps_order = self._on_failure is OnFailure.STOP_KEY and not self._closing
-        if outcome.end is not End.DELIVERED and keeps_order and sent.key is not None:
-            self.stopped.setdefault(sent.key, sent.record_id)
-            self._take_back = True
+    def _ended(self, entry: _Entry, outcome: Outcome) -> None:
+        if outcome.end is not End.DELIVERED and self._on_failure is OnFailure.STOP_KEY and entry.key is not None:
+            self.stopped.setdefault(entry.key, entry.record_id)
+        self._settle(entry, outcome)
 
-    def _settle(self, sent: _Sent, outcome: Outcome) -> None:
+    def _settle(self, entry: _Entry, outcome: Outcome) -> None:
         if outcome.error is None:
             self.counts.delivered += 1
-            if sent.on_delivered is not None:
-                sent.on_delivered(sent.record_id)
+            if entry.on_delivered is not None:
+                entry.on_delivered(entry.record_id)
         else:
             self.counts.failed[outcome.error] += 1
             ids = self.counts.not_delivered if outcome.end is End.NOT_DELIVERED else self.counts.unknown
-            ids.append(sent.record_id)
-        if sent.on_outcome is not None:
-            sent.on_outcome(outcome)
-
-    def _go_on_without(self) -> None:
-        """Take back what was not under way yet, keep what belongs to stopped keys, and send the rest as it was."""
-        while self._take_back or self._taken_back:
-            self._take_back = False
-            # What is in a request already ends by itself; a record of a stopped key among that may still be written.
-            self._client.purge(in_queue=True, in_flight=False, blocking=True)
-            self._client.poll(0)
-            taken, self._taken_back = sorted(self._taken_back, key=_number), []
-            for sent in taken:
-                if sent.key is not None and sent.key in self.stopped:
-                    self.handed_back.setdefault(sent.key, []).append(sent.record_id)
-                    self._settle(sent, Outcome(sent.record.topic, -1, -1, -1, _TAKEN_BACK))
-                else:
-                    self._produce(sent)
+            ids.append(entry.record_id)
+        if entry.on_outcome is not None:
+            entry.on_outcome(outcome)
 
     def poll(self, seconds: float = 0) -> None:
         """Take in delivery reports that have come, waiting so long at the most for the first one."""
         self._client.poll(seconds)
-        if self._take_back or self._taken_back:
-            self._go_on_without()
+        self._pump()
 
     def flush(self, seconds: float = CLOSE_SECONDS) -> int:
         """Wait so long at the most until every record has its report; returns how many have none."""
         deadline = time.monotonic() + seconds
         while self.counts.outstanding and time.monotonic() < deadline:
+            self._pump()
             self._client.flush(min(1.0, max(0.0, deadline - time.monotonic())))
-            self.poll()
         return self.counts.outstanding
 
     def close(self, seconds: float = CLOSE_SECONDS) -> Counts:
         """Wait so long at the most for the rest; returns the counts when every record was delivered.
 
-        Nothing is left in a queue afterwards: what was not sent by then is not delivered, what was in a request is
-        unknown.
+        Nothing is left in a queue afterwards: what the client never got is not delivered, the rest of what is
+        outstanding is unknown.
 
         Raises:
             UndeliveredError: records were not delivered, or their end is unknown; the text names them.
         """
         self.flush(seconds)
         late = self._give_up()
-        if self.counts.failed:
+        if self.counts.failed or self.counts.outstanding:
             raise self._undelivered(seconds, late)
         return self.counts
 
     def _give_up(self) -> Counter[str]:
         """End what is still outstanding; returns how many of each topic that was."""
-        late = Counter(sent.record.topic for sent in self._under_way.values())
-        if late:
-            self._closing = True  # nothing more is sent: what is taken out of the queue is not delivered
+        late = Counter(entry.record.topic for entry in [*self._with_client.values(), *self._queue])
+        while self._queue:
+            entry = self._queue.popleft()
+            self._settle(entry, Outcome(entry.record.topic, -1, -1, -1, NOT_SENT))
+        if self._with_client:
             self._client.purge(in_queue=True, in_flight=True, blocking=True)
-            deadline = time.monotonic() + CLOSE_SECONDS
-            while self.counts.outstanding and time.monotonic() < deadline:
+            deadline = time.monotonic() + PURGE_SECONDS
+            while self._with_client and time.monotonic() < deadline:
                 self._client.poll(POLL_SECONDS)
         return late
 
     def _undelivered(self, seconds: float, late: Counter[str]) -> UndeliveredError:
         left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
         waited = f"; without a report after {seconds:g} s: {left}" if left else ""
-        ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", self.counts.unknown)
+        silent = [entry.record_id for entry in self._with_client.values()]
+        ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", [*self.counts.unknown, *silent])
         return UndeliveredError(
             "not every record was delivered",
             found=f"{self.counts}{waited}{ids}",
@@ -461,12 +482,8 @@ class ReliableProducer:
         # The caller's own error goes on; what it left undelivered is told beside it.
         self.flush(POLL_SECONDS)
         late = self._give_up()
-        if self.counts.failed:
+        if self.counts.failed or self.counts.outstanding:
             error.add_note(str(self._undelivered(POLL_SECONDS, late)))
-
-
-def _number(sent: _Sent) -> int:
-    return sent.number
 
 
 def _named(end: str, ids: Sequence[str]) -> str:
@@ -483,7 +500,7 @@ def _outcome(topic: str, error: KafkaError | None, message: Message) -> Outcome:
 
 
 def _refusal(topic: str, error: KafkaError, counts: Counts) -> RecordRefusedError | UndeliveredError:
-    if error.fatal():
+    if error.fatal() or error.name() == "_FATAL":
         return UndeliveredError(
             f"the producer can send nothing more to {topic}: {error.str()}",
             found=str(counts),
