@@ -111,10 +111,14 @@ def _follow_events(work: Work, decided: Standing, clock: Clock) -> list[SliceRep
             version = _commit_slices(work, fresh, layout, _event_rows(work, decided))
         if folded:
             with _fold_lease(work, wait=FOLD_SECONDS):
-                version = _commit_folded_again(work, folded, Layout.read(work), _event_rows(work, decided))
+                # What was decided of the other folded slices while this one waited counts as well.
+                decided, layout = require(work, events.TABLE), Layout.read(work)
+                folded = [decided.proofs[d.key] for d in folded]
+                require_newer(decided.proofs, {d.key: layout.attempt(d.key) for d in folded})
+                version = _commit_folded_again(work, folded, layout, _event_rows(work, decided))
     changed = {d.key for d in stale}
     notes = {key: "already followed the events" for key in work.keys if key not in changed}
-    return reports(work, TABLE, decisions, notes, clock, version)
+    return reports(work, TABLE, decided.proofs, notes, clock, version)
 
 
 def _commit_slices(work: Work, decisions: Sequence[Proof], layout: Layout, event_rows: DataFrame) -> int:

@@ -54,6 +54,8 @@ MOST_RECORDS_A_TASK = 250_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
 # default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
 LONGEST_FETCH_MS = "10"
+# Seconds for holding thousands of partitions against their plan after an election; no tick waits for it.
+LONGEST_COMPARISON = 300.0
 
 
 def materialise(work: Work) -> list[SliceReport]:
@@ -112,7 +114,7 @@ def _replaced(
         if isinstance(state, HighwaterError):
             continue
         farthest = {p: piece.recorded[p] for piece in sorted(mine, key=_ordinal) for p, r in piece.ranges.items() if r}
-        history = compare(work.kafka, state, farthest)
+        history = compare(work.kafka, state, farthest, seconds=LONGEST_COMPARISON)
         if history.unsure:
             raise DependencyAwayError(
                 f"{', '.join(piece.key for piece in mine)}: " + next(iter(history.unsure.values())),
@@ -262,8 +264,8 @@ def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
     groups: dict[tuple[str, int], list[Slice]] = {}
     for piece in slices:
         groups.setdefault((piece.topic, piece.generation), []).append(piece)
-    frames = [_named(work, group, _topic_rows(work, group)) for group in groups.values()]
-    return _fenced(reduce(Frame.unionByName, frames), slices)
+    frames = [_fenced(_named(work, group, _topic_rows(work, group)), group) for group in groups.values()]
+    return reduce(Frame.unionByName, frames)
 
 
 def _fenced(rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:

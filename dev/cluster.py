@@ -25,6 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The program: exit status 0 after Ctrl-C, 1 when the cluster did not start."""
     asked = _parser().parse_args(arguments)
     home = asked.home.absolute()
+    if home.exists() and not (home / "kafka-1").exists() and any(home.iterdir()):
+        print(f"error: {home} holds something else than a former cluster; name another --home", file=sys.stderr)
+        return 1
     shutil.rmtree(home, ignore_errors=True)
     try:
         with signals_raise_interrupt(), EmbeddedCluster(home, asked.brokers) as cluster:

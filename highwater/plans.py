@@ -83,10 +83,16 @@ class Planned:
 
     @property
     def recorded(self) -> dict[int, Recorded]:
-        """For each partition what its past must still agree with; nothing before the generation's first slice."""
-        if self.last is None or self.last.generation != self.generation.number:
+        """For each partition what its past must still agree with.
+
+        Into a new generation of the same topic go the partitions that went on: what was accepted concerned others.
+        """
+        if self.last is None or self.last.topic_id != self.generation.topic_id:
             return {}
-        return self.last.recorded
+        if self.last.generation == self.generation.number:
+            return self.last.recorded
+        went_on = {p for p, r in self.last.ranges.items() if self.generation.starts.get(p) == r.end}
+        return {p: was for p, was in self.last.recorded.items() if p in went_on}
 
     @property
     def undecided(self) -> frozenset[int]:

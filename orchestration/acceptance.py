@@ -6,6 +6,7 @@ What belongs here: what an operator's acceptance records, and recording it. What
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING
 from highwater.declaration import Stream
 from highwater.errors import (
     ConfigurationError,
+    DependencyAwayError,
     OffsetsExpiredError,
     PartitionsRemovedError,
     PermanentError,
     TemporaryError,
     TopicTruncatedError,
 )
+from highwater.history import History
 from highwater.plans import Generation, Loss, Planned, left_to_read
 from highwater.slices import OffsetRange, Slice
 from orchestration.cutting import NOTHING, partition_errors
@@ -118,6 +121,7 @@ def acceptance(
     now: datetime,
     partitions: Partitions = None,
     diverged: Mapping[int, int] = NOTHING,
+    divergence: bool = True,
 ) -> Acceptance:
     """Work out what is recorded so that planning and reading go on.
 
@@ -133,6 +137,7 @@ def acceptance(
         now: the time, in UTC.
         partitions: the only ones that are meant; None means all.
         diverged: partitions whose log was replaced before their planned end, with the offset where it was (I16).
+        divergence: whether that alone is accepted; else it only says where a partition that was cut off is sound.
 
     Raises:
         ConfigurationError: single partitions are named, and the whole topic was recreated.
@@ -147,7 +152,7 @@ def acceptance(
                 remedy="leave out --partition",
             )
         return _recreated(case)
-    errors = partition_errors(stream, planned, state, diverged)
+    errors = partition_errors(stream, planned, state, diverged if divergence else NOTHING)
     meant = {p: error for p, error in errors.items() if partitions is None or p in partitions}
     return _same_topic(case, meant, partitions, diverged)
 
@@ -293,11 +298,32 @@ def accept_loss(
     state = kafka.topic_state(stream.topic)
     recorded = ledger.losses(stream.name, stream.topic)
     left = [left_to_read(piece, recorded) for piece in unread(ledger.slices(stream.name, stream.topic))]
-    diverged = compare(kafka, state, planned.recorded).diverged if divergence else NOTHING
-    found = acceptance(stream, planned, state, left, by=by, now=now, partitions=partitions, diverged=diverged)
+    history = compare(kafka, state, planned.recorded, seconds=math.inf)
+    _see_sure(stream, history, partitions)
+    found = acceptance(
+        stream,
+        planned,
+        state,
+        left,
+        by=by,
+        now=now,
+        partitions=partitions,
+        diverged=history.diverged,
+        divergence=divergence,
+    )
     if not dry and not found.nothing:
         _record(ledger, stream, found)
     return found
+
+
+def _see_sure(stream: Stream, history: History, partitions: Partitions) -> None:
+    """See that every partition that is meant could be compared: what was not looked at is not accepted (I15)."""
+    for partition, reason in history.unsure.items():
+        if partitions is None or partition in partitions:
+            raise DependencyAwayError(
+                f"topic {stream.topic} partition {partition}: {reason}",
+                remedy="nothing was recorded; see that the partition has a leader, then try again",
+            )
 
 
 def _record(ledger: Ledger, stream: Stream, found: Acceptance) -> None:

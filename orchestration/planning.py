@@ -159,7 +159,10 @@ class Planner:
         marks: dict[int, Fingerprint] = {}
         slices = []
         for piece in result.slices:
-            marks = {**piece.marks, **marks, **found.get(piece.key, {})}
+            marks = {**piece.marks, **marks}
+            # A mark far behind the end would make the next look long.
+            marks = {p: mark for p, mark in marks.items() if not len(piece.ranges.get(p, ()))}
+            marks |= found.get(piece.key, {})
             slices.append(replace(piece, marks=marks))
         return replace(result, slices=tuple(slices))
 

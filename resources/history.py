@@ -37,55 +37,69 @@ def fingerprints(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) ->
     return {p: Fingerprint(seen.offset, seen.digest) for p, seen in found.items()}
 
 
-def compare(kafka: Kafka, state: TopicState, recorded: Mapping[int, Recorded]) -> History:
+def compare(
+    kafka: Kafka, state: TopicState, recorded: Mapping[int, Recorded], *, seconds: float = COMPARE_SECONDS
+) -> History:
     """Hold what Kafka has now against what was recorded; costs nothing while no leader changed.
 
     Args:
         kafka: is read.
         state: the topic as it was seen just now.
         recorded: by partition.
+        seconds: no further look begins after so long; the partitions that are left are unsure then.
     """
     suspect = {p: was for p, was in recorded.items() if _elected_since(was, state.partitions.get(p))}
     # Those with new records first: they wait for the answer.
     ordered = sorted(suspect, key=lambda p: (state.partitions[p].last_stable or 0) <= suspect[p].end)
-    deadline = time.monotonic() + COMPARE_SECONDS
+    deadline = time.monotonic() + seconds
+    replaced_: list[int] = []
     diverged: dict[int, int] = {}
     unsure: dict[int, str] = {}
     for at in range(0, len(ordered), PARTITIONS_A_LOOK):
         some = {p: suspect[p] for p in ordered[at : at + PARTITIONS_A_LOOK]}
         try:
-            if time.monotonic() > deadline:
-                raise DependencyAwayError("there was no time", remedy="nothing: the next tick goes on")
-            now = _records_since(kafka, state, some)
-            others = [p for p, was in some.items() if replaced(was, now.get(p, ()))]
-            diverged.update({p: _beginning(kafka, state, p, some[p]) for p in others})
+            _see_time(deadline)
+            replaced_ += _replaced_among(kafka, state, some)
         except HighwaterError as error:
-            reason = f"a leader was elected since the last plan, and its log could not be compared: {error.problem}"
-            unsure.update(dict.fromkeys(some, reason))
+            unsure.update(dict.fromkeys(some, _UNSURE + error.problem))
+    # The searches come last: the partitions that are sound need not wait for them.
+    for p in replaced_:
+        try:
+            diverged[p] = _beginning(kafka, state, p, suspect[p], deadline)
+        except HighwaterError as error:
+            unsure[p] = f"other records stand under planned offsets; from where could not be found: {error.problem}"
     return History(diverged, unsure)
+
+
+_UNSURE = "a leader was elected since the last plan, and its log could not be compared: "
+
+
+def _see_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise DependencyAwayError("there was no time", remedy="nothing: the next look goes on")
+
+
+def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, Recorded]) -> list[int]:
+    """The partitions where other records stand under planned offsets, by the record at the mark and by the last one."""
+    marks, wholes = {}, {}
+    for p, was in suspect.items():
+        seen = state.partitions[p]
+        log_start, end = seen.log_start or 0, min(was.end, seen.last_stable or 0)
+        wholes[p] = OffsetRange(min(log_start, end), end)
+        if was.mark is not None and log_start <= was.mark.offset < end:
+            marks[p] = OffsetRange(was.mark.offset, was.mark.offset + 1)
+    found: dict[int, list[SeenRecord]] = {}
+    for message in kafka.read(state.topic, marks, seconds=LOOK_SECONDS):
+        found.setdefault(message.partition() or 0, []).append(_seen(message))
+    for p, last in _last_records(kafka, state.topic, wholes).items():
+        found.setdefault(p, []).append(last)
+    return [p for p, was in suspect.items() if replaced(was, found.get(p, ()))]
 
 
 def _elected_since(was: Recorded, seen: PartitionState | None) -> bool:
     if seen is None or seen.log_start is None or seen.last_stable is None or was.epoch is None:
         return False
     return seen.leader_epoch is not None and seen.leader_epoch != was.epoch and seen.log_start < was.end
-
-
-def _records_since(kafka: Kafka, state: TopicState, suspect: Mapping[int, Recorded]) -> dict[int, list[SeenRecord]]:
-    """For each partition the records from its mark to its planned end, or the last one where the mark is gone."""
-    marked, others = {}, {}
-    for p, was in suspect.items():
-        seen = state.partitions[p]
-        log_start = seen.log_start or 0
-        end = min(was.end, seen.last_stable or 0)
-        if was.mark is not None and log_start <= was.mark.offset < end:
-            marked[p] = OffsetRange(was.mark.offset, end)
-        else:
-            others[p] = OffsetRange(min(log_start, end), end)
-    found: dict[int, list[SeenRecord]] = {}
-    for message in kafka.read(state.topic, marked, seconds=LOOK_SECONDS):
-        found.setdefault(message.partition() or 0, []).append(_seen(message))
-    return found | {p: [last] for p, last in _last_records(kafka, state.topic, others).items()}
 
 
 def _last_records(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, SeenRecord]:
@@ -109,12 +123,13 @@ def _seen(message: Message) -> SeenRecord:
     )
 
 
-def _beginning(kafka: Kafka, state: TopicState, partition: int, was: Recorded) -> int:
+def _beginning(kafka: Kafka, state: TopicState, partition: int, was: Recorded, deadline: float) -> int:
     """The offset behind the last record that was written in the recorded epoch or before: a binary search."""
     seen = state.partitions[partition]
     low, high = seen.log_start or 0, min(was.end, seen.last_stable or 0)
     end = high
     while low < high:
+        _see_time(deadline)
         middle = (low + high) // 2
         first = next(kafka.read(state.topic, {partition: OffsetRange(middle, end)}, seconds=LOOK_SECONDS), None)
         found = None if first is None else _seen(first)

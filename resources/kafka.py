@@ -166,8 +166,12 @@ class Kafka:
             p: known[p] if at.offset < 0 else min(at.offset, known[p]) for p, at in sorted(found.items()) if p in known
         }
 
-    def read(self, topic: str, ranges: Mapping[int, OffsetRange], *, seconds: float = 30.0) -> Iterator[Message]:
+    def read(
+        self, topic: str, ranges: Mapping[int, OffsetRange], *, seconds: float = 30.0, committed: bool = True
+    ) -> Iterator[Message]:
         """The committed records of some ranges, by an assigned consumer that commits nothing.
+
+        With `committed` false also those of transactions that are open or were aborted.
 
         The record at the end offset may not exist (a marker, or compacted), so the end is told by the consumer's
         position, never by a record.
@@ -181,7 +185,8 @@ class Kafka:
         wanted = {p: r for p, r in ranges.items() if len(r)}
         if not wanted:
             return
-        consumer = Consumer(self.client_config(**READER))
+        level = {} if committed else {"isolation.level": "read_uncommitted"}
+        consumer = Consumer(self.client_config(**{**READER, **level}))
         try:
             consumer.assign([TopicPartition(topic, p, r.start) for p, r in wanted.items()])
             yield from self._records(consumer, topic, dict(wanted), seconds)

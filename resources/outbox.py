@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from highwater.errors import DependencyAwayError
 from highwater.slices import OffsetRange
-from resources.producer import Outcome, Record, ReliableProducer
+from resources.producer import KeyStoppedError, Outcome, Record, RecordRefusedError, ReliableProducer
 
 if TYPE_CHECKING:
-    from resources.kafka import Kafka
+    from resources.kafka import Kafka, PartitionState
 
 ID_HEADER = "highwater.outbox.id"
 # So many ticks are written together; a crash between costs nothing, the topic tells.
@@ -107,9 +108,9 @@ class Outbox:
         rows = self._connection.execute('SELECT partition, "offset" FROM positions WHERE topic = ?', (topic,))
         began: dict[int, int] = dict(rows.fetchall())
         partitions = self._kafka.topic_state(topic).partitions
-        ends = {p: seen.last_stable for p, seen in partitions.items() if seen.last_stable is not None}
-        ranges = {p: OffsetRange(min(began.get(p, 0), end), end) for p, end in ends.items()}
-        for message in self._kafka.read(topic, ranges):
+        # To the high watermark: behind a transaction that somebody holds open, records of ours may stand as well.
+        ranges = {p: OffsetRange(*_window(topic, p, began.get(p, 0), seen)) for p, seen in partitions.items()}
+        for message in self._kafka.read(topic, ranges, committed=False):
             record_id = dict(message.headers() or []).get(ID_HEADER)
             if isinstance(record_id, bytes):
                 place = Outcome(topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1])
@@ -121,7 +122,12 @@ class Outbox:
         self._begin({record.topic for _, record in waiting})
         for record_id, record in waiting:
             self._sent.add(record_id)
-            self._send(producer, record_id, record, on_outcome)
+            try:
+                self._send(producer, record_id, record, on_outcome)
+            except (KeyStoppedError, RecordRefusedError) as error:
+                # It stays in the outbox; the others go on.
+                if on_outcome is not None:
+                    on_outcome(record_id, Outcome(record.topic, -1, -1, -1, str(error.found)))
 
     def _send(self, producer: ReliableProducer, record_id: str, record: Record, on_outcome: OnOutcome | None) -> None:
         def ended(outcome: Outcome) -> None:
@@ -139,7 +145,7 @@ class Outbox:
         known = {row[0] for row in self._connection.execute("SELECT DISTINCT topic FROM positions")}
         for topic in sorted(set(topics) - known):
             partitions = self._kafka.topic_state(topic).partitions
-            ends = [(topic, p, seen.high_watermark or 0) for p, seen in partitions.items()]
+            ends = [(topic, p, _window(topic, p, 0, seen)[1]) for p, seen in partitions.items()]
             with self._connection as open_:
                 open_.executemany("INSERT INTO positions VALUES (?, ?, ?)", ends)
 
@@ -165,6 +171,15 @@ class Outbox:
         """Write the ticks, and close the file."""
         self.save()
         self._connection.close()
+
+
+def _window(topic: str, partition: int, began: int, seen: PartitionState) -> tuple[int, int]:
+    """From where to where a partition is read; what retention took needs no look."""
+    if seen.log_start is None or seen.high_watermark is None:
+        raise DependencyAwayError(
+            f"topic {topic} partition {partition} has no leader", remedy="nothing was sent; try again when it has one"
+        )
+    return min(max(began, seen.log_start), seen.high_watermark), seen.high_watermark
 
 
 def _row(record: Record) -> tuple[object, ...]:

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assets import raw
+from assets.streams.orders import STREAM
 from dev.broker import EmbeddedCluster
 from dev.processes import wait_until
 from highwater.declaration import Limits
 from highwater.errors import DependencyAwayError, TopicTruncatedError
-from highwater.history import Fingerprint, Recorded, SeenRecord, digest, replaced
-from orchestration.acceptance import accept_loss, never_read
+from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
+from highwater.plans import Generation, Planned
+from highwater.slices import OffsetRange, Slice
+from orchestration.acceptance import accept_loss, acceptance, never_read
+from orchestration.cutting import plan
 from orchestration.planning import Planner
 from resources.history import compare
-from resources.kafka import Kafka
+from resources.kafka import Kafka, PartitionState, TopicState
 from tests.support import Bench, Message, make_bench, order_message, send
 
 if TYPE_CHECKING:
@@ -27,28 +31,28 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dev.broker import EmbeddedBroker
-    from highwater.slices import Slice
 
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 WAS = Recorded(end=10, epoch=3, mark=Fingerprint(9, "a"))
 
 
-def seen(offset: int, text: str, epoch: int | None) -> SeenRecord:
+def record(offset: int, text: str, epoch: int | None) -> SeenRecord:
     return SeenRecord(offset, text, epoch)
 
 
 @pytest.mark.parametrize(
     ("was", "now", "expected"),
     [
-        (WAS, [seen(9, "a", 3)], False),
-        (WAS, [seen(9, "b", 5)], True),
-        (WAS, [seen(9, "b", None)], True),  # an old format of batches carries no epoch
-        (WAS, [seen(9, "a", None)], False),
-        (WAS, [seen(7, "z", 2)], False),  # compaction took the marked one
-        (WAS, [seen(9, "a", 3), seen(9, "c", 5)], True),
+        (WAS, [record(9, "a", 3)], False),
+        (WAS, [record(9, "b", 5)], True),
+        (WAS, [record(9, "b", None)], True),  # an old format of batches carries no epoch
+        (WAS, [record(9, "a", None)], False),
+        (WAS, [record(7, "z", 2)], False),  # compaction took the marked one
+        (WAS, [record(9, "a", 3), record(9, "c", 5)], True),
         (WAS, [], False),
-        (replace(WAS, mark=None), [seen(9, "b", 5)], True),
-        (replace(WAS, mark=None), [seen(9, "b", 3)], False),
-        (Recorded(10, None, None), [seen(9, "b", 5)], False),
+        (replace(WAS, mark=None), [record(9, "b", 5)], True),
+        (replace(WAS, mark=None), [record(9, "b", 3)], False),
+        (Recorded(10, None, None), [record(9, "b", 5)], False),
     ],
 )
 def test_another_record_or_a_later_epoch_tells(was: Recorded, now: list[SeenRecord], expected: bool) -> None:
@@ -59,6 +63,51 @@ def test_a_digest_tells_null_from_empty_and_key_from_value() -> None:
     contents = [(None, None), (b"", None), (None, b""), (b"", b""), (b"a", b"b"), (b"ab", b"")]
     assert len({digest(1, *content) for content in contents}) == len(contents)
     assert digest(1, b"a", b"b") != digest(2, b"a", b"b")
+
+
+def generation(number: int, starts: dict[int, int | None]) -> Generation:
+    return Generation("orders", "orders", "id", number, starts, NOON)
+
+
+def test_a_partition_that_went_on_into_a_new_generation_is_still_held_against_its_past() -> None:
+    """Two are replaced; accepting one must not make the other's new records look as if they followed."""
+    ranges = {0: OffsetRange(100, 200), 1: OffsetRange(100, 200)}
+    last = Slice("orders", "orders", "id", 0, 4, ranges, NOON, epochs={0: 1, 1: 1})
+    after = Planned.of(generation(1, {0: 120, 1: 200}), last, [])
+    assert after.recorded == {1: Recorded(200, 1)}
+    state = topic(seen(0, 260, epoch=3), seen(0, 260, epoch=3))
+    result = plan(replace(STREAM, limits=Limits()), after, state, NOON, History({1: 150}))
+    assert set(result.errors) == {1}
+    assert [piece.ranges[0] for piece in result.slices] == [OffsetRange(120, 260)]
+    assert result.slices[0].epochs == {0: 3, 1: 1}, "what was not looked at keeps the epoch of its plan"
+
+
+def test_a_partition_that_was_cut_off_and_grew_again_begins_where_it_is_sound() -> None:
+    """Planned to 200, cut off at 100, grown to 150: the records from 100 on are new."""
+    last = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(0, 200)}, NOON, epochs={0: 1})
+    planned_ = Planned.of(generation(0, {0: 0}), last, [])
+    for divergence in (True, False):
+        found = acceptance(
+            STREAM,
+            planned_,
+            topic(seen(0, 150, epoch=3)),
+            [last],
+            by="ann",
+            now=NOON,
+            diverged={0: 100},
+            divergence=divergence,
+        )
+        assert found.opened is not None
+        assert found.opened.starts == {0: 100}
+        assert [loss.offsets for loss in found.losses] == [OffsetRange(100, 200)]
+
+
+def seen(log_start: int, stable: int, *, epoch: int) -> PartitionState:
+    return PartitionState(log_start, stable, stable, 1, epoch)
+
+
+def topic(*partitions: PartitionState) -> TopicState:
+    return TopicState("orders", "id", dict(enumerate(partitions)))
 
 
 # From here on against real brokers.
