@@ -298,6 +298,8 @@ class Kafka:
         )
 
     def _away(self, error: object) -> DependencyAwayError:
+        # A client that knew a controller which is gone waits for that one for minutes; a new one asks who it is now.
+        self._admin = None
         return DependencyAwayError(
             f"Kafka at {self.bootstrap} did not answer",
             found=without_values(str(error), self._config) or type(error).__name__,
