@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dev.generator import SOURCES, Order, Target, generate, outbox_file
 from resources.kafka import Kafka
 from resources.outbox import ID_HEADER, Outbox
 from resources.producer import Outcome, Record, ReliableProducer, producer_properties
@@ -69,14 +70,14 @@ def test_killed_twenty_times_every_id_is_there_once_and_only_those_are_ticked(
     box = Outbox(file, Kafka(bootstrap))
     box.put((f"id-{n}", Record(name, b"k%d" % (n % 50), b"%d" % n)) for n in range(RECORDS))
     box.close()
-    killed_amid = 0
+    killed_amid = untold = 0
     for number in range(KILLS):
         ready = tmp_path / f"ready-{number}"
         child = context.Process(target=work, args=(file, bootstrap, ready))
         child.start()
         while child.is_alive() and not ready.exists():
             time.sleep(0.002)
-        time.sleep(chance.uniform(0, 0.03))
+        time.sleep(chance.uniform(0, 0.3))
         if child.is_alive() and child.pid:
             os.kill(child.pid, signal.SIGKILL)
             killed_amid += 1
@@ -84,11 +85,14 @@ def test_killed_twenty_times_every_id_is_there_once_and_only_those_are_ticked(
         standing = ids(bootstrap, name)
         assert len(standing) == len(set(standing)), "an id stands twice"
         box = Outbox(file, Kafka(bootstrap))
-        assert set(box.ticked()) <= set(standing), "ticked, and not in the topic"
+        ticked = box.ticked()
+        assert set(ticked) <= set(standing), "ticked, and not in the topic"
+        untold += len(standing) > len(ticked)
         if len(standing) > RECORDS // 2:  # more of them, so that there is something to kill at
             box.put((f"id-{number}-{n}", Record(name, b"k%d" % (n % 50), b"x")) for n in range(RECORDS // 2))
         box.close()
     assert killed_amid >= KILLS // 2
+    assert untold >= 1, "nothing had arrived whose tick was lost: there was nothing to find out"
     work(file, bootstrap, tmp_path / "last")
     box = Outbox(file, Kafka(bootstrap))
     assert box.waiting() == []
@@ -111,6 +115,51 @@ def ids(bootstrap: str, topic: str) -> list[str]:
 def in_order(bootstrap: str, topic: str) -> list[tuple[bytes | None, bytes]]:
     found = read_topic(bootstrap, topic)
     return [(key, value or b"") for _, (key, value) in sorted(found.items())]
+
+
+def generate_some(bootstrap: str, home: Path, name: str, seed: int) -> None:
+    """What a child does until it is killed: a generator of orders without faults."""
+    source = SOURCES["orders"]
+    rates = dict.fromkeys(source.faults, 0.0)
+    target = Target(bootstrap, home, str(home / "lake"), topic=name)
+    generate(source, target, Order(seed=seed, records=3000, rate=1500, rates=rates))
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name = topic(partitions=SOURCES["orders"].partitions)
+    chance = random.Random(11)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.test_outbox"])
+    untold = 0
+    for number in range(KILLS):
+        before = len(ids(bootstrap, name))
+        child = context.Process(target=generate_some, args=(bootstrap, tmp_path, name, number))
+        child.start()
+        deadline = time.monotonic() + 60
+        while child.is_alive() and time.monotonic() < deadline and len(ids(bootstrap, name)) <= before:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.1))
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join(30)
+        standing = ids(bootstrap, name)
+        assert len(standing) == len(set(standing)), "an id stands twice"
+        box = Outbox(outbox_file(tmp_path, name), Kafka(bootstrap))
+        ticked = box.ticked()
+        assert set(ticked) <= set(standing), "ticked, and not in the topic"
+        untold += len(standing) > len(ticked)
+        box.close()
+    assert untold >= KILLS // 4
+    generate_some(bootstrap, tmp_path, name, KILLS)
+    box = Outbox(outbox_file(tmp_path, name), Kafka(bootstrap))
+    assert box.waiting() == []
+    assert sorted(box.ticked()) == sorted(ids(bootstrap, name))
+    box.close()
 
 
 @pytest.mark.slow
