@@ -32,7 +32,7 @@ SECONDS = 480.0
 def deployed(
     tmp_path_factory: pytest.TempPathFactory, bootstrap: str, spark_server: SparkConnect
 ) -> Iterator[tuple[Deployment, DagsterServices]]:
-    """One deployment for the module, its sensors running; the tests follow each other on it."""
+    """One deployment for the module, whose sensors have taken its backlog; each test may be the first one on it."""
     from tests.conftest import create_topic
 
     name = f"orders.runs.{tmp_path_factory.getbasetemp().name}"
@@ -42,6 +42,10 @@ def deployed(
     deployment = Deployment.make(root, name, bootstrap, spark_server.remote, limits, sensors=True)
     deployment.send([order_message(f"o{n % 7}", n // 7 + 1, partition=n % 2) for n in range(50)])
     with Running(deployment) as services:
+        with deployment.instance() as instance:
+            wait_for(lambda: len(deployment.materialised(instance)) == 5, SECONDS, "five slices in every table")
+            runs = instance.get_runs(dg.RunsFilter(job_name="orders_slice"))
+            wait_for(lambda: all(instance.get_run_by_id(r.run_id).is_finished for r in runs), SECONDS, "the runs' end")
         yield deployment, services
 
 
@@ -50,11 +54,9 @@ def test_the_sensor_takes_a_backlog_through_all_tables(
 ) -> None:
     deployment, _ = deployed
     with deployment.instance() as instance:
-        wait_for(lambda: len(deployment.materialised(instance)) == 5, SECONDS, "five slices in every table")
         runs = instance.get_runs(dg.RunsFilter(job_name="orders_slice"))
         ranges = sorted((run.tags[RANGE_START][-7:], run.tags[RANGE_END][-7:]) for run in runs)
         assert ranges == [("0000000", "0000002"), ("0000003", "0000004")]
-        wait_for(lambda: all(instance.get_run_by_id(r.run_id).is_finished for r in runs), SECONDS, "the runs' end")
         assert {instance.get_run_by_id(r.run_id).status for r in runs} == {dg.DagsterRunStatus.SUCCESS}
         assert _checks(instance, deployment, "events", "offsets_accounted_for") == dict.fromkeys(
             deployment.keys(), True
