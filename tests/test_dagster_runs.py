@@ -196,7 +196,15 @@ def _launch(deployment: Deployment, services: DagsterServices, keys: list[str]) 
         "assetSelection": [{"path": [deployment.stream.name, table.name]} for table in TABLES],
         "partitionNames": keys,
     }
-    backfill = services.ask(LAUNCH_BACKFILL, {"params": params})["launchPartitionBackfill"]["backfillId"]
+    answers: list[dict[str, str]] = []
+
+    def launched() -> bool:
+        # Beside other tests the code server was once too busy to answer the page in time.
+        answers.append(services.ask(LAUNCH_BACKFILL, {"params": params})["launchPartitionBackfill"])
+        return answers[-1]["__typename"] == "LaunchBackfillSuccess"
+
+    wait_for(launched, 60, f"a backfill of {keys}; the page answered {answers}")
+    backfill = answers[-1]["backfillId"]
     with deployment.instance() as instance:
         wait_for(
             lambda: bool(instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))),
