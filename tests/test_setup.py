@@ -14,6 +14,8 @@ from dev.paths import REPOSITORY
 
 LOCKS = ("requirements.lock", "requirements-build.lock")
 COMMANDS = {
+    "soak",
+    "cluster",
     "help",
     "setup",
     "demo",
