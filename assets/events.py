@@ -77,6 +77,8 @@ def require(work: Work, table: str) -> Standing:
 
 def _unfinished(work: Work, standing: Standing) -> dict[str, str]:
     """Slices whose decision stands while what follows it does not: it is finished, not decided anew."""
+    if not standing.proofs:
+        return {}
     rejects, current = Standing.read(work, "rejects"), Layout.read(work)
     followers = {"rejects": rejects.attempt, "current": current.attempt}
     lacking = {

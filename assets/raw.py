@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from assets.commit import Clock, Standing, commit_until_settled
@@ -113,7 +114,12 @@ def _replaced(
         state, mine = states[topic], [piece for piece in slices if piece.topic == topic]
         if isinstance(state, HighwaterError):
             continue
-        farthest = {p: piece.recorded[p] for piece in sorted(mine, key=_ordinal) for p, r in piece.ranges.items() if r}
+        farthest = {
+            p: piece.recorded[p]
+            for piece in sorted(mine, key=attrgetter("ordinal"))
+            for p, r in piece.ranges.items()
+            if r
+        }
         history = compare(work.kafka, state, farthest, seconds=LONGEST_COMPARISON)
         if history.unsure:
             raise DependencyAwayError(
@@ -122,10 +128,6 @@ def _replaced(
             )
         found.update({piece.key: error for piece in mine if (error := _diverged(piece, history.diverged)) is not None})
     return found
-
-
-def _ordinal(piece: Slice) -> int:
-    return piece.ordinal
 
 
 def _diverged(piece: Slice, diverged: Mapping[int, int]) -> HighwaterError | None:
@@ -275,7 +277,7 @@ def _fenced(rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    ordered = sorted(slices, key=_ordinal)
+    ordered = sorted(slices, key=attrgetter("ordinal"))
     marks = {p: mark for piece in ordered for p, mark in piece.marks.items() if mark.offset in piece.ranges[p]}
     if not marks:
         return rows

@@ -6,7 +6,7 @@ its own, or sending anything anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from assets.commit import Clock, Standing, commit_lock, reports, require_newer
 from assets.events import attempt_of, origin_columns, require
 from assets.parsing import PERMANENT, UNRESOLVED, judged
 from assets.work import SliceReport, Work
-from highwater.errors import SupersededAttemptError
+from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.proof import Proof
 from resources.lake import create_table, replace_slices, rows_at, slice_is_one_of
 from resources.spark import delta_errors
@@ -66,7 +66,9 @@ def _follow_decision(work: Work, decided: Standing, standing: Standing, clock: C
             version = _commit(work, rows, [decisions[key] for key in open_], standing)
     proofs = {key: _proof(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}
-    return reports(work, TABLE, proofs, notes, clock, version)
+    found = reports(work, TABLE, proofs, notes, clock, version)
+    _see_balanced(found, decisions)
+    return found
 
 
 def _proof(decision: Proof) -> Proof:
@@ -87,6 +89,23 @@ def _see_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
                 stored=decided,
                 found=found,
                 remedy="request the slice again: its events are then decided anew",
+            )
+
+
+def _see_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof]) -> None:
+    """Hold what the table's log says was written against the decision (I5).
+
+    Raises:
+        UnbalancedError: the rejects are not what the decision left: somebody changed raw or events beside Highwater.
+    """
+    for report in found:
+        expected = decisions[report.piece.key].counts["rejects"]
+        if report.rows != expected:
+            raise UnbalancedError(
+                f"{report.piece.key}: raw minus events leaves another number of rejects than was decided",
+                stored=expected,
+                found=report.rows,
+                remedy="restore the table that was changed, then materialise the slice again from events on",
             )
 
 

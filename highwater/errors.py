@@ -85,6 +85,10 @@ class ShrunkError(PermanentError):
     """Kafka would give fewer records for a slice than its commit recorded (I10)."""
 
 
+class UnbalancedError(PermanentError):
+    """Raw, events and rejects of a slice do not add up: rows were changed by somebody else (I5)."""
+
+
 class DependencyAwayError(TemporaryError):
     """Kafka, the lake, the ledger or Spark could not be reached; nothing was decided (I15)."""
 

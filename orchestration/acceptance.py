@@ -26,7 +26,7 @@ from highwater.history import History
 from highwater.plans import Generation, Loss, Planned, left_to_read
 from highwater.slices import OffsetRange, Slice
 from orchestration.cutting import NOTHING, partition_errors
-from resources.history import compare
+from resources.history import look_back
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -298,7 +298,7 @@ def accept_loss(
     state = kafka.topic_state(stream.topic)
     recorded = ledger.losses(stream.name, stream.topic)
     left = [left_to_read(piece, recorded) for piece in unread(ledger.slices(stream.name, stream.topic))]
-    history = compare(kafka, state, planned.recorded, seconds=math.inf)
+    history = look_back(kafka, state, planned, seconds=math.inf)
     _see_sure(stream, history, partitions)
     found = acceptance(
         stream,

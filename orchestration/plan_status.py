@@ -14,7 +14,7 @@ from highwater.errors import HighwaterError
 from highwater.history import SOUND, History
 from highwater.plans import Planned
 from orchestration.cutting import partition_errors, positions, see_same_topic, skipped_partitions
-from resources.history import compare
+from resources.history import look_back
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -116,7 +116,7 @@ def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[
     errors: list[HighwaterError] = []
     try:
         state = kafka.topic_state(stream.topic)
-        history = compare(kafka, state, planned.recorded) if planned else SOUND
+        history = look_back(kafka, state, planned) if planned else SOUND
         partitions = _partitions(stream, planned, state, history)
         errors = _errors(stream, planned, state, history)
     except HighwaterError as error:

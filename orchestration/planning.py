@@ -18,7 +18,7 @@ from highwater.history import Fingerprint
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import Slice
 from orchestration.cutting import PlanResult, plan, see_same_topic
-from resources.history import compare, fingerprints
+from resources.history import fingerprints, look_back
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -138,7 +138,7 @@ class Planner:
                 planned = self._begun(stream, planned, state, now, dry=dry)
             if planned is None:
                 continue
-            result = plan(stream, planned, state, now, compare(self._kafka, state, planned.recorded))
+            result = plan(stream, planned, state, now, look_back(self._kafka, state, planned))
             if not dry:
                 result = self._marked(state, result)
             if dry or self._stored(planned, result):
@@ -149,7 +149,7 @@ class Planner:
         )
 
     def _marked(self, state: TopicState, result: PlanResult) -> PlanResult:
-        """The plan with the fingerprint of the last record of each range; where nothing is new the one before stays."""
+        """The plan with the fingerprint of the last record of each range."""
         found: dict[str, Mapping[int, Fingerprint]] = {}
         deadline = time.monotonic() + MARK_SECONDS
         # The newest slice first: what comes is held against it. Where time runs out the others go without.
@@ -159,10 +159,8 @@ class Planner:
         marks: dict[int, Fingerprint] = {}
         slices = []
         for piece in result.slices:
-            marks = {**piece.marks, **marks}
-            # A mark far behind the end would make the next look long.
-            marks = {p: mark for p, mark in marks.items() if not len(piece.ranges.get(p, ()))}
-            marks |= found.get(piece.key, {})
+            # An older mark stays true where no newer one was found.
+            marks = {**piece.marks, **marks, **found.get(piece.key, {})}
             slices.append(replace(piece, marks=marks))
         return replace(result, slices=tuple(slices))
 

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError, HighwaterError
-from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
+from highwater.history import SOUND, Fingerprint, History, Recorded, SeenRecord, digest, replaced
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
+    from highwater.plans import Planned
     from resources.kafka import Kafka, PartitionState, TopicState
 
 # Markers, aborted and compacted records are passed over: so far back, in offsets, a record is looked for.
@@ -37,6 +38,13 @@ def fingerprints(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) ->
     return {p: Fingerprint(seen.offset, seen.digest) for p, seen in found.items()}
 
 
+def look_back(kafka: Kafka, state: TopicState, planned: Planned, *, seconds: float = COMPARE_SECONDS) -> History:
+    """How a planned topic compares with its plan; one that was recreated is another topic, and is not compared."""
+    if state.topic_id != planned.generation.topic_id:
+        return SOUND
+    return compare(kafka, state, planned.recorded, seconds=seconds)
+
+
 def compare(
     kafka: Kafka, state: TopicState, recorded: Mapping[int, Recorded], *, seconds: float = COMPARE_SECONDS
 ) -> History:
@@ -52,26 +60,24 @@ def compare(
     # Those with new records first: they wait for the answer.
     ordered = sorted(suspect, key=lambda p: (state.partitions[p].last_stable or 0) <= suspect[p].end)
     deadline = time.monotonic() + seconds
-    replaced_: list[int] = []
+    others: list[int] = []
     diverged: dict[int, int] = {}
     unsure: dict[int, str] = {}
     for at in range(0, len(ordered), PARTITIONS_A_LOOK):
         some = {p: suspect[p] for p in ordered[at : at + PARTITIONS_A_LOOK]}
         try:
             _see_time(deadline)
-            replaced_ += _replaced_among(kafka, state, some)
+            others += _replaced_among(kafka, state, some)
         except HighwaterError as error:
-            unsure.update(dict.fromkeys(some, _UNSURE + error.problem))
+            reason = f"a leader was elected since the last plan, and its log could not be compared: {error.problem}"
+            unsure.update(dict.fromkeys(some, reason))
     # The searches come last: the partitions that are sound need not wait for them.
-    for p in replaced_:
+    for p in others:
         try:
             diverged[p] = _beginning(kafka, state, p, suspect[p], deadline)
         except HighwaterError as error:
             unsure[p] = f"other records stand under planned offsets; from where could not be found: {error.problem}"
     return History(diverged, unsure)
-
-
-_UNSURE = "a leader was elected since the last plan, and its log could not be compared: "
 
 
 def _see_time(deadline: float) -> None:

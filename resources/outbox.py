@@ -13,11 +13,13 @@ import json
 import sqlite3
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError
 from highwater.slices import OffsetRange
+from resources.delivery import NOT_SENT
 from resources.producer import KeyStoppedError, Outcome, Record, RecordRefusedError, ReliableProducer
 
 if TYPE_CHECKING:
@@ -126,8 +128,9 @@ class Outbox:
                 self._send(producer, record_id, record, on_outcome)
             except (KeyStoppedError, RecordRefusedError) as error:
                 # It stays in the outbox; the others go on.
+                reason = str(error.found) if isinstance(error, RecordRefusedError) else NOT_SENT
                 if on_outcome is not None:
-                    on_outcome(record_id, Outcome(record.topic, -1, -1, -1, str(error.found)))
+                    on_outcome(record_id, Outcome(record.topic, -1, -1, -1, reason))
 
     def _send(self, producer: ReliableProducer, record_id: str, record: Record, on_outcome: OnOutcome | None) -> None:
         def ended(outcome: Outcome) -> None:
@@ -137,8 +140,7 @@ class Outbox:
                 on_outcome(record_id, outcome)
 
         headers = [*record.headers, (ID_HEADER, record_id.encode())]
-        named = Record(record.topic, record.key, record.value, headers, record.partition, record.timestamp)
-        producer.send(named, record_id, on_outcome=ended)
+        producer.send(replace(record, headers=headers), record_id, on_outcome=ended)
 
     def _begin(self, topics: Iterable[str]) -> None:
         """Note where a topic ended before the first record went to it: from there it is read after a crash."""

@@ -84,7 +84,9 @@ def producer_properties(
         for name in ("delivery.timeout.ms", "transaction.timeout.ms"):
             if not _in(found[name], 1, 2**31 - 1):
                 raise ConfigurationError(
-                    f"the producer's property {name} is no number of ms", found=found[name], remedy="mend it"
+                    f"the producer's property {name} is no time",
+                    found=found[name],
+                    remedy="give a whole number of milliseconds, 1 or more",
                 )
         found["delivery.timeout.ms"] = str(min(int(found["delivery.timeout.ms"]), int(found["transaction.timeout.ms"])))
     return found
@@ -336,16 +338,11 @@ class ReliableProducer:
             )
         while len(self._queue) >= MOST_QUEUED:
             self.poll(POLL_SECONDS)
-        if self._queue or len(self._with_client) >= MOST_WITH_CLIENT:
-            self.counts.sent += 1
-            self._queue.append(entry)
-            return
-        self.counts.sent += 1
-        try:
+        if not self._queue and len(self._with_client) < MOST_WITH_CLIENT:
             self._hand_over(entry)
-        except RecordRefusedError:
-            self.counts.sent -= 1
-            raise
+        else:
+            self._queue.append(entry)
+        self.counts.sent += 1
 
     def _pump(self) -> None:
         """Give the client what waits, as long as it has room; records of stopped keys are handed back instead."""
@@ -359,6 +356,8 @@ class ReliableProducer:
                 self._hand_over(entry)
             except RecordRefusedError as error:
                 self._ended(entry, Outcome(entry.record.topic, -1, -1, -1, str(error.found)))
+            except UndeliveredError:  # no producer takes it any more; those under way end by themselves
+                self._ended(entry, Outcome(entry.record.topic, -1, -1, -1, NOT_SENT))
 
     def _hand_over(self, entry: _Entry) -> None:
         record, number = entry.record, next(self._numbers)

@@ -16,11 +16,11 @@ import pytest
 from assets import raw
 from dev.broker import EmbeddedBroker, EmbeddedCluster
 from dev.processes import wait_until
+from dev.proxy import LossyProxy
 from highwater.declaration import Limits
 from orchestration.planning import Planner
 from resources.producer import Record, ReliableProducer, producer_properties
 from tests.conftest import create_topic
-from tests.lossy_proxy import LossyProxy
 from tests.support import Bench, make_bench, read_topic
 
 if TYPE_CHECKING:

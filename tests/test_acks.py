@@ -22,6 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.crash]
 
 TOPIC = "weak"
 RECORDS = 50
+# A follower's fetch waits 0.5 s for records (replica.fetch.wait.max.ms). What comes while the fetch of a follower that
+# hangs still waits is in that follower's socket, and it reads it when it goes on.
+FETCH_SECONDS = 1.5
 
 
 def reported_delivered(bootstrap: str, acks: str, *, seconds: float) -> int:
@@ -41,6 +44,7 @@ def reported_delivered(bootstrap: str, acks: str, *, seconds: float) -> int:
     assert producer.flush(10) == 0
     wait_until(lambda: len(read_topic(bootstrap, TOPIC)) == 1, 30, "the first record")
     stopped.kill(signal.SIGSTOP)
+    time.sleep(FETCH_SECONDS)
     for number in range(RECORDS):
         producer.produce(TOPIC, b"%d" % number, partition=0, on_delivery=report)
     producer.flush(seconds)

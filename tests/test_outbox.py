@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dev.generator import SOURCES, Order, Target, generate, outbox_file
+from resources.delivery import End
 from resources.kafka import Kafka
 from resources.outbox import ID_HEADER, Outbox
 from resources.producer import Outcome, Record, ReliableProducer, producer_properties
@@ -160,6 +161,32 @@ def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
     assert box.waiting() == []
     assert sorted(box.ticked()) == sorted(ids(bootstrap, name))
     box.close()
+
+
+@pytest.mark.slow
+def test_a_refused_record_and_a_stopped_key_hold_nobody_up(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+    name = topic(partitions=1)
+    box = Outbox(tmp_path / "outbox.sqlite", Kafka(bootstrap))
+    producer = ReliableProducer(producer_properties(bootstrap, {"message.max.bytes": "2000"}))
+    producer.stopped[name, b"stopped"] = "before"
+    box.put(
+        [
+            ("large", Record(name, b"a", b"x" * 5000)),
+            ("stopped", Record(name, b"stopped", b"v")),
+            ("sound", Record(name, b"b", b"v")),
+        ]
+    )
+    ends: dict[str, Outcome] = {}
+    box.send(producer, lambda record_id, outcome: ends.update({record_id: outcome}))
+    producer.close()
+    box.save()
+    assert {record_id: outcome.end for record_id, outcome in ends.items()} == {
+        "large": End.NOT_DELIVERED,
+        "stopped": End.NOT_DELIVERED,
+        "sound": End.DELIVERED,
+    }
+    assert [record_id for record_id, _ in box.waiting()] == ["large", "stopped"]
+    assert ids(bootstrap, name) == ["sound"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,13 @@ import pytest
 from assets import current, events, raw, rejects
 from assets.commit import Clock, Standing
 from assets.layout import Layout
-from highwater.errors import DependencyAwayError, OffsetsExpiredError, SupersededAttemptError, TopicRecreatedError
+from highwater.errors import (
+    DependencyAwayError,
+    OffsetsExpiredError,
+    SupersededAttemptError,
+    TopicRecreatedError,
+    UnbalancedError,
+)
 from highwater.folding import BASE, RECENT
 from highwater.proof import Proof
 from resources.lake import replace_slices
@@ -242,6 +248,21 @@ def test_raw_that_changed_since_the_decision_makes_no_rejects(bench: Bench) -> N
     decision = Proof(piece, 1, 0, {"raw": 2, "rejects": 1})
     with pytest.raises(SupersededAttemptError, match="another number of records"):
         rejects._see_conserved(seen, [decision])
+
+
+def test_rejects_that_do_not_add_up_with_the_decision_fail_the_slice(bench: Bench) -> None:
+    """Somebody takes an event out between the decision and its rejects: the record would be both lost and a reject."""
+    bench.send(order_message("o1", 1), order_message("o2", 1, amount="x"))
+    piece = bench.plan(0, p0=(0, 2))
+    for stage in (raw, events):
+        stage.materialise(bench.work(piece))
+    bench.lake.table(bench.stream.name, "events").delete("key = 'o1'")
+    with pytest.raises(UnbalancedError) as caught:
+        rejects.materialise(bench.work(piece))
+    assert (caught.value.stored, caught.value.found) == (1, 2)
+    events.materialise(bench.work(piece))  # finishes the decision that stands, so nothing is mended by itself
+    with pytest.raises(UnbalancedError):
+        rejects.materialise(bench.work(piece))
 
 
 def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
