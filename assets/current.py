@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from assets import events
 from assets.commit import Clock, commit_lock, reports, require_newer
-from assets.events import ORIGIN, require
+from assets.events import require
 from assets.layout import TABLE, Layout
+from assets.origins import ORIGIN
 from assets.parsing import field_columns, quoted, sql_type
 from assets.work import SliceReport, Work
 from highwater.errors import LeaseHeldError, SupersededAttemptError

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from assets import raw
-from assets.commit import Clock, Standing, commit_until_settled
+from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled
 from assets.layout import Layout
+from assets.origins import DLQ, ORIGIN, tier_slices, with_fate, with_origins
 from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
 from assets.work import SliceReport, Work
 from highwater.errors import TemporaryError
@@ -28,12 +30,13 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 TABLE = "events"
-ORIGIN = ("origin_topic", "origin_generation", "origin_partition", "origin_offset")
 ORIGIN_COLUMNS = (
     "slice STRING, origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, "
-    "origin_timestamp TIMESTAMP, attempt INT"
+    "origin_timestamp TIMESTAMP, attempt INT, retries INT"
 )
 SEARCHED = ("origin_partition", "origin_offset", "origin_timestamp", "key", "version", "event_time")
+# In the proof of a tier's slice: the version of events in which others' acceptance counted.
+SEEN = "events_seen"
 REASONS = (MALFORMED, INVALID, UNRESOLVED)
 
 
@@ -47,7 +50,10 @@ def columns(stream: Stream) -> str:
 def materialise(work: Work) -> list[SliceReport]:
     """Decide the split of the slices and commit their events once; a report for each slice, in their order.
 
-    A slice whose rejects or current do not follow the committed events was left half done: its decision is taken over.
+    A slice whose rejects, publication or current do not follow the committed events was left half done: its decision is
+    taken over. So a decision is made anew only when all that it rejected is published, and known as such.
+
+    Slices of tiers are decided one after another, by one run at a time: what one accepts is superseded in the others.
 
     Raises:
         TemporaryError: raw of a slice is not there yet.
@@ -55,8 +61,25 @@ def materialise(work: Work) -> list[SliceReport]:
     """
     create_table(work.spark, work.lake.path(work.stream.name, TABLE), columns(work.stream), SEARCHED)
     require(work, raw.TABLE)
+    tiers = tier_slices(work, work.slices)
+    main = [piece for piece in work.slices if piece not in tiers]
+    found = _materialise(replace(work, slices=main)) if main else []
+    for piece in tiers:
+        with work.ledger.lease(f"retries {work.stream.name}", seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS):
+            found += _materialise(replace(work, slices=[piece]))
+    return sorted(found, key=lambda report: work.keys.index(report.piece.key))
+
+
+def _materialise(work: Work) -> list[SliceReport]:
     standing = Standing.read(work, TABLE)
-    return commit_until_settled(work, TABLE, standing, _unfinished(work, standing), _decide)
+    decide = partial(_decide, max(standing.version, _version(work)))
+    return commit_until_settled(work, TABLE, standing, _unfinished(work, standing), decide)
+
+
+def _version(work: Work) -> int:
+    """The version of the table, where no slice of ours told it."""
+    table = work.lake.table(work.stream.name, TABLE)
+    return -1 if table is None else table.version()
 
 
 def require(work: Work, table: str) -> Standing:
@@ -79,10 +102,15 @@ def _unfinished(work: Work, standing: Standing) -> dict[str, str]:
     """Slices whose decision stands while what follows it does not: it is finished, not decided anew."""
     if not standing.proofs:
         return {}
-    rejects, current = Standing.read(work, "rejects"), Layout.read(work)
-    followers = {"rejects": rejects.attempt, "current": current.attempt}
+    rejects, dlq, current = Standing.read(work, "rejects"), Standing.read(work, DLQ), Layout.read(work)
+    followers = {"rejects": rejects.attempt, DLQ: dlq.attempt, "current": current.attempt}
     lacking = {
-        key: [name for name, attempt in followers.items() if attempt(key) != proof.attempt]
+        key: [
+            name
+            for name, attempt in followers.items()
+            # Without rejects there is nothing to publish, and no commit of it.
+            if attempt(key) != proof.attempt and (name != DLQ or proof.counts["rejects"])
+        ]
         for key, proof in standing.proofs.items()
     }
     return {
@@ -99,10 +127,13 @@ class _Decision:
     stream: Stream
     rows: DataFrame
     measured: Mapping[str, Mapping[str, int]]
+    seen: int
     spread: str = "origin_offset"
 
     def proof(self, piece: Slice, attempt: int) -> Proof:
         counts = dict(self.measured[piece.key]) if piece.key in self.measured else _nothing()
+        if piece.topic != self.stream.topic:
+            counts[SEEN] = self.seen
         return Proof(piece, attempt, rows=counts["events"], counts=counts)
 
     def files(self) -> int:
@@ -116,8 +147,8 @@ class _Decision:
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        mine = F.col("slice").isin(list(attempts)) & ~F.col("tombstone") & F.col("reason").isNull()
-        return self.rows.where(mine).select(*origin_columns(), attempt_of(attempts), *_event_columns(self.stream))
+        mine = F.col("slice").isin(list(attempts)) & _alive() & F.col("reason").isNull()
+        return self.rows.where(mine).select(*origin_columns(attempts), *_event_columns(self.stream))
 
     def release(self) -> None:
         self.rows.unpersist()
@@ -128,11 +159,20 @@ def _nothing() -> dict[str, int]:
     return dict.fromkeys(names, 0)
 
 
-def _decide(work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
+def _alive() -> Column:
+    """Whether a record is an event or a reject."""
+    from pyspark.sql import functions as F
+
+    return ~F.col("tombstone") & ~F.col("superseded")
+
+
+def _decide(seen: int, work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
-        rows = _without_payload(work.stream, judged(work, raw_rows(work, slices))).persist()
+        rows = with_origins(work, raw_rows(work, slices), slices)
+        fated = with_fate(work, rows, slices, {piece.key: seen for piece in slices})
+        rows = _without_payload(work.stream, judged(work, fated)).persist()
         measured = {row["slice"]: _plain(row.asDict()) for row in _measure(work.stream, rows).collect()}
-        return _Decision(work.stream, rows, measured)
+        return _Decision(work.stream, rows, measured, seen)
 
 
 def raw_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
@@ -146,23 +186,24 @@ def _without_payload(stream: Stream, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     fields = [f"field_{f.name}" for f in stream.fields]
-    origin = ["slice", "topic", "generation", "partition", "offset", "timestamp"]
-    return rows.select(*origin, F.col("value").isNull().alias("tombstone"), "reason", *fields)
+    reason = F.coalesce("held_reason", "reason").alias("reason")
+    tombstone = F.col("value").isNull().alias("tombstone")
+    return rows.select("slice", *ORIGIN, "origin_timestamp", "retries", "superseded", tombstone, reason, *fields)
 
 
 def _measure(stream: Stream, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    alive = ~F.col("tombstone")
+    alive = _alive()
     accepted = alive & F.col("reason").isNull()
     time = F.when(accepted, F.unix_micros(f"field_{stream.event_time}"))
     by_reason = [F.count_if(alive & (F.col("reason") == r)).alias(f"rejects_{r}") for r in REASONS]
     return rows.groupBy("slice").agg(
         F.count("*").alias("raw"),
         F.count_if(accepted).alias("events"),
-        F.count_if(~alive).alias("tombstones"),
+        F.count_if("tombstone").alias("tombstones"),
         F.count_if(alive & F.col("reason").isNotNull()).alias("rejects"),
-        F.lit(0).alias("superseded"),
+        F.count_if(F.col("superseded") & ~F.col("tombstone")).alias("superseded"),
         *by_reason,
         F.min(time).alias("first_event_us"),
         F.max(time).alias("last_event_us"),
@@ -184,23 +225,11 @@ def _event_columns(stream: Stream) -> list[Column]:
     ]
 
 
-def origin_columns() -> list[Column]:
-    """The origin of a raw row, named as events and rejects name it."""
-    from pyspark.sql import functions as F
-
-    return [
-        F.col("slice"),
-        F.col("topic").alias("origin_topic"),
-        F.col("generation").alias("origin_generation"),
-        F.col("partition").alias("origin_partition"),
-        F.col("offset").alias("origin_offset"),
-        F.col("timestamp").alias("origin_timestamp"),
-    ]
-
-
-def attempt_of(attempts: Mapping[str, int]) -> Column:
-    """The attempt of a row's slice, as the column `attempt`."""
+def origin_columns(attempts: Mapping[str, int]) -> list[Column]:
+    """The columns that events and rejects share: slice, origin, and the attempt of the slice's decision."""
     from pyspark.sql import functions as F
 
     pairs = [F.lit(part) for pair in attempts.items() for part in pair]
-    return F.create_map(*pairs)[F.col("slice")].alias("attempt")
+    attempt = F.create_map(*pairs)[F.col("slice")].alias("attempt")
+    names = ("slice", *ORIGIN, "origin_timestamp")
+    return [*[F.col(name) for name in names], attempt, F.col("retries")]

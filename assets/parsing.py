@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from assets.origins import PROBLEM
 from highwater.errors import DependencyAwayError
 from resources.lake import open_table
 from resources.spark import delta_errors
@@ -60,7 +61,7 @@ def field_columns(stream: Stream) -> list[Field]:
 
 
 def judged(work: Work, raw: DataFrame) -> DataFrame:
-    """Raw rows with the parsed columns and `reason` and `detail`, both null for a record that is an event.
+    """Raw rows with their origins get the parsed columns, and `reason` and `detail`: null for what is an event.
 
     Of a tombstone (null value) they say nothing: it is neither an event nor a reject.
 
@@ -71,7 +72,7 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
 
     stream = work.stream
     parsed = _with_fields(stream, _with_json(raw))
-    problem = F.coalesce(_structure_problem(stream), _key_problem(stream))
+    problem = F.coalesce(PROBLEM, _structure_problem(stream), _key_problem(stream))
     told = parsed.withColumn("malformed", problem).withColumn("invalid", _invalid_problem(stream))
     looked_up = _with_lookup(work, told, stream.lookup)
     reason = (

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from assets import events, raw
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
-from assets.events import attempt_of, origin_columns, require
+from assets.events import SEEN, origin_columns, require
+from assets.origins import ORIGIN, with_fate, with_origins
 from assets.parsing import PERMANENT, UNRESOLVED, judged
 from assets.work import SliceReport, Work
+from highwater.declaration import OnReject
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.proof import Proof
 from resources.lake import create_table, replace_slices, rows_at, slice_is_one_of
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 TABLE = "rejects"
 COLUMNS = (
     f"{events.ORIGIN_COLUMNS}, reason STRING, permanent BOOLEAN, detail STRING, key BINARY, value BINARY, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, next_topic STRING"
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, next_topic STRING, first_failed_at TIMESTAMP"
 )
 SEARCHED = ("origin_partition", "origin_offset", "origin_timestamp", "reason")
 TRIES = 3
@@ -123,11 +125,11 @@ def _commit(work: Work, rows: DataFrame, decisions: Sequence[Proof], standing: S
 
 
 def _rows(work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int) -> DataFrame:
-    """Raw minus the committed events and the tombstones, judged once more for the reason.
+    """Raw minus the committed events, the tombstones and the superseded, judged once more for the reason.
 
-    Both are read at the versions in which the decisions were found, so what another run commits meanwhile does not
+    All are read at the versions in which the decisions were found, so what another run commits meanwhile does not
     matter. Only a lookup can answer otherwise than it did when the events were decided; such a record stays a reject of
-    that decision, as unresolved, and its retry will accept it.
+    that decision, as unresolved, and its retry will accept it. One that was published keeps what was published of it.
     """
     from pyspark.sql import functions as F
 
@@ -135,38 +137,43 @@ def _rows(work: Work, decisions: Sequence[Proof], raw_version: int, events_versi
     if not with_rejects:
         return work.spark.createDataFrame([], COLUMNS)
     found = judged(work, _left_over(work, with_rejects, raw_version, events_version))
-    reason = F.coalesce("reason", F.lit(UNRESOLVED))
-    detail = F.coalesce("detail", F.lit("unknown when the slice was decided, known since"))
-    permanent = reason.isin(sorted(PERMANENT))
-    return found.select(
-        *origin_columns(),
-        attempt_of({d.key: d.attempt for d in with_rejects}),
-        reason.alias("reason"),
+    reason = F.coalesce("held_reason", "reason", F.lit(UNRESOLVED))
+    detail = F.coalesce("held_detail", "detail", F.lit("unknown when the slice was decided, known since"))
+    told = found.withColumns({"reason": reason, "detail": detail})
+    permanent = F.col("reason").isin(sorted(PERMANENT))
+    return told.select(
+        *origin_columns({d.key: d.attempt for d in with_rejects}),
+        "reason",
         permanent.alias("permanent"),
-        detail.alias("detail"),
+        "detail",
         "key",
         "value",
         "headers",
-        _next_topic(work.stream, permanent),
+        F.coalesce("held_next_topic", _next_topic(work.stream)).alias("next_topic"),
+        F.coalesce("held_first_failed_at", "first_failed_at", F.current_timestamp()).alias("first_failed_at"),
     )
 
 
 def _left_over(work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int) -> DataFrame:
     from pyspark.sql import functions as F
 
+    pieces = [d.piece for d in decisions]
     mine = slice_is_one_of([d.key for d in decisions])
-    accepted = (
-        rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), events_version)
-        .where(mine)
-        .select("slice", F.col("origin_partition").alias("partition"), F.col("origin_offset").alias("offset"))
-    )
-    alive = rows_at(work.spark, work.lake.path(work.stream.name, raw.TABLE), raw_version).where(mine)
-    return alive.drop("proof").where("value IS NOT NULL").join(accepted, ["slice", "partition", "offset"], "left_anti")
+    name = work.stream.name
+    accepted = rows_at(work.spark, work.lake.path(name, events.TABLE), events_version).where(mine)
+    read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine).drop("proof")
+    seen = {d.key: d.counts[SEEN] for d in decisions if SEEN in d.counts}
+    fated = with_fate(work, with_origins(work, read, pieces), pieces, seen)
+    alive = fated.where(F.col("value").isNotNull() & ~F.col("superseded"))
+    return alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")
 
 
-def _next_topic(stream: Stream, permanent: Column) -> Column:
+def _next_topic(stream: Stream) -> Column:
+    """`highwater.routing.destination` as an expression of Spark."""
     from pyspark.sql import functions as F
 
-    return (
-        F.when(permanent, F.lit(f"{stream.topic}.parked")).otherwise(F.lit(f"{stream.topic}.dlq.1")).alias("next_topic")
-    )
+    retried = [reason for reason, how in stream.on_reject.items() if how == OnReject.RETRY]
+    found = parked = F.lit(stream.parked_topic)
+    for retries, topic in enumerate(stream.tier_topics):
+        found = F.when(F.col("retries") == retries, topic).otherwise(found)
+    return F.when(F.col("reason").isin(retried), found).otherwise(parked)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from assets import current, events, parsing, raw, rejects
+from assets.origins import with_origins
 from bench.harness import Result, Row, Variant, Verdict, alternate, timed
 from bench.world import Bed, World, fill, last_slices, source, whole_topic
 from resources.lake import create_table
@@ -204,10 +205,9 @@ def _write_batch(world: World, bed: Bed, batch: DataFrame, number: int) -> None:
     _append(bed, batch, "raw", number)
     named = batch.withColumns({"slice": F.lit(str(number)), "generation": F.lit(0)})
     work = world.work(bed, [])
-    judged = parsing.judged(work, named.where("value IS NOT NULL")).persist()
+    judged = parsing.judged(work, with_origins(work, named.where("value IS NOT NULL"), [])).persist()
     accepted = judged.where("reason IS NULL").select(
-        *events.origin_columns(),
-        F.lit(number).alias("attempt"),
+        *events.origin_columns({str(number): number}),
         *events._event_columns(bed.stream),  # noqa: SLF001
     )
     _append(bed, accepted, "events", number)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 from dev.account import Written, digest
+from dev.compare_dlq import compare_published
+from dev.differences import Differences
 from dev.intended import EVENT, TOMBSTONE, UNRESOLVED, Ending
 from dev.readings import Kept, Place, Row, Tables
 
-SAMPLES = 5
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -30,6 +31,11 @@ class Shape:
     version: str
     event_time: str
     types: Mapping[str, str]
+    tiers: int = 0
+
+    def dlq_topics(self, topic: str) -> list[str]:
+        """The topics that rejects of a topic go to."""
+        return [*[f"{topic}.dlq.{number}" for number in range(1, self.tiers + 1)], f"{topic}.parked"]
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -45,6 +51,7 @@ SHAPES: Mapping[str, Shape] = {
             "amount": "decimal",
             "event_time": "time",
         },
+        tiers=3,
     ),
     "payments": Shape(
         "payments",
@@ -53,35 +60,6 @@ SHAPES: Mapping[str, Shape] = {
         {"account_id": "text", "payment_id": "text", "booked_at": "time", "amount": "decimal", "currency": "text"},
     ),
 }
-
-
-@dataclass
-class Differences:
-    """What was found to differ: exact counts by kind, and a few samples of each."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    samples: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, kind: str, where: object, expected: object = None, found: object = None) -> None:
-        """Note a difference."""
-        self.counts[kind] += 1
-        listed = self.samples.setdefault(kind, [])
-        if len(listed) < SAMPLES:
-            told = "" if expected is None and found is None else f": expected {_short(expected)}, found {_short(found)}"
-            listed.append(f"{where}{told}")
-
-    def compare(self, kind: str, where: object, expected: object, found: object) -> None:
-        """Note a difference where the two are not equal."""
-        if expected != found:
-            self.add(kind, where, expected, found)
-
-    def __bool__(self) -> bool:
-        return bool(self.counts)
-
-
-def _short(value: object) -> str:
-    text = str(value) if isinstance(value, Ending) else repr(value)
-    return text if len(text) <= 120 else f"{text[:100]}... ({len(text)} characters)"
 
 
 @dataclass
@@ -107,7 +85,8 @@ def compare(
     topic: Mapping[Place, Kept],
     tables: Tables,
     *,
-    resolved_in: Collection[str] | None = None,
+    dlq: Mapping[str, Mapping[Place, Kept]],
+    all_retried: bool = False,
     main_topic: str | None = None,
 ) -> Comparison:
     """Hold everything against everything.
@@ -117,25 +96,30 @@ def compare(
         account: what the generator wrote.
         topic: what the topic holds.
         tables: what the lake holds.
-        resolved_in: slices that were materialised after the late customers had become known: in them their records
-            must be events, in others rejects. None: either is right, for customers that are known by now.
+        dlq: what the DLQ topics hold, by topic.
+        all_retried: whether every record of a late customer who is known by now was tried since: then it must be an
+            event; else it may still wait.
         main_topic: the topic's name, where it is not the stream's.
     """
     made = Comparison(shape.stream)
     name = main_topic or shape.stream
     standing = _account_and_topic(account, topic, made)
     raw = _raw_and_topic(tables, topic, name, made)
+    for tier in shape.dlq_topics(name):
+        _raw_and_topic(tables, _planned(tables, dlq.get(tier, {}), tier), tier, made)
     _slices(tables, made)
     events = _by_place(tables.events, name, "events", topic, made)
     rejects = _by_place(tables.rejects, name, "rejects", topic, made)
-    accepted = [w for p, w in standing.items() if _ended(p, w, raw, events, rejects, resolved_in, made)]
+    accepted = [w for p, w in standing.items() if _ended(p, w, raw, events, rejects, made, all_retried=all_retried)]
     _event_contents(shape, topic, raw, events, made)
-    _reject_contents(name, topic, raw, rejects, made)
+    _reject_contents(shape, name, topic, raw, rejects, made)
+    made.numbers["records published to the DLQ"] = compare_published(tables.rejects, tables.dlq, dlq, made.differences)
     _current(shape, accepted, {w.id: p for p, w in standing.items()}, topic, tables.current, made)
     _nowhere(account, standing, tables, made)
     made.numbers["records in the topic"] = len(topic)
     made.numbers["rows of raw"] = len(tables.raw)
     made.numbers["events"] = len(tables.events)
+    made.numbers["accepted by a retry"] = sum(row["retries"] > 0 for row in tables.events)
     made.numbers["rejects"] = len(tables.rejects)
     made.numbers["tombstones"] = sum(kept.value is None for kept in topic.values())
     return made
@@ -215,6 +199,24 @@ def _raw_and_topic(tables: Tables, topic: Mapping[Place, Kept], name: str, made:
     return raw
 
 
+def _planned(tables: Tables, records: Mapping[Place, Kept], topic: str) -> dict[Place, Kept]:
+    """Those records of a tier that lie in slices; the others are not due yet."""
+    ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for proof in tables.proofs.get("raw", ()):
+        if _topic_of(proof["slice"]) == topic:
+            for partition, (start, end) in proof["ranges"].items():
+                ranges[int(partition)].append((start, end))
+    return {
+        place: kept
+        for place, kept in records.items()
+        if any(start <= place.offset < end for start, end in ranges[place.partition])
+    }
+
+
+def _topic_of(slice_key: str) -> str:
+    return slice_key.rpartition("@")[0]
+
+
 def _same_bytes(row: Row, kept: Kept, diff: Differences) -> None:
     for column, expected, found in (
         ("key", kept.key, row["key"]),
@@ -262,12 +264,12 @@ def _slices(tables: Tables, made: Comparison) -> None:
 
 
 def _tiles(planned: Iterable[Row], diff: Differences) -> None:
-    ranges: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    ranges: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
     for proof in planned:
         for partition, (start, end) in proof["ranges"].items():
             if start < end:
-                ranges[partition].append((start, end, proof["slice"]))
-    for partition, pieces in ranges.items():
+                ranges[_topic_of(proof["slice"]), partition].append((start, end, proof["slice"]))
+    for (_, partition), pieces in ranges.items():
         reached = 0
         for start, end, key in sorted(pieces):
             diff.compare("slices: a hole or an overlap", f"{key} partition {partition}", reached, start)
@@ -292,12 +294,16 @@ def _ended(
     raw: Mapping[Place, Row],
     events: Mapping[Place, Sequence[Row]],
     rejects: Mapping[Place, Sequence[Row]],
-    resolved_in: Collection[str] | None,
     made: Comparison,
+    *,
+    all_retried: bool,
 ) -> bool:
     """Whether a record ended as an event; notes where it is in no place, in two, or in the wrong one."""
     ends = [EVENT for _ in events.get(place, ())]
-    ends += [Ending("reject", row["reason"], row["permanent"]) for row in rejects.get(place, ())]
+    tried = sorted(rejects.get(place, ()), key=lambda row: int(row["retries"]))
+    _see_each_try(place, tried, events.get(place, ()), made)
+    # What was rejected and is an event now was tried again; else it is where its last try left it.
+    ends += [Ending("reject", row["reason"], row["permanent"]) for row in tried[-1:] if not ends]
     if place in raw and raw[place]["value"] is None and not ends:
         ends = [TOMBSTONE]
     diff = made.differences
@@ -306,17 +312,22 @@ def _ended(
     if len(ends) != 1:
         kind = "ends: a record in none of events, rejects, tombstones" if not ends else "ends: a record in two places"
         diff.add(kind, place, written.ending, [str(end) for end in ends])
-    elif ends[0] not in _allowed(written, raw.get(place), resolved_in):
+    elif ends[0] not in _allowed(written, all_retried=all_retried):
         diff.add(f"ends: another end than {written.ending}", place, written.fault, str(ends[0]))
     return EVENT in ends
 
 
-def _allowed(written: Written, row: Row | None, resolved_in: Collection[str] | None) -> tuple[Ending, ...]:
+def _see_each_try(place: Place, rejects: Sequence[Row], events: Sequence[Row], made: Comparison) -> None:
+    """A record is rejected once at each try before the last, and accepted once at the most, after those."""
+    tries = [int(row["retries"]) for row in [*rejects, *events]]
+    if tries != [*range(len(tries))] or len(events) > 1:
+        made.differences.add("ends: a record in two places", place, [*range(len(tries))], tries)
+
+
+def _allowed(written: Written, *, all_retried: bool) -> tuple[Ending, ...]:
     if written.ending != UNRESOLVED or not written.known:
         return (written.ending,)
-    if resolved_in is None:
-        return (EVENT, UNRESOLVED)
-    return (EVENT,) if row is not None and row["slice"] in resolved_in else (UNRESOLVED,)
+    return (EVENT,) if all_retried else (EVENT, UNRESOLVED)
 
 
 def _event_contents(
@@ -372,11 +383,15 @@ def _same_columns(table: str, where: object, expected: Mapping[str, Any], row: R
 
 
 def _same_slice(table: str, place: Place, raw: Mapping[Place, Row], row: Row, diff: Differences) -> None:
-    if place in raw:
+    if row["retries"]:
+        if ".dlq." not in row["slice"]:
+            diff.add(f"{table}: a retry in a slice of the main topic", place, found=row["slice"])
+    elif place in raw:
         diff.compare(f"{table}: in another slice than raw", place, raw[place]["slice"], row["slice"])
 
 
 def _reject_contents(
+    shape: Shape,
     name: str,
     topic: Mapping[Place, Kept],
     raw: Mapping[Place, Row],
@@ -390,11 +405,13 @@ def _reject_contents(
                 kept = topic[place]
                 diff.compare("rejects: another key than the topic", place, kept.key, row["key"])
                 diff.compare("rejects: another value than the topic", place, kept.value, row["value"])
-                diff.compare("rejects: other headers than the topic", place, kept.headers, _headers(row))
+                if not row["retries"]:
+                    diff.compare("rejects: other headers than the topic", place, kept.headers, _headers(row))
                 diff.compare(
                     "rejects: another origin_timestamp", place, kept.timestamp, _milliseconds(row["origin_timestamp"])
                 )
-            goes_to = f"{name}.parked" if row["permanent"] else f"{name}.dlq.1"
+            ways = shape.dlq_topics(name)
+            goes_to = ways[-1] if row["permanent"] else ways[min(row["retries"], shape.tiers)]
             diff.compare("rejects: another next_topic", place, goes_to, row["next_topic"])
             _same_slice("rejects", place, raw, row, diff)
 

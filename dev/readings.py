@@ -54,6 +54,7 @@ class Tables:
     events: Sequence[Row] = ()
     rejects: Sequence[Row] = ()
     current: Sequence[Row] = ()
+    dlq: Sequence[Row] = ()
     proofs: Mapping[str, Sequence[Row]] = field(default_factory=dict)
 
 
@@ -85,6 +86,16 @@ def read_topic(bootstrap: str, topic: str, config: Mapping[str, str] | None = No
         return _read_to_end(consumer, topic, set(known.partitions))
     finally:
         consumer.close()
+
+
+def read_topics(
+    bootstrap: str, topics: Sequence[str], config: Mapping[str, str] | None = None
+) -> dict[str, dict[Place, Kept]]:
+    """The same of several topics; one that does not exist is left out."""
+    from confluent_kafka.admin import AdminClient
+
+    there = AdminClient({**(config or {}), "bootstrap.servers": bootstrap}).list_topics(timeout=KAFKA_SECONDS).topics
+    return {topic: read_topic(bootstrap, topic, config) for topic in topics if topic in there}
 
 
 def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
@@ -147,7 +158,7 @@ def _as_bytes(value: object) -> bytes | None:
 
 def read_tables(lake: str, stream: str) -> Tables:
     """The tables of a stream; one that does not exist is empty here, and the comparison will miss its rows."""
-    names = ("raw", "events", "rejects", "current")
+    names = ("raw", "events", "rejects", "current", "dlq")
     data: dict[str, Any] = {name: read_rows(f"{lake}/{stream}/{name}", "proof IS NULL") for name in names}
     proofs = {name: _proofs(f"{lake}/{stream}/{name}") for name in names}
     return Tables(**data, proofs=proofs)
@@ -158,10 +169,12 @@ def _proofs(path: str) -> list[Row]:
     return [{**json.loads(row["proof"]), "in_partition": row["slice"]} for row in found]
 
 
-def covered_ends(lake: str, stream: str) -> dict[int, int]:
-    """Up to which offset of each partition the slices in raw reach."""
+def covered_ends(lake: str, stream: str, topic: str | None = None) -> dict[int, int]:
+    """Up to which offset of each partition of a topic, by default the main one, the slices in raw reach."""
     ends: dict[int, int] = {}
     for proof in _proofs(f"{lake}/{stream}/raw"):
+        if proof["slice"].rpartition("@")[0] != (topic or stream):
+            continue
         for partition, (_, end) in proof["ranges"].items():
             ends[int(partition)] = max(ends.get(int(partition), 0), end)
     return {partition: end for partition, end in ends.items() if end}

@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dev import paths
 from dev.account import Account, account_file
 from dev.compare import SHAPES, Comparison, compare
-from dev.readings import read_tables, read_topic
+from dev.readings import read_tables, read_topic, read_topics
 from highwater.errors import ConfigurationError, HighwaterError
 from highwater.settings import HOME, Settings
 
@@ -31,7 +31,7 @@ def reconcile(
     home: Path,
     config: Mapping[str, str] | None = None,
     topic: str | None = None,
-    resolved_in: Collection[str] | None = None,
+    all_retried: bool = False,
 ) -> Comparison:
     """Read everything of a stream and compare it.
 
@@ -42,7 +42,7 @@ def reconcile(
         home: folder of the generator's account.
         config: further properties of the Kafka client, secrets included.
         topic: the topic, where it is not named after the stream.
-        resolved_in: see `dev.compare.compare`.
+        all_retried: see `dev.compare.compare`.
 
     Raises:
         ConfigurationError: there is no account.
@@ -61,8 +61,10 @@ def reconcile(
         written = account.written(name)
     finally:
         account.close()
+    shape = SHAPES[stream]
     held = read_topic(bootstrap, name, config)
-    return compare(SHAPES[stream], written, held, read_tables(lake, stream), resolved_in=resolved_in, main_topic=name)
+    dlq = read_topics(bootstrap, shape.dlq_topics(name), config)
+    return compare(shape, written, held, read_tables(lake, stream), dlq=dlq, all_retried=all_retried, main_topic=name)
 
 
 def report(comparison: Comparison, console: Console) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
+from types import MappingProxyType
 from typing import Literal
 
 from highwater.errors import DeclarationError
@@ -29,6 +30,7 @@ RESERVED_COLUMNS = frozenset(
         "origin_offset",
         "origin_timestamp",
         "attempt",
+        "retries",
         "key",
         "version",
         "event_time",
@@ -106,6 +108,22 @@ class Limits:
     slices_a_run: int = 20
 
 
+class OnReject(str, Enum):
+    """What becomes of a record that is no event."""
+
+    PARK = "park"
+    RETRY = "retry"
+
+
+# Of the reasons that `assets.parsing` gives: only a record's own content speaks for the first two.
+ON_REJECT: Mapping[str, OnReject] = MappingProxyType(
+    {"malformed": OnReject.PARK, "invalid": OnReject.PARK, "unresolved": OnReject.RETRY}
+)
+# A tier of less would be planned again before its own slice has run; one of more would outlive what people remember.
+SHORTEST_DELAY = timedelta(seconds=1)
+LONGEST_DELAY = timedelta(days=7)
+
+
 @dataclass(frozen=True)
 class Answers:
     """What the stream's owners answered to the three questions; shown on the assets' pages."""
@@ -130,6 +148,9 @@ class Stream:
         start: where planning begins in a topic that was never planned: a `Start`, or a time in ISO 8601 with its zone.
         on_expired: whether offsets that retention took before they were planned stop their partition until a person
             accepts the loss, or are recorded as lost by the planner itself.
+        tiers: how long a rejected record waits before its first, second, ... retry: each is a DLQ topic,
+            `<topic>.dlq.1` and so on. Between a second and seven days, each longer than the one before.
+        on_reject: for each reason whether such a record is retried, or parked at once for a person.
     """
 
     name: str
@@ -147,6 +168,8 @@ class Stream:
     lookup: Lookup | None = None
     limits: Limits = field(default_factory=Limits)
     on_expired: Literal["stop", "record"] = "stop"
+    tiers: tuple[timedelta, ...] = ()
+    on_reject: Mapping[str, OnReject] = field(default_factory=lambda: ON_REJECT)
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -163,6 +186,16 @@ class Stream:
     def partitions_name(self) -> str:
         """The name of the dynamic partitions definition."""
         return f"{self.name}_slices"
+
+    @property
+    def tier_topics(self) -> tuple[str, ...]:
+        """The DLQ topics whose records are retried, in the order in which a record goes through them."""
+        return tuple(f"{self.topic}.dlq.{number}" for number, _ in enumerate(self.tiers, 1))
+
+    @property
+    def parked_topic(self) -> str:
+        """The topic of records that wait for a person."""
+        return f"{self.topic}.parked"
 
     @property
     def group(self) -> str:
@@ -189,8 +222,26 @@ def _problems(stream: Stream) -> list[str]:
     if not stream.key:
         found.append("no key is declared")
     found += _start_problems(stream.start)
+    found += _reject_problems(stream)
     if not found:
         found += _typed_problems(stream)
+    return found
+
+
+def _reject_problems(stream: Stream) -> list[str]:
+    found = []
+    if any(not SHORTEST_DELAY <= delay <= LONGEST_DELAY for delay in stream.tiers):
+        found.append("a tier's delay must be between a second and seven days")
+    if list(stream.tiers) != sorted(set(stream.tiers)):
+        found.append("each tier must wait longer than the one before it")
+    found += [f"on_reject says nothing of {reason!r}" for reason in ON_REJECT if reason not in stream.on_reject]
+    found += [
+        f"on_reject speaks of {reason!r}, which is no reason; there are {', '.join(ON_REJECT)}"
+        for reason in stream.on_reject
+        if reason not in ON_REJECT
+    ]
+    if not stream.tiers and OnReject.RETRY in {how for r, how in stream.on_reject.items() if how != ON_REJECT.get(r)}:
+        found.append("on_reject asks for retries, and no tier is declared")
     return found
 
 

@@ -89,6 +89,10 @@ class UnbalancedError(PermanentError):
     """Raw, events and rejects of a slice do not add up: rows were changed by somebody else (I5)."""
 
 
+class TopicDriftError(PermanentError):
+    """A DLQ topic is not set up as the stream's declaration and its main topic ask for."""
+
+
 class DependencyAwayError(TemporaryError):
     """Kafka, the lake, the ledger or Spark could not be reached; nothing was decided (I15)."""
 

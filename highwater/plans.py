@@ -1,7 +1,7 @@
 """What the ledger knows of a topic, as values: its generations, its losses, and how far it is planned.
 
-What belongs here: `Generation`, `Loss`, `Planned`. What does not: storing them (`resources.ledger`) or deciding by them
-(`orchestration.planning`).
+What belongs here: `Generation`, `Loss`, `Planned`, `Publication`. What does not: storing them (`resources.ledger`) or
+deciding by them (`orchestration.planning`).
 """
 
 from __future__ import annotations
@@ -152,3 +152,18 @@ def overtaken(piece: Slice, generations: Iterable[Generation]) -> tuple[int, Gen
 def starts_from_plain(plain: Mapping[str, int | None]) -> dict[int, int | None]:
     """Starts as the ledger stores them, with the partitions as numbers."""
     return {int(partition): start for partition, start in plain.items()}
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What was published of a slice's rejects.
+
+    Args:
+        attempt: of the decision that they belong to.
+        sent: how many of them, in the order of their origins.
+        published_at: when the last of them was committed, in UTC.
+    """
+
+    attempt: int
+    sent: int
+    published_at: datetime

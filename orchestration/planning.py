@@ -7,7 +7,7 @@ What belongs here: the order of looks, decisions and records, and cold starts. W
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 TRIES = 5
 # A tick looks so long at the most for the last records of its slices.
 MARK_SECONDS = 5.0
+
+Due = Callable[["TopicState", Planned], "TopicState"]
 
 __all__ = ["PlanResult", "Planner", "Tick", "plan"]
 
@@ -114,7 +116,7 @@ class Planner:
         self._ledger = ledger
         self._kafka = kafka
 
-    def tick(self, stream: Stream, now: datetime, *, dry: bool = False) -> Tick:
+    def tick(self, stream: Stream, now: datetime, *, dry: bool = False, due: Due | None = None) -> Tick:
         """Look at the stream's topic and record what is to be read next.
 
         Any number of planners may tick at once: each offset is planned by one of them.
@@ -123,6 +125,7 @@ class Planner:
             stream: the stream.
             now: the time, in UTC.
             dry: record nothing; say what would be planned.
+            due: gives of what the topic holds what may be planned now; all of it if None.
 
         Raises:
             TopicAbsentError: the topic does not exist.
@@ -138,7 +141,8 @@ class Planner:
                 planned = self._begun(stream, planned, state, now, dry=dry)
             if planned is None:
                 continue
-            result = plan(stream, planned, state, now, look_back(self._kafka, state, planned))
+            history = look_back(self._kafka, state, planned)
+            result = plan(stream, planned, due(state, planned) if due else state, now, history)
             if not dry:
                 result = self._marked(state, result)
             if dry or self._stored(planned, result):

@@ -15,6 +15,10 @@ RANGE_END = "dagster/asset_partition_range_end"
 PARTITION = "dagster/partition"
 ATTEMPT = "highwater/attempt"
 PURPOSE = "highwater/purpose"
+PRIORITY = "dagster/priority"
+# Retries stand behind what is new: however many are due, a new slice waits for one run at the most.
+RETRY = "retry"
+RETRY_PRIORITY = "-1"
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Request:
     Args:
         keys: the slices, in Dagster's order, which is the order of insertion.
         attempt: 1 for the first run of these slices; one more for each run of the last day that left them undone.
-        purpose: who asks: `plan` or `repair`.
+        purpose: who asks: `plan`, `retry` or `repair`.
         at: when repair asks, in UTC.
     """
 
@@ -51,6 +55,7 @@ class Request:
             RANGE_END: self.keys[-1],
             ATTEMPT: str(self.attempt),
             PURPOSE: self.purpose,
+            **({PRIORITY: RETRY_PRIORITY} if self.purpose == RETRY else {}),
         }
 
 
@@ -73,9 +78,9 @@ def neighbours(order: Sequence[str], wanted: Collection[str], most: int) -> list
     return [*groups, tuple(group)] if group else groups
 
 
-def first_requests(order: Sequence[str], new: Collection[str], most: int) -> list[Request]:
+def first_requests(order: Sequence[str], new: Collection[str], most: int, purpose: str = "plan") -> list[Request]:
     """The runs for slices that were never requested."""
-    return [Request(keys) for keys in neighbours(order, new, most)]
+    return [Request(keys, purpose=purpose) for keys in neighbours(order, new, most)]
 
 
 @dataclass(frozen=True)

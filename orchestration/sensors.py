@@ -1,4 +1,4 @@
-"""The sensors of a stream: planning, and repair.
+"""The sensors of a stream: planning, retries, and repair.
 
 What belongs here: the shells that Dagster ticks. What does not: what a tick does (`orchestration.ticks`) and decides
 (`orchestration.requests`).
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.errors import TemporaryError
-from orchestration.ticks import Tick, plan, repair, run_requests
+from orchestration.ticks import Tick, plan, repair, retry, run_requests
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # A slice waits so long at the most for being planned, beside its own limits.
 PLANNER_SECONDS = 10
+# What is due waits so long at the most for being planned.
+RETRY_SECONDS = 10
 REPAIR_SECONDS = 60
 
 
@@ -27,7 +29,8 @@ def stream_sensors(
 ) -> list[dg.SensorDefinition]:
     """The sensors of a stream; they start stopped unless `running`."""
     status = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
-    return [_planner(stream, job, status), _repair(stream, job, status)]
+    found = [_planner(stream, job, status), _repair(stream, job, status)]
+    return [*found, _retries(stream, job, status)] if stream.tiers else found
 
 
 def _planner(
@@ -45,6 +48,26 @@ def _planner(
         return _result(context, stream, lambda: plan(context.instance, context.resources, stream, context.cursor))
 
     return planner
+
+
+def _retries(
+    stream: "Stream", job: "UnresolvedAssetJobDefinition", status: dg.DefaultSensorStatus
+) -> dg.SensorDefinition:
+    @dg.sensor(
+        name=f"{stream.name}_dlq_retries",
+        job=job,
+        minimum_interval_seconds=RETRY_SECONDS,
+        default_status=status,
+        description=(
+            f"Cuts what is due in {', '.join(stream.tier_topics)} into slices and requests their runs, behind those of "
+            "new slices."
+        ),
+        required_resource_keys={"kafka", "ledger"},
+    )
+    def retries(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return _result(context, stream, lambda: retry(context.instance, context.resources, stream))
+
+    return retries
 
 
 def _repair(

@@ -95,11 +95,13 @@ def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> A
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.
     """
-    raw, events, rejects = (
-        {key: proof.attempt for key, proof in lake.committed(stream.name, table, keys).items()}
-        for table in ("raw", "events", "rejects")
+    raw, events, rejects, dlq = (
+        lake.committed(stream.name, table, keys) for table in ("raw", "events", "rejects", "dlq")
     )
-    return Attempts(raw, events, rejects, _current_attempts(lake, stream))
+    published = {**{key: proof for key, proof in rejects.items() if not proof.rows}, **dlq}
+    tables = {"raw": raw, "events": events, "rejects": rejects, "dlq": published}
+    numbers = {name: {key: proof.attempt for key, proof in found.items()} for name, found in tables.items()}
+    return Attempts(**numbers, current=_current_attempts(lake, stream))
 
 
 def _current_attempts(lake: Lake, stream: Stream) -> dict[str, int]:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from highwater.errors import UnknownSliceError
+from highwater.errors import PermanentError, TopicAbsentError, UnknownSliceError
 from orchestration import metadata, observation, standing
 from orchestration.history import materialised, past_runs
 from orchestration.partitions import unknown_to
 from orchestration.requests import (
+    RETRY,
     Repair,
     RepairRules,
     Request,
@@ -93,7 +94,7 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
     now = datetime.now(UTC)
     ledger = resources.ledger.open()
     planned = Planner(ledger, resources.kafka.open()).tick(stream, now)
-    keys = keys_to_add(instance, ledger, stream, len(planned.slices))
+    keys = keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
     if planned.errors and not keys:
         raise next(iter(planned.errors.values()))
     found = Tick(
@@ -105,8 +106,8 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
     return _observed(found, planned, now)
 
 
-def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, planned: int) -> list[str]:
-    """Planned slices that are no partitions in Dagster yet, oldest first.
+def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, topic: str, planned: int) -> list[str]:
+    """Planned slices of a topic that are no partitions in Dagster yet, oldest first.
 
     Keys are added in the order of their plan: looking back ends where Dagster holds what was looked at, so a tick costs
     the same after any number of slices. An older key that is missing is repair's.
@@ -116,11 +117,42 @@ def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, pl
     """
     page = planned + LOOK_BACK
     while True:
-        newest = [piece.key for piece in ledger.slices(stream.name, newest=page)]
+        newest = [piece.key for piece in ledger.slices(stream.name, topic, newest=page)]
         unknown = unknown_to(instance, stream, newest)
         if len(newest) < page or not set(unknown) & set(newest[:LOOK_BACK]):
             return unknown
         page *= 2
+
+
+def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream) -> Tick:
+    """Plan what is due in the tiers, and name the keys and the runs for it.
+
+    Raises:
+        TemporaryError: Kafka or the ledger is away; nothing was decided.
+        PermanentError: no tier gave work, and one of them cannot be planned until a person acts.
+    """
+    from orchestration.retries import plan_tier
+
+    ledger, kafka = resources.ledger.open(), resources.kafka.open()
+    keys: list[str] = []
+    lines: list[str] = []
+    errors: list[PermanentError] = []
+    for number, topic in enumerate(stream.tier_topics, 1):
+        try:
+            planned = plan_tier(ledger, kafka, stream, number, datetime.now(UTC))
+        except TopicAbsentError:
+            lines.append(f"nothing was published to {topic} yet")
+            continue
+        except PermanentError as error:
+            errors.append(error)
+            continue
+        keys += keys_to_add(instance, ledger, stream, topic, len(planned.slices))
+        lines += planned.lines
+        errors += planned.errors.values()
+    if errors and not keys:
+        raise errors[0]
+    requests = first_requests(keys, keys, stream.limits.slices_a_run, RETRY)
+    return Tick(keys=keys, requests=requests, lines=[*lines, *[str(error) for error in errors]])
 
 
 def _observed(tick: Tick, planned: Planning, now: datetime) -> Tick:

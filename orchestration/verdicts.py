@@ -92,21 +92,31 @@ def in_order(keys: int, absent: int, behind: int) -> Verdict:
 
 @dataclass(frozen=True)
 class Attempts:
-    """For each table the slices that stand in it, with the attempt that they belong to."""
+    """For each table the slices that stand in it, with the attempt that they belong to.
+
+    A slice without rejects has nothing to publish: it stands in `dlq` as soon as it stands in `rejects`.
+    """
 
     raw: Mapping[str, int]
     events: Mapping[str, int]
     rejects: Mapping[str, int]
+    dlq: Mapping[str, int]
     current: Mapping[str, int]
 
     def tables(self) -> dict[str, Mapping[str, int]]:
         """The tables by name, upstream first."""
-        return {"raw": self.raw, "events": self.events, "rejects": self.rejects, "current": self.current}
+        return {
+            "raw": self.raw,
+            "events": self.events,
+            "rejects": self.rejects,
+            "dlq": self.dlq,
+            "current": self.current,
+        }
 
     def lacking(self, key: str) -> tuple[str, ...]:
         """The tables in which a slice does not stand as its decision has it; empty when it is done."""
         decision = self.events.get(key)
-        followers = {"rejects": self.rejects, "current": self.current}
+        followers = {"rejects": self.rejects, "dlq": self.dlq, "current": self.current}
         return (
             *(() if key in self.raw else ("raw",)),
             *(() if decision is not None else ("events",)),

@@ -113,9 +113,9 @@ class Kafka:
         from confluent_kafka import KafkaException
 
         try:
-            return sorted(self._client().list_topics(timeout=REQUEST_SECONDS).topics)
+            return sorted(self.admin().list_topics(timeout=REQUEST_SECONDS).topics)
         except KafkaException as error:
-            raise self._away(error) from error
+            raise self.away(error) from error
 
     def topic_state(self, topic: str) -> TopicState:
         """What a topic holds now.
@@ -128,7 +128,7 @@ class Kafka:
         led = [p for p, leader in leaders.items() if leader is not None]
         starts, stable, high = self._looks(topic, led, Look.EARLIEST, Look.STABLE, Look.HIGH)
         if self._described(topic)[0] != topic_id:
-            raise self._away(f"topic {topic} was replaced while it was looked at")
+            raise self.away(f"topic {topic} was replaced while it was looked at")
         return TopicState(
             topic,
             topic_id,
@@ -199,12 +199,12 @@ class Kafka:
         while open_:
             message = consumer.poll(seconds)
             if message is None:
-                raise self._away(f"{topic} gave nothing for {seconds:g} s")
+                raise self.away(f"{topic} gave nothing for {seconds:g} s")
             error = message.error()
             if error and error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - the library's public name
                 raise _expired(message, open_)
             if error and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - likewise
-                raise self._away(error)
+                raise self.away(error)
             partition = message.partition()
             if not error and partition in open_ and message.offset() in open_[partition]:
                 yield message
@@ -217,18 +217,19 @@ class Kafka:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         try:
-            future = self._client().describe_topics(TopicCollection([topic]), request_timeout=REQUEST_SECONDS)[topic]
+            future = self.admin().describe_topics(TopicCollection([topic]), request_timeout=REQUEST_SECONDS)[topic]
             found = future.result(REQUEST_SECONDS + 1)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise self._absent(topic) from None
-            raise self._away(error) from error
+                raise self.absent(topic) from None
+            raise self.away(error) from error
         except TimeoutError as error:
-            raise self._away(error) from error
+            raise self.away(error) from error
         leaders = {p.id: p.leader.id if p.leader is not None else None for p in found.partitions}
         return str(found.topic_id), dict(sorted(leaders.items()))
 
-    def _absent(self, topic: str) -> TopicAbsentError:
+    def absent(self, topic: str) -> TopicAbsentError:
+        """The error for a topic that is not there; the nearest names are in it."""
         near = difflib.get_close_matches(topic, self.topics(), n=3, cutoff=0.5)
         return TopicAbsentError(
             f"topic {topic!r} does not exist at {self.bootstrap}",
@@ -254,13 +255,13 @@ class Kafka:
             spec = specs.for_timestamp(look)
         level = IsolationLevel.READ_UNCOMMITTED if look is Look.HIGH else IsolationLevel.READ_COMMITTED
         try:
-            found: dict[Any, Any] = self._client().list_offsets(
+            found: dict[Any, Any] = self.admin().list_offsets(
                 {TopicPartition(topic, p): spec for p in partitions},
                 isolation_level=level,
                 request_timeout=REQUEST_SECONDS,
             )
         except KafkaException as error:
-            raise self._away(error) from error
+            raise self.away(error) from error
         return found
 
     def _answers(self, futures: Mapping[Any, Any]) -> dict[int, Any]:
@@ -272,12 +273,17 @@ class Kafka:
                 found[partition.partition] = future.result(REQUEST_SECONDS + 1)
             except KafkaException as error:
                 if error.args[0].code() not in _without_leader(KafkaError):
-                    raise self._away(error) from error
+                    raise self.away(error) from error
             except TimeoutError as error:
-                raise self._away(error) from error
+                raise self.away(error) from error
         return found
 
-    def _client(self) -> AdminClient:
+    def admin(self) -> AdminClient:
+        """A client for questions and changes that have no method here.
+
+        Raises:
+            ConfigurationError: the configuration is refused.
+        """
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -297,7 +303,8 @@ class Kafka:
             remedy="docs/configuration.md lists what it may hold, librdkafka's CONFIGURATION.md the values",
         )
 
-    def _away(self, error: object) -> DependencyAwayError:
+    def away(self, error: object) -> DependencyAwayError:
+        """The error for a broker that gave no answer; what the client said of it is repeated without secrets."""
         # A client that knew a controller which is gone waits for that one for minutes; a new one asks who it is now.
         self._admin = None
         return DependencyAwayError(

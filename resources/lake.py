@@ -7,7 +7,7 @@ the rows mean (`assets`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -191,6 +191,23 @@ def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
         for key, size in found.items()
     }
     return {**proofs, **told}
+
+
+def stream_rows(table: DeltaTable, sql: str) -> Iterator[dict[str, Any]]:
+    """The same, a batch at a time: for results that are not to be held whole.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    import pyarrow as pa
+    from deltalake import QueryBuilder
+
+    try:
+        result = QueryBuilder().register("t", table).execute(sql)
+        for batch in pa.RecordBatchReader.from_stream(result):
+            yield from batch.to_pylist()
+    except Exception as error:
+        raise _away(str(table.table_uri), error) from error
 
 
 def _rows(result: object) -> list[dict[str, object]]:

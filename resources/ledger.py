@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.errors import HighwaterError, UnknownSliceError
 from highwater.history import Fingerprint
-from highwater.plans import Generation, Loss, Planned, starts_from_plain
+from highwater.plans import Generation, Loss, Planned, Publication, starts_from_plain
 from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
 from resources import ledger_schema as schema
 from resources.leases import Lease, leased
@@ -279,6 +279,34 @@ class Ledger:
             query = query.where(table.c.topic == topic)
         with self._reading() as connection:
             return [_loss(row) for row in connection.execute(query)]
+
+    # Publications
+
+    def publications(self, keys: Sequence[str]) -> dict[str, Publication]:
+        """What was published of these slices' rejects; those of which nothing was are left out."""
+        table = schema.publications
+        found: dict[str, Publication] = {}
+        with self._reading() as connection:
+            for some in _portions(keys):
+                rows = connection.execute(select(table).where(table.c.slice_key.in_(some)))
+                found.update({row.slice_key: Publication(row.attempt, row.sent, row.published_at) for row in rows})
+        return found
+
+    def record_publication(self, stream: str, key: str, publication: Publication) -> None:
+        """Keep what Kafka has committed of a slice's rejects; an older attempt never replaces a younger one."""
+        table = schema.publications
+        values = {
+            "stream": stream,
+            "attempt": publication.attempt,
+            "sent": publication.sent,
+            "published_at": publication.published_at,
+        }
+        older = and_(table.c.slice_key == key, table.c.attempt <= publication.attempt)
+        with self._writing() as connection:
+            if connection.execute(update(table).where(older).values(values)).rowcount:
+                return
+            if connection.execute(select(table.c.attempt).where(table.c.slice_key == key)).first() is None:
+                connection.execute(insert(table).values(slice_key=key, **values))
 
     # Leases
 

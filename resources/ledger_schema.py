@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 
-VERSION = 1
+VERSION = 2
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 _WRITES = "highwater_writes"
@@ -92,6 +92,16 @@ losses = sa.Table(
     sa.Column("accepted_by", sa.String(249), nullable=False),
     sa.Column("recorded_at", Utc, nullable=False),
     sa.UniqueConstraint("stream", "topic", "generation", "partition", "start", "end"),
+)
+
+publications = sa.Table(
+    "publications",
+    metadata,
+    sa.Column("slice_key", sa.String(300), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("sent", sa.BigInteger, nullable=False),
+    sa.Column("published_at", Utc, nullable=False),
 )
 
 leases = sa.Table(
@@ -203,9 +213,12 @@ def _create(engine: Engine, wait_seconds: float) -> None:
     with transaction(engine, writes=True) as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
+        # Every version so far only added tables.
         metadata.create_all(connection)
         if connection.execute(sa.select(versions.c.version)).first() is None:
             connection.execute(versions.insert().values(version=VERSION))
+        else:
+            connection.execute(versions.update().values(version=VERSION))
 
 
 def _stored_version(engine: Engine) -> int | None:

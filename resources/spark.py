@@ -57,6 +57,9 @@ _SPARK_AWAY = re.compile(
     r"|INVALID_HANDLE\.|RETRIES_EXCEEDED|SESSION_NOT_FOUND|SESSION_CLOSED|OPERATION_NOT_FOUND|Stream removed"
     r"|incorrect server side session identifier"
 )
+# See `_give_up_in_time`.
+RETRIES = 9
+LONGEST_BACKOFF_MS = 10_000
 _KAFKA_AWAY = re.compile(r"TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException")
 _STORAGE = re.compile(r"Permission denied|AccessDenied|No space left|Mkdirs failed|Read-only file system")
 
@@ -79,7 +82,9 @@ def _give_up_in_time(session: SparkSession) -> None:
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     client: Any = vars(session)["_client"]  # only a Connect session has it
-    client.set_retry_policies([DefaultPolicy(max_retries=9, backoff_multiplier=2.5, max_backoff=10_000)])
+    client.set_retry_policies(
+        [DefaultPolicy(max_retries=RETRIES, backoff_multiplier=2.5, max_backoff=LONGEST_BACKOFF_MS)]
+    )
 
 
 def interrupt(session: SparkSession) -> None:

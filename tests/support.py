@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assets import current, events, raw, rejects
+from assets import current, dlq, events, raw, rejects
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import SliceReport, Work
 from highwater.declaration import Limits
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from resources.lake import Lake
     from resources.ledger import Ledger
 
-STAGES = (raw, events, rejects, current)
+STAGES = (raw, events, rejects, dlq, current)
 
 
 def order(order_id: str, version: int, **changes: object) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def test_a_run_takes_its_slices_through_everything_in_one_process(defs: dg.Defin
     assert job.executor_def is dg.in_process_executor
     assert job.partitions_def == dg.DynamicPartitionsDefinition(name="orders_slices")
     keys = {key.to_user_string() for key in job.asset_layer.selected_asset_keys}
-    assert keys == {"orders/raw", "orders/events", "orders/rejects", "orders/current"}
+    assert keys == {"orders/raw", "orders/events", "orders/rejects", "orders/dlq", "orders/current"}
     checks = {(key.asset_key.to_user_string(), key.name) for key in job.asset_layer.asset_graph.asset_check_keys}
     assert checks == {("orders/events", "offsets_accounted_for"), ("orders/current", "versions_in_order")}
     # Backfills go past the job, so the default executor must be the same.

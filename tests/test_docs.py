@@ -166,6 +166,8 @@ def test_the_page_of_streams_has_every_field_of_a_declaration_and_no_other(kind:
 
 def default_text(field: dataclasses.Field[Any]) -> str:
     """How the page writes a default."""
+    if field.name == "on_reject":
+        return "`ON_REJECT`"
     if field.default_factory is not dataclasses.MISSING:
         return f"`{type(field.default_factory()).__name__}()`"
     value = field.default
@@ -288,15 +290,16 @@ def with_fields(columns: list[str], stream: declaration.Stream) -> list[str]:
     return kept if first is None else [*columns[:first], "FIELDS", *kept[first:]]
 
 
-@pytest.mark.parametrize("title", ["raw", "events", "rejects", "current"])
+@pytest.mark.parametrize("title", ["raw", "events", "rejects", "dlq", "current"])
 def test_the_page_of_tables_has_the_columns_in_their_order(title: str) -> None:
-    from assets import current, events, raw, rejects
+    from assets import current, dlq, events, raw, rejects
 
     stream = example()
     code = {
         "raw": raw.COLUMNS,
         "events": events.columns(stream),
         "rejects": rejects.COLUMNS,
+        "dlq": dlq.COLUMNS,
         "current": current.columns(stream),
     }[title]
     listed = [name for name in columns_listed(title) if name not in {"malformed", "invalid", "unresolved"}]

@@ -35,11 +35,13 @@ class World:
     events: list[dict[str, Any]]
     rejects: list[dict[str, Any]]
     current: list[dict[str, Any]]
+    dlq: list[dict[str, Any]]
+    published: dict[str, dict[Place, Kept]]
     proofs: dict[str, list[dict[str, Any]]]
 
     def compare(self, **options: Any) -> Comparison:
-        tables = Tables(self.raw, self.events, self.rejects, self.current, self.proofs)
-        return compare(ORDER_SHAPE, self.account, self.topic, tables, **options)
+        tables = Tables(self.raw, self.events, self.rejects, self.current, self.dlq, self.proofs)
+        return compare(ORDER_SHAPE, self.account, self.topic, tables, dlq=self.published, **options)
 
     def kinds(self, **options: Any) -> set[str]:
         return set(self.compare(**options).differences.counts)
@@ -79,11 +81,13 @@ def origin(place: Place, kept: Kept) -> dict[str, Any]:
         "origin_partition": place.partition,
         "origin_offset": place.offset,
         "origin_timestamp": milliseconds(kept.timestamp),
+        "attempt": 1,
+        "retries": 0,
     }
 
 
 def make_world() -> World:
-    world = World([], {}, [], [], [], [], {})
+    world = World([], {}, [], [], [], [], [], {}, {})
     ends = [0, 0, 0]
     script = Script(ORDERS, seed=3, records=600, rates={"large_record": 0.0})
     for number, made in enumerate(record for batch in script.batches() for record in batch):
@@ -121,17 +125,54 @@ def add_rows(world: World, ending: Ending, place: Place, kept: Kept) -> None:
     if ending == EVENT:
         world.events.append({**origin(place, kept), **expected_event(ORDER_SHAPE, kept)})
     elif ending.end == "reject":
-        world.rejects.append(
-            {
-                **origin(place, kept),
-                "reason": ending.reason,
-                "permanent": ending.permanent,
-                "next_topic": "orders.parked" if ending.permanent else "orders.dlq.1",
-                "key": kept.key,
-                "value": kept.value,
-                "headers": headers,
-            }
-        )
+        next_topic = "orders.parked" if ending.permanent else "orders.dlq.1"
+        row = {**origin(place, kept), "reason": ending.reason, "permanent": ending.permanent, "next_topic": next_topic}
+        world.rejects.append({**row, "key": kept.key, "value": kept.value, "headers": headers})
+        world.dlq.append(row)
+        publish(world, world.rejects[-1], kept)
+
+
+def publish(world: World, row: dict[str, Any], kept: Kept) -> None:
+    """What `docs/dlq.md` says of the record on its topic."""
+    records = world.published.setdefault(row["next_topic"], {})
+    place = Place(row["origin_partition"], len(records))
+    told = {
+        "origin.topic": "orders",
+        "origin.generation": "0",
+        "origin.partition": str(row["origin_partition"]),
+        "origin.offset": str(row["origin_offset"]),
+        "origin.timestamp": str(kept.timestamp),
+        "attempt": str(row["retries"] + 1),
+        "reason": row["reason"],
+        "slice": row["slice"],
+    }
+    envelope = tuple((f"highwater.{name}", value.encode()) for name, value in told.items())
+    records[place] = Kept(place, kept.timestamp + 1000, 1, kept.key, kept.value, (*kept.headers, *envelope))
+
+
+def retry(world: World, row: dict[str, Any]) -> None:
+    """Let a reject of the main topic come back through its tier and be an event."""
+    kept = world.topic[Place(row["origin_partition"], row["origin_offset"])]
+    event = {**origin(kept.place, kept), **expected_event(ORDER_SHAPE, kept), "retries": 1}
+    world.events.append({**event, "slice": "orders.dlq.1@0000000"})
+
+
+def see_tier_read(world: World) -> None:
+    """A slice of the tier that holds all of it."""
+    records = world.published["orders.dlq.1"]
+    key = "orders.dlq.1@0000000"
+    for place, kept in records.items():
+        headers = [{"key": name, "value": value} for name, value in kept.headers]
+        raw = {"slice": key, "topic": "orders.dlq.1", "generation": 0, **place._asdict(), "timestamp_type": 1}
+        body = {"key": kept.key, "value": kept.value, "headers": headers}
+        world.raw.append({**raw, **body, "timestamp": milliseconds(kept.timestamp)})
+    ranges = {
+        str(p): [0, max([o + 1 for q, o in records if q == p], default=0)]
+        for p in {place.partition for place in records}
+    }
+    for name, rows in (("raw", world.raw), ("events", world.events), ("rejects", world.rejects)):
+        count = sum(row["slice"] == key for row in rows)
+        world.proofs[name].append({"slice": key, "rows": count, "ranges": ranges})
 
 
 def current_rows(world: World) -> list[dict[str, Any]]:
@@ -363,11 +404,60 @@ def known_late(world: World) -> None:
     world.account = [replace(w, known=True) if w.waits_for else w for w in world.account]
 
 
-def test_a_late_customer_must_be_mended_in_the_slices_that_were_materialised_since(world: World) -> None:
+def test_a_late_customer_must_be_an_event_when_all_was_retried(world: World) -> None:
     known_late(world)
     assert not world.kinds()
-    assert not world.kinds(resolved_in=[])
-    assert world.kinds(resolved_in=["orders@0000000"]) == {f"ends: another end than {UNRESOLVED}"}
+    assert world.kinds(all_retried=True) == {f"ends: another end than {UNRESOLVED}"}
+    for row in [row for row in world.rejects if row["reason"] == "unresolved"]:
+        retry(world, row)
+    see_tier_read(world)
+    world.current = current_rows(world)
+    found = world.compare(all_retried=True)
+    assert not found.differences.samples
+    assert found.numbers["accepted by a retry"] > 0
+
+
+def spoil_published(world: World, topic: str, **changes: Any) -> None:
+    place, kept = next(iter(world.published[topic].items()))
+    world.published[topic][place] = replace(kept, **changes)
+
+
+PLANTED_IN_THE_DLQ: dict[str, tuple[Callable[[World], object], str]] = {
+    "not published": (lambda w: w.published["orders.dlq.1"].popitem(), "dlq: records of a reject"),
+    "published twice": (
+        lambda w: w.published["orders.parked"].update({Place(9, 9): next(iter(w.published["orders.parked"].values()))}),
+        "dlq: records of a reject",
+    ),
+    "published elsewhere": (
+        lambda w: w.published["orders.parked"].update([w.published["orders.dlq.1"].popitem()]),
+        "dlq: holds what was not rejected",
+    ),
+    "no envelope": (lambda w: spoil_published(w, "orders.parked", headers=()), "dlq: a record whose envelope cannot"),
+    "another key": (lambda w: spoil_published(w, "orders.parked", key=b"x"), "dlq: another key"),
+    "another value": (lambda w: spoil_published(w, "orders.dlq.1", value=b"x"), "dlq: another value"),
+    "the producer's clock": (lambda w: spoil_published(w, "orders.dlq.1", timestamp_type=0), "dlq: another timestamp"),
+    "another partition": (
+        lambda w: spoil_published(w, "orders.dlq.1", place=Place(9, 0)),
+        "dlq: another partition",
+    ),
+    "not noted": (lambda w: w.dlq.pop(), "dlq: the table lacks what was published"),
+    "noted twice": (lambda w: spoil_twice(w.dlq), "dlq: the table holds what was not rejected"),
+    "tried out of turn": (lambda w: set_first(w.rejects, "retries", 1), "ends: a record in two places"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_THE_DLQ)
+def test_a_difference_planted_in_the_dlq_is_found(world: World, name: str) -> None:
+    plant, kind = PLANTED_IN_THE_DLQ[name]
+    plant(world)
+    assert any(found.startswith(kind) for found in world.kinds())
+
+
+def test_an_origin_accepted_twice_is_found(world: World) -> None:
+    row = first(world.rejects, reason="unresolved")
+    retry(world, row)
+    retry(world, row)
+    assert "ends: a record in two places" in world.kinds()
 
 
 def test_a_late_customer_that_nobody_knows_yet_may_not_be_an_event(world: World) -> None:

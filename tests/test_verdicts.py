@@ -63,11 +63,12 @@ def test_current_must_not_lag_behind_a_slice() -> None:
 @pytest.mark.parametrize(
     ("attempts", "lacking"),
     [
-        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}), ()),
-        (Attempts({}, {}, {}, {}), ("raw", "events", "rejects", "current")),
-        (Attempts({"a": 1}, {"a": 2}, {"a": 1}, {"a": 2}), ("rejects",)),
-        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 1}), ("current",)),
-        (Attempts({"a": 1}, {}, {}, {}), ("events", "rejects", "current")),
+        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}), ()),
+        (Attempts({}, {}, {}, {}, {}), ("raw", "events", "rejects", "dlq", "current")),
+        (Attempts({"a": 1}, {"a": 2}, {"a": 1}, {"a": 1}, {"a": 2}), ("rejects", "dlq")),
+        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {}, {"a": 2}), ("dlq",)),
+        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 1}), ("current",)),
+        (Attempts({"a": 1}, {}, {}, {}, {}), ("events", "rejects", "dlq", "current")),
     ],
 )
 def test_a_slice_is_done_when_every_table_follows_its_decision(attempts: Attempts, lacking: tuple[str, ...]) -> None:

@@ -26,9 +26,10 @@ STREAM = Stream(
     ),
     lookup=Lookup(field="customer_id", table="reference/customers", column="customer_id"),
     limits=Limits(most_records=200_000, fewest_records=1_000, longest_wait=timedelta(seconds=20)),
+    tiers=(timedelta(seconds=10), timedelta(minutes=5), timedelta(hours=1)),
     answers=Answers(
         does_order_matter="Yes, for each order: the highest version is the order's state, whenever it arrives.",
         what_of_doubles="The same version with the same content counts once; with other content it is a conflict.",
-        what_on_failure="Malformed and invalid records are set aside for a person; unknown customers are retried.",
+        what_on_failure="Malformed and invalid records are parked for a person; unknown customers are retried.",
     ),
 )

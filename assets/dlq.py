@@ -1,0 +1,232 @@
+"""Dlq: what was rejected is published to the tiers and to the parked topic, each record once (I7).
+
+What belongs here: which rejects are still to be sent, and in which portions; the table of what was. What does not: the
+routing, which the rejects carry, and the transactions (`resources.transactions`).
+
+The order is: the decision stands in events and rejects; its rejects are published, portion by portion, each with a mark
+that counts them; the ledger keeps the last mark; the table keeps the origins. Only then may the slice be decided anew,
+and what was published is left to the DLQ for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from assets import rejects
+from assets.commit import Clock, Standing, commit_lock, reports, require_newer
+from assets.events import ORIGIN_COLUMNS, require
+from assets.origins import DLQ as TABLE
+from assets.origins import ORIGIN
+from assets.work import SliceReport, Work
+from highwater.envelope import Envelope, wrapped
+from highwater.errors import DependencyAwayError, SupersededAttemptError
+from highwater.plans import Publication
+from resources.dlq_topics import ensure
+from resources.lake import create_table, query, replace_slices, rows_at, slice_is_one_of, stream_rows
+from resources.producer import Record
+from resources.spark import delta_errors
+from resources.transactions import Mark, Transactions
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+
+COLUMNS = (
+    f"{ORIGIN_COLUMNS}, reason STRING, detail STRING, next_topic STRING, first_failed_at TIMESTAMP, "
+    "published_at TIMESTAMP"
+)
+SEARCHED = ("origin_partition", "origin_offset", "reason", "next_topic")
+# One transaction holds so much at the most: it lasts seconds, and memory is bounded.
+RECORDS_A_TRANSACTION = 5_000
+BYTES_A_TRANSACTION = 16 * 1024 * 1024
+_ORDER = ", ".join(ORIGIN)
+
+
+def materialise(work: Work) -> list[SliceReport]:
+    """Publish the rejects of the slices, and keep what was published; a report for each slice, in their order.
+
+    A slice without rejects has nothing to publish and gets no row: its rejects' own proof says so.
+
+    Raises:
+        TemporaryError: rejects of a slice are not there yet.
+        TopicDriftError: a DLQ topic is not set up as it must be.
+        SupersededAttemptError: another run publishes the same slice, or decided it anew.
+        DependencyAwayError: Kafka, Spark or the lake is away; what was published so far is known and not sent again.
+    """
+    decided = require(work, rejects.TABLE)
+    decisions = decided.proofs
+    standing = Standing.read(work, TABLE)
+    open_ = [p for p in work.slices if decisions[p.key].rows and standing.attempt(p.key) != decisions[p.key].attempt]
+    require_newer(decisions, {p.key: standing.attempt(p.key) for p in open_})
+    clock, version = Clock(), -1
+    if open_:
+        create_table(work.spark, work.lake.path(work.stream.name, TABLE), COLUMNS, SEARCHED)
+        ensure(work.kafka, work.stream)
+        with clock.phase("publish"):
+            for piece in open_:
+                _publish(work, piece, decisions[piece.key], decided.version)
+        with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
+            version = _commit(work, [decisions[piece.key] for piece in open_], standing, decided.version)
+    done = {piece.key for piece in open_}
+    notes = {key: _why_nothing(decisions[key]) for key in work.keys if key not in done}
+    return reports(work, TABLE, decisions, notes, clock, version)
+
+
+def _why_nothing(decision: Proof) -> str:
+    return "already published" if decision.rows else "nothing was rejected"
+
+
+def _publish(work: Work, piece: Slice, decision: Proof, version: int) -> None:
+    """Send what is not sent yet of a slice's rejects."""
+    waiting = _Waiting(work, piece, version)
+    with Transactions(work.kafka, f"highwater.pub.{piece.key}", work.stream.parked_topic) as transactions:
+        sent = _sent(work, piece, decision, transactions.mark())
+        total = len(waiting.origins)
+        if sent < total:
+            work.log(f"{piece.key}: publishing {total - sent:,} of {total:,} rejects")
+        for portion in waiting.portions(sent):
+            sent += len(portion)
+            transactions.commit(portion, Mark(decision.attempt, sent))
+            work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
+    publication = Publication(decision.attempt, sent, datetime.now(UTC))
+    work.ledger.record_publication(work.stream.name, piece.key, publication)
+
+
+def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
+    """How many were sent already, by Kafka's mark or, where that expired, by the ledger's copy of it.
+
+    Raises:
+        SupersededAttemptError: a later decision was published meanwhile.
+    """
+    kept = work.ledger.publications([piece.key]).get(piece.key)
+    known = [m for m in (mark, Mark(kept.attempt, kept.sent) if kept else None) if m is not None]
+    latest = max((m.attempt for m in known), default=0)
+    if latest > decision.attempt:
+        raise SupersededAttemptError(
+            f"{piece.key} was decided and published anew meanwhile",
+            stored=f"attempt {latest}",
+            found=f"attempt {decision.attempt}",
+            remedy="nothing: the publication of the later decision stands",
+        )
+    return max((m.sent for m in known if m.attempt == decision.attempt), default=0)
+
+
+class _Waiting:
+    """The rejects of a slice that were in no publication of an earlier decision, in the order of their origins."""
+
+    def __init__(self, work: Work, piece: Slice, version: int) -> None:
+        self._work = work
+        self._piece = piece
+        self._table = _at(work, rejects.TABLE, version)
+        mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
+        # `octet_length` takes text alone here.
+        size = "coalesce(octet_length(encode(value, 'hex')), 0) / 2"
+        found = query(self._table, f"SELECT {_ORDER}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}")
+        held = _published(work, mine)
+        self.origins = [(place, int(str(row["bytes"]))) for row in found if (place := _place(row)) not in held]
+        self._partitions: dict[str, int] = {}
+
+    def portions(self, sent: int) -> Iterator[list[Record]]:
+        """The records behind the first `sent` ones, in portions for a transaction each."""
+        portion: list[tuple[Any, ...]] = []
+        total = 0
+        for place, size in self.origins[sent:]:
+            if portion and (len(portion) == RECORDS_A_TRANSACTION or total + size > BYTES_A_TRANSACTION):
+                yield self._records(portion)
+                portion, total = [], 0
+            portion.append(place)
+            total += size
+        if portion:
+            yield self._records(portion)
+
+    def _records(self, places: Sequence[tuple[Any, ...]]) -> list[Record]:
+        mine = slice_is_one_of([self._piece.key])
+        wanted = set(places)
+        where = f"proof IS NULL AND {mine} AND ({_covering(places)})"
+        rows = stream_rows(self._table, f"SELECT * FROM t WHERE {where} ORDER BY {_ORDER}")
+        return [self._record(row) for row in rows if _place(row) in wanted]
+
+    def _record(self, row: Mapping[str, Any]) -> Record:
+        own = [(header["key"], header["value"]) for header in row["headers"] or ()]
+        envelope = Envelope(
+            topic=row["origin_topic"],
+            generation=row["origin_generation"],
+            partition=row["origin_partition"],
+            offset=row["origin_offset"],
+            timestamp=round(row["origin_timestamp"].timestamp() * 1000),
+            attempt=row["retries"] + 1,
+            reason=row["reason"],
+            detail=row["detail"] or "",
+            slice_key=row["slice"],
+            first_failed_at=row["first_failed_at"],
+        )
+        partition = row["origin_partition"] % self._count(row["next_topic"])
+        return Record(row["next_topic"], row["key"], row["value"], wrapped(envelope, own), partition=partition)
+
+    def _count(self, topic: str) -> int:
+        """The partitions of a DLQ topic: as many as the main topic has, so the origin's own one is among them.
+
+        Only the origin of a foreign envelope may name one that there is not.
+        """
+        if topic not in self._partitions:
+            self._partitions[topic] = len(self._work.kafka.topic_state(topic).partitions)
+        return self._partitions[topic]
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ORIGIN)
+
+
+def _covering(places: Sequence[tuple[Any, ...]]) -> str:
+    """A predicate that holds for these origins, and for few others."""
+    offsets: dict[tuple[Any, ...], list[int]] = {}
+    for *where, offset in places:
+        offsets.setdefault(tuple(where), []).append(offset)
+    return " OR ".join(
+        f"(origin_topic = '{topic}' AND origin_generation = {generation} AND origin_partition = {partition} "
+        f"AND origin_offset BETWEEN {min(found)} AND {max(found)})"
+        for (topic, generation, partition), found in offsets.items()
+    )
+
+
+def _at(work: Work, name: str, version: int) -> DeltaTable:
+    """A table as one version has it, opened without a JVM."""
+    table = work.lake.table(work.stream.name, name)
+    if table is None:
+        raise DependencyAwayError(
+            f"the table {name} of {work.stream.name} is gone", remedy="restore it, or materialise the slice from raw on"
+        )
+    table.load_as_version(version)
+    return table
+
+
+def _published(work: Work, where: str) -> set[tuple[Any, ...]]:
+    table = work.lake.table(work.stream.name, TABLE)
+    return set() if table is None else {_place(row) for row in query(table, f"SELECT {_ORDER} FROM t WHERE {where}")}
+
+
+def _commit(work: Work, decisions: Sequence[Proof], standing: Standing, version: int) -> int:
+    """Keep the origins of all rejects of the slices: those of earlier publications are still among them."""
+    from pyspark.sql import functions as F
+
+    mine = slice_is_one_of([decision.key for decision in decisions])
+    rows = rows_at(work.spark, work.lake.path(work.stream.name, rejects.TABLE), version).where(mine)
+    names = ("slice", *ORIGIN, "origin_timestamp", "attempt", "retries")
+    told = rows.select(
+        *names, "reason", "detail", "next_topic", "first_failed_at", F.current_timestamp().alias("published_at")
+    )
+    with commit_lock(work, TABLE):
+        return replace_slices(
+            work.spark,
+            work.lake.path(work.stream.name, TABLE),
+            told,
+            [replace(decision, counts={}) for decision in decisions],
+            {decision.key: standing.attempt(decision.key) for decision in decisions},
+            files=1,
+            spread="origin_offset",
+        )

@@ -1,0 +1,183 @@
+"""Origins: where each record of raw was first published, also when it came back through a DLQ topic.
+
+What belongs here: reading the envelope of a tier's records in Spark, and telling which of them count no more. What does
+not: the envelope's names (`highwater.envelope`), judging a record (`assets.parsing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from highwater import envelope
+from highwater.routing import tier_of
+from resources.lake import rows_at, slice_is_one_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from assets.work import Work
+    from highwater.slices import Slice
+
+ORIGIN = ("origin_topic", "origin_generation", "origin_partition", "origin_offset")
+# The table of what was published.
+DLQ = "dlq"
+# The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.
+PROBLEM = "envelope_problem"
+
+
+def tier_slices(work: Work, slices: Sequence[Slice]) -> list[Slice]:
+    """Those of the slices that hold retries."""
+    return [piece for piece in slices if piece.topic != work.stream.topic]
+
+
+def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+    """Raw rows with their origin, `retries` (how often they were judged before) and `first_failed_at`.
+
+    Headers give an origin on tiers only: on the main topic anybody may write what they like into them.
+    """
+    from pyspark.sql import functions as F
+
+    own = {
+        "origin_topic": F.col("topic"),
+        "origin_generation": F.col("generation"),
+        "origin_partition": F.col("partition"),
+        "origin_offset": F.col("offset"),
+        "origin_timestamp": F.col("timestamp"),
+        "retries": F.lit(0),
+        "first_failed_at": F.lit(None).cast("timestamp"),
+    }
+    if not tier_slices(work, slices):
+        return raw.withColumns(own).withColumn(PROBLEM, F.lit(None).cast("string"))
+    on_tier = F.col("topic") != work.stream.topic
+    told = raw.withColumn(PROBLEM, F.when(on_tier, _problem(work)))
+    sound = on_tier & F.col(PROBLEM).isNull()
+    enveloped = _from_headers()
+    return told.withColumns(
+        {name: F.when(sound, enveloped[name]).otherwise(_else(work, name, column)) for name, column in own.items()}
+    )
+
+
+def _else(work: Work, name: str, column: Column) -> Column:
+    """Of a record without a sound envelope: its own place, and the tier's number as its retries."""
+    from pyspark.sql import functions as F
+
+    if name == "retries":
+        for topic in work.stream.tier_topics:
+            column = F.when(F.col("topic") == topic, tier_of(work.stream, topic)).otherwise(column)
+    return column
+
+
+def _header(name: str) -> Column:
+    """The text of the last header of this name; null without one, or when it is not UTF-8."""
+    from pyspark.sql import functions as F
+
+    values = F.transform(F.filter("headers", lambda h: h["key"] == name), lambda h: h["value"])
+    value = F.try_element_at(values, F.lit(-1))
+    return F.when(F.is_valid_utf8(value.cast("string")), value.cast("string"))
+
+
+def _from_headers() -> dict[str, Column]:
+    from pyspark.sql import functions as F
+
+    return {
+        "origin_topic": _header(envelope.ORIGIN_TOPIC),
+        "origin_generation": _header(envelope.ORIGIN_GENERATION).try_cast("int"),
+        "origin_partition": _header(envelope.ORIGIN_PARTITION).try_cast("int"),
+        "origin_offset": _header(envelope.ORIGIN_OFFSET).try_cast("bigint"),
+        "origin_timestamp": F.timestamp_millis(_header(envelope.ORIGIN_TIMESTAMP).try_cast("bigint")),
+        "retries": _header(envelope.ATTEMPT).try_cast("int"),
+        "first_failed_at": _header(envelope.FIRST_FAILED_AT).try_cast("timestamp"),
+    }
+
+
+def _problem(work: Work) -> Column:
+    """Why the envelope cannot be believed; null if it can."""
+    from pyspark.sql import functions as F
+
+    found = _from_headers()
+    ours = [work.stream.topic, *work.stream.tier_topics, work.stream.parked_topic]
+    numbers = {
+        envelope.ORIGIN_GENERATION: found["origin_generation"],
+        envelope.ORIGIN_PARTITION: found["origin_partition"],
+        envelope.ORIGIN_OFFSET: found["origin_offset"],
+        envelope.ORIGIN_TIMESTAMP: F.unix_millis(found["origin_timestamp"]),
+    }
+    topic = found["origin_topic"]
+    problems = [
+        F.when(topic.isNull(), F.lit(f"header {envelope.ORIGIN_TOPIC} is missing")),
+        F.when(~topic.isin(ours), F.lit(f"header {envelope.ORIGIN_TOPIC} names a topic of another stream")),
+        *[
+            F.when(number.isNull() | (number < 0), F.lit(f"header {name} is missing or no number from 0 on"))
+            for name, number in numbers.items()
+        ],
+        F.when(
+            found["retries"].isNull() | (found["retries"] < 1),
+            F.lit(f"header {envelope.ATTEMPT} is missing or no number from 1 on"),
+        ),
+    ]
+    return F.coalesce(*problems)
+
+
+def with_fate(work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Mapping[str, int]) -> DataFrame:
+    """Rows with `superseded`, and with what was published of them: columns `held_...`, null where nothing was.
+
+    A record that was published is left to the DLQ, whatever would become of it now (I5). A tier's record is superseded
+    where its origin was accepted elsewhere, or comes once more in the same slice.
+
+    Computed for the events and again for the rejects of the same decision, from the same versions.
+
+    Args:
+        work: the connections.
+        rows: raw rows with their origins.
+        slices: the slices that the rows are of.
+        seen: for each slice of a tier the version of events in which others' acceptance counts.
+    """
+    from pyspark.sql import functions as F
+
+    held = _with_held(work, rows, slices)
+    tiers = tier_slices(work, slices)
+    if not tiers:
+        return held.withColumn("superseded", F.lit(False))  # noqa: FBT003 - a literal column
+    from pyspark.sql import Window
+
+    same = Window.partitionBy("slice", *ORIGIN).orderBy("partition", "offset")
+    again = (F.row_number().over(same) > 1) & F.col("slice").isin([piece.key for piece in tiers])
+    accepted = _accepted_elsewhere(work, tiers, seen)
+    joined = held.withColumn("again", again).join(accepted, ["slice", *ORIGIN], "left")
+    elsewhere = F.col("accepted").isNotNull() & F.col("held_reason").isNull()
+    return joined.withColumn("superseded", F.col("again") | elsewhere).drop("again", "accepted")
+
+
+HELD = {"reason": "string", "detail": "string", "next_topic": "string", "first_failed_at": "timestamp"}
+
+
+def _with_held(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    keys = [piece.key for piece in slices]
+    if not work.lake.committed(work.stream.name, DLQ, keys):
+        return rows.withColumns({f"held_{name}": F.lit(None).cast(kind) for name, kind in HELD.items()})
+    published = work.spark.read.format("delta").load(work.lake.path(work.stream.name, DLQ)).where("proof IS NULL")
+    mine = published.where(slice_is_one_of(keys))
+    told = mine.select("slice", *ORIGIN, *[F.col(name).alias(f"held_{name}") for name in HELD])
+    return rows.join(told, ["slice", *ORIGIN], "left")
+
+
+def _accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Mapping[str, int]) -> DataFrame:
+    """For each slice of a tier the origins that stood in events of other slices when it was decided."""
+    from functools import reduce
+
+    from pyspark.sql import DataFrame as Frame
+    from pyspark.sql import functions as F
+
+    path = work.lake.path(work.stream.name, "events")
+    yes = F.lit(True).alias("accepted")  # noqa: FBT003 - a literal column
+    found = [
+        rows_at(work.spark, path, seen[piece.key])
+        .where(F.col("slice") != piece.key)
+        .select(F.lit(piece.key).alias("slice"), *ORIGIN, yes)
+        .distinct()
+        for piece in tiers
+    ]
+    return reduce(Frame.unionByName, found)

@@ -1,0 +1,113 @@
+"""Holds the DLQ topics against the rejects: each is published once, where it belongs, in an envelope that tells of it.
+
+What belongs here: the comparison of plain values, by rules written a second time. What does not: where a record ends
+(`dev.compare`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from dev.differences import Differences
+from dev.readings import Kept, Place, Row
+
+
+class Sent(NamedTuple):
+    """A record on a DLQ topic, by what its envelope says: identity and number of the attempt."""
+
+    topic: str
+    origin: tuple[str, int, int, int]
+    attempt: int
+
+
+def compare_published(
+    rejects: Sequence[Row], noted: Sequence[Row], held: Mapping[str, Mapping[Place, Kept]], diff: Differences
+) -> int:
+    """Hold what is on the topics against the rejects, and against the table of what was published.
+
+    Args:
+        rejects: the table of rejects.
+        noted: the table of what was published.
+        held: the DLQ topics' records.
+        diff: gets what differs.
+
+    Returns:
+        How many records stand on the topics.
+    """
+    expected = {_sent(row): row for row in rejects}
+    found: dict[Sent, list[Kept]] = defaultdict(list)
+    for topic, records in held.items():
+        for kept in records.values():
+            told = _told(topic, kept)
+            if told is None:
+                diff.add("dlq: a record whose envelope cannot be read", f"{topic} {kept.place}")
+            else:
+                found[told].append(kept)
+    for sent, row in expected.items():
+        _one(sent, row, found.get(sent, []), diff)
+    for sent in found.keys() - expected.keys():
+        diff.add("dlq: holds what was not rejected", sent)
+    _noted(rejects, noted, diff)
+    return sum(len(records) for records in held.values())
+
+
+def _sent(row: Row) -> Sent:
+    origin = (row["origin_topic"], row["origin_generation"], row["origin_partition"], row["origin_offset"])
+    return Sent(row["next_topic"], origin, row["retries"] + 1)
+
+
+def _told(topic: str, kept: Kept) -> Sent | None:
+    headers = _envelope(kept)
+    try:
+        numbers = [int(headers[f"origin.{name}"]) for name in ("generation", "partition", "offset")]
+        origin = (headers["origin.topic"], numbers[0], numbers[1], numbers[2])
+        return Sent(topic, origin, int(headers["attempt"]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _envelope(kept: Kept) -> dict[str, str]:
+    prefix = "highwater."
+    return {
+        name.removeprefix(prefix): (value or b"").decode(errors="replace")
+        for name, value in kept.headers
+        if name.startswith(prefix)
+    }
+
+
+def _own(headers: Iterable[tuple[str, bytes | None]]) -> list[tuple[str, bytes | None]]:
+    return [header for header in headers if not header[0].startswith("highwater.")]
+
+
+def _one(sent: Sent, row: Row, records: Sequence[Kept], diff: Differences) -> None:
+    diff.compare("dlq: records of a reject", sent, 1, len(records))
+    own = [(header["key"], header["value"]) for header in row["headers"] or ()]
+    for kept in records[:1]:
+        told = _envelope(kept)
+        pairs: tuple[tuple[str, Any, Any], ...] = (
+            ("key", row["key"], kept.key),
+            ("value", row["value"], kept.value),
+            ("headers of the record itself", _own(own), _own(kept.headers)),
+            ("partition", row["origin_partition"], kept.place.partition),
+            ("timestamp type", 1, kept.timestamp_type),
+            ("reason", row["reason"], told.get("reason")),
+            ("slice", row["slice"], told.get("slice")),
+            ("origin timestamp", _milliseconds(row["origin_timestamp"]), int(told.get("origin.timestamp", -1))),
+        )
+        for what, expected, found in pairs:
+            diff.compare(f"dlq: another {what}", sent, expected, found)
+
+
+def _milliseconds(when: datetime) -> int:
+    return round((when - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
+
+
+def _noted(rejects: Sequence[Row], noted: Sequence[Row], diff: Differences) -> None:
+    expected, found = (Counter((row["slice"], _sent(row), row["attempt"]) for row in rows) for rows in (rejects, noted))
+    for missing in (expected - found).elements():
+        diff.add("dlq: the table lacks what was published", missing)
+    for strange in (found - expected).elements():
+        diff.add("dlq: the table holds what was not rejected", strange)

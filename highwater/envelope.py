@@ -1,0 +1,85 @@
+"""The envelope of a record on a DLQ topic: headers that say where it came from and why it is there.
+
+What belongs here: the names of the headers, and writing and reading them. What does not: sending records, or the same
+reading as expressions of Spark (`assets.origins`). docs/dlq.md is the contract for other programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+PREFIX = "highwater."
+ORIGIN_TOPIC = "highwater.origin.topic"
+ORIGIN_GENERATION = "highwater.origin.generation"
+ORIGIN_PARTITION = "highwater.origin.partition"
+ORIGIN_OFFSET = "highwater.origin.offset"
+ORIGIN_TIMESTAMP = "highwater.origin.timestamp"
+ATTEMPT = "highwater.attempt"
+REASON = "highwater.reason"
+DETAIL = "highwater.detail"
+SLICE = "highwater.slice"
+FIRST_FAILED_AT = "highwater.first_failed_at"
+
+# Room that a DLQ topic must have beyond the main topic's largest record.
+MOST_BYTES = 16 * 1024
+# A detail is for people; what is longer is cut, so that the envelope never outgrows its room.
+MOST_DETAIL = 1000
+
+Header = tuple[str, bytes | None]
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What the headers say.
+
+    Args:
+        topic, generation, partition, offset: the origin, which is the record's identity for ever.
+        timestamp: when it was first published, in milliseconds since 1970 in UTC.
+        attempt: how often it was judged and rejected: 1 after the main topic.
+        reason: why it was rejected the last time.
+        detail: the same in words.
+        slice_key: the slice that rejected it the last time.
+        first_failed_at: when it was rejected the first time, in UTC.
+    """
+
+    topic: str
+    generation: int
+    partition: int
+    offset: int
+    timestamp: int
+    attempt: int
+    reason: str
+    detail: str
+    slice_key: str
+    first_failed_at: datetime
+
+    def headers(self) -> list[Header]:
+        """The headers, all as text in UTF-8."""
+        plain: dict[str, object] = {
+            ORIGIN_TOPIC: self.topic,
+            ORIGIN_GENERATION: self.generation,
+            ORIGIN_PARTITION: self.partition,
+            ORIGIN_OFFSET: self.offset,
+            ORIGIN_TIMESTAMP: self.timestamp,
+            ATTEMPT: self.attempt,
+            REASON: self.reason,
+            DETAIL: self.detail[:MOST_DETAIL],
+            SLICE: self.slice_key,
+            FIRST_FAILED_AT: self.first_failed_at.isoformat(),
+        }
+        return [(name, str(value).encode()) for name, value in plain.items()]
+
+
+def wrapped(envelope: Envelope, headers: Iterable[Header]) -> list[Header]:
+    """The record's own headers untouched and in their order, then the envelope in place of any earlier one.
+
+    So headers never grow with the attempts.
+    """
+    return [*unwrapped(headers), *envelope.headers()]
+
+
+def unwrapped(headers: Iterable[Header]) -> Sequence[Header]:
+    """The record's own headers."""
+    return [header for header in headers if not header[0].startswith(PREFIX)]

@@ -1,0 +1,57 @@
+"""Where a rejected record goes, and when a tier's records are due: pure functions.
+
+What belongs here: the rule. What does not: sending (`resources.publication`) and planning (`orchestration.ticks`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from highwater.declaration import OnReject, Start
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+# Slices that failed together do not come back together: each waits up to this part of its delay longer.
+JITTER = 0.2
+
+
+def destination(stream: Stream, reason: str, retries: int) -> str:
+    """The topic that a rejected record goes to.
+
+    Args:
+        stream: its declaration.
+        reason: why it was rejected.
+        retries: how often it was tried before: 0 for a record of the main topic, n for one that was read from tier n.
+    """
+    if stream.on_reject[reason] == OnReject.PARK or retries >= len(stream.tiers):
+        return stream.parked_topic
+    return stream.tier_topics[retries]
+
+
+def tier_of(stream: Stream, topic: str) -> int:
+    """The number of a tier: 1 for the first; 0 for the main topic, and for any other."""
+    return stream.tier_topics.index(topic) + 1 if topic in stream.tier_topics else 0
+
+
+def on_tier(stream: Stream, number: int) -> Stream:
+    """The stream as the planner sees it when it plans a tier: another topic, read from its beginning at once."""
+    limits = replace(stream.limits, fewest_records=1)
+    return replace(stream, topic=stream.tier_topics[number - 1], start=Start.EARLIEST, limits=limits)
+
+
+def due_after(delay: timedelta, slice_key: str) -> timedelta:
+    """How long the records of a tier's slice wait: the delay, and up to a fifth more by the slice's key.
+
+    All records of a slice wait alike, so the records that are due are one range of offsets, found by one question to
+    the broker.
+    """
+    return delay * (1 + JITTER * _share(slice_key))
+
+
+def _share(slice_key: str) -> float:
+    """A number from 0 up to 1, the same for the same key on every machine."""
+    return int.from_bytes(sha256(slice_key.encode()).digest()[:4], "big") / 2**32

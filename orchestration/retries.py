@@ -1,0 +1,64 @@
+"""Planning the tiers: a tier's records that have waited long enough are one more backlog to be cut into slices.
+
+What belongs here: which offsets of a tier are due. What does not: the planner (`orchestration.planning`), the delays
+(`highwater.routing`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from highwater.routing import due_after, on_tier
+from highwater.slices import SliceKey
+from orchestration.planning import Planner, Tick
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.plans import Planned
+    from resources.kafka import Kafka, PartitionState, TopicState
+    from resources.ledger import Ledger
+
+
+def plan_tier(ledger: Ledger, kafka: Kafka, stream: Stream, number: int, now: datetime, *, dry: bool = False) -> Tick:
+    """Plan what is due in a tier.
+
+    Args:
+        ledger: holds the plans.
+        kafka: is looked at.
+        stream: the stream.
+        number: the tier, 1 for the first.
+        now: the time, in UTC.
+        dry: record nothing.
+
+    Raises:
+        TopicAbsentError: nothing was published to the tier yet.
+        TopicRecreatedError: the tier is not the one that was planned.
+        DependencyAwayError: Kafka or the ledger is away; nothing was planned.
+    """
+    tier = on_tier(stream, number)
+
+    def due(state: TopicState, planned: Planned) -> TopicState:
+        key = str(SliceKey(tier.topic, planned.next_ordinal))
+        moment = now - due_after(stream.tiers[number - 1], key)
+        # One question, whatever the tier holds: the broker's clock stamped the records, so those that have waited long
+        # enough come before all others. The last stable offset was read first, and nothing lies beyond it.
+        ends = kafka.offsets_at(tier.topic, int(moment.timestamp() * 1000), state)
+        return replace(
+            state,
+            partitions={p: _up_to(seen, ends.get(p), planned.ends.get(p, 0)) for p, seen in state.partitions.items()},
+        )
+
+    return Planner(ledger, kafka).tick(tier, now, dry=dry, due=due)
+
+
+def _up_to(seen: PartitionState, end: int | None, planned: int) -> PartitionState:
+    """A partition as if it ended where its records are not due yet.
+
+    Never before what is planned, for the next slice may wait longer than the one before it did; unless its log really
+    ends there.
+    """
+    if end is None or seen.last_stable is None:
+        return seen
+    return replace(seen, last_stable=min(seen.last_stable, max(end, planned)))

@@ -1,0 +1,164 @@
+"""The topics of a stream's DLQ: created as they must be, and held against that afterwards.
+
+What belongs here: their settings, and why. What does not: what is sent to them (`assets.dlq`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from highwater.envelope import MOST_BYTES
+from highwater.errors import TopicAbsentError, TopicDriftError
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.kafka import Kafka
+
+REQUEST_SECONDS = 10.0
+# A retry that fails for a week is found by somebody; a tier must never lose what still waits.
+LEAST_RETENTION = timedelta(days=7)
+DELAYS_KEPT = 10
+FOR_EVER = -1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a topic is set up.
+
+    Args:
+        partitions: how many.
+        replicas: replication factor.
+        config: the settings that matter here.
+    """
+
+    partitions: int
+    replicas: int
+    config: Mapping[str, str]
+
+
+def ensure(kafka: Kafka, stream: Stream) -> None:
+    """Create the tiers and the parked topic where they are absent, and check those that are there.
+
+    Raises:
+        TopicDriftError: a topic is set up so that records could be lost or come too early; found, wanted and the
+            command that mends it are in the text.
+        TopicAbsentError: the main topic is gone.
+        DependencyAwayError: no broker answered in time.
+    """
+    main = _shape(kafka, stream.topic)
+    for topic, wanted in _wanted(stream, main).items():
+        try:
+            found = _shape(kafka, topic)
+        except TopicAbsentError:
+            _create(kafka, topic, wanted)
+        else:
+            _see_no_drift(kafka, topic, wanted, found)
+
+
+def _wanted(stream: Stream, main: Shape) -> dict[str, Shape]:
+    kept = [max(LEAST_RETENTION, DELAYS_KEPT * delay) for delay in stream.tiers]
+    retention = [int(span.total_seconds() * 1000) for span in kept]
+    found = {topic: _like(main, ms) for topic, ms in zip(stream.tier_topics, retention, strict=True)}
+    return {**found, stream.parked_topic: _like(main, FOR_EVER)}
+
+
+def _like(main: Shape, retention_ms: int) -> Shape:
+    """As many partitions as the main topic, so that a key keeps its order; as safe as the main topic.
+
+    The broker's own clock stamps the records: so the timestamps of a partition never fall, and what is due is one
+    range of offsets.
+    """
+    return Shape(
+        main.partitions,
+        main.replicas,
+        {
+            "cleanup.policy": "delete",
+            "retention.ms": str(retention_ms),
+            "retention.bytes": str(FOR_EVER),
+            "message.timestamp.type": "LogAppendTime",
+            "max.message.bytes": str(int(main.config["max.message.bytes"]) + MOST_BYTES),
+            "min.insync.replicas": main.config["min.insync.replicas"],
+        },
+    )
+
+
+def _create(kafka: Kafka, topic: str, wanted: Shape) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    new = NewTopic(topic, wanted.partitions, wanted.replicas, config=dict(wanted.config))
+    try:
+        kafka.admin().create_topics([new], operation_timeout=REQUEST_SECONDS)[topic].result(2 * REQUEST_SECONDS)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another run was first
+            raise kafka.away(f"topic {topic} could not be created: {error.args[0].str()}") from error
+    except TimeoutError as error:
+        raise kafka.away(error) from error
+
+
+def _shape(kafka: Kafka, topic: str) -> Shape:
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    try:
+        admin = kafka.admin()
+        described = admin.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_SECONDS)[topic]
+        partitions = described.result(2 * REQUEST_SECONDS).partitions
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        entries: Any = admin.describe_configs([resource], request_timeout=REQUEST_SECONDS)[resource]
+        config = {name: entry.value for name, entry in entries.result(2 * REQUEST_SECONDS).items()}
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise kafka.absent(topic) from None
+        raise kafka.away(error) from error
+    except TimeoutError as error:
+        raise kafka.away(error) from error
+    return Shape(len(partitions), min(len(p.replicas) for p in partitions), config)
+
+
+def _see_no_drift(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> None:
+    if found.partitions < wanted.partitions:
+        raise _drift(
+            topic,
+            f"{wanted.partitions} partitions, as the main topic has",
+            f"{found.partitions}",
+            f"kafka-topics --bootstrap-server {kafka.bootstrap} --alter --topic {topic} "
+            f"--partitions {wanted.partitions}",
+        )
+    if found.replicas < wanted.replicas:
+        raise _drift(
+            topic,
+            f"replication factor {wanted.replicas}, as the main topic has",
+            f"{found.replicas}",
+            f"kafka-reassign-partitions --bootstrap-server {kafka.bootstrap} with a plan for {topic}",
+        )
+    for name, value in wanted.config.items():
+        if not _good(name, value, found.config.get(name, "")):
+            raise _drift(
+                topic,
+                f"{name}={value}" + ("" if name in _EXACT else " or more"),
+                f"{name}={found.config.get(name)}",
+                f"kafka-configs --bootstrap-server {kafka.bootstrap} --alter --entity-type topics "
+                f"--entity-name {topic} --add-config {name}={value}",
+            )
+
+
+_EXACT = frozenset({"cleanup.policy", "message.timestamp.type"})
+
+
+def _good(name: str, wanted: str, found: str) -> bool:
+    if name in _EXACT:
+        return wanted == found
+    number = int(found)
+    if name.startswith("retention."):
+        return number == FOR_EVER or (int(wanted) != FOR_EVER and number >= int(wanted))
+    return number >= int(wanted)
+
+
+def _drift(topic: str, wanted: str, found: str, command: str) -> TopicDriftError:
+    return TopicDriftError(
+        f"DLQ topic {topic} is not set up as it must be", stored=f"wanted {wanted}", found=found, remedy=command
+    )

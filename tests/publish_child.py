@@ -1,0 +1,116 @@
+"""A process that publishes the rejects of a slice, and kills or stops itself at a point that a test names."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from assets import dlq
+from assets.work import Work
+from highwater.errors import SupersededAttemptError
+from highwater.plans import Publication
+from resources.kafka import Kafka
+from resources.lake import Lake
+from resources.ledger import Ledger
+from resources.transactions import Mark, Transactions
+from tests.support import make_stream
+
+if TYPE_CHECKING:
+    from resources.producer import Record
+
+FENCED = 7
+RECORDS = 5
+POINTS = ("before", "half", "sent", "marked", "committing", "committed", "unrecorded", "recorded")
+# The calls that `Transactions` repeats until they work, in their order.
+INIT, OFFSETS, COMMIT = range(3)
+
+
+def main(task: dict[str, Any]) -> int:
+    """Publish; the point says where this process ends."""
+    point, sign = task["point"], signal.Signals(task["sign"])
+    dlq.RECORDS_A_TRANSACTION = RECORDS
+    ledger = Ledger(task["ledger"])
+    work = Work(
+        make_stream(task["topic"]),
+        ledger.get([task["slice"]]),
+        None,  # type: ignore[arg-type]  # nothing of Spark is asked before the commit of the table
+        Lake(task["lake"]),
+        ledger,
+        Kafka(task["bootstrap"]),
+        print,
+    )
+    _arm(point, sign, ledger)
+    decided = work.lake.committed_at(work.stream.name, "rejects", work.keys)
+    [piece] = work.slices
+    try:
+        dlq._publish(work, piece, decided[0][piece.key], decided[1])
+    except SupersededAttemptError:
+        return FENCED
+    return 0
+
+
+class Dying(Transactions):
+    """Transactions that end their process at a point."""
+
+    point: str | None = None
+    sign = signal.SIGKILL
+    produced = 0
+    calls = 0
+
+    @classmethod
+    def die(cls, now: str) -> None:
+        """End this process if it is to end here."""
+        if cls.point == now:
+            os.kill(os.getpid(), cls.sign)
+
+    @classmethod
+    def die_soon(cls) -> None:
+        """Within the milliseconds that a commit takes."""
+        time.sleep(random.random() / 200)
+        cls.die("committing")
+
+    def commit(self, records: Sequence[Record], mark: Mark) -> None:
+        self.die("before")
+        super().commit(records, mark)
+        self.die("committed")
+
+    def _produce(self, record: Record) -> None:
+        super()._produce(record)
+        self.produced += 1
+        if self.point == "half" and self.produced == RECORDS // 2:
+            self._producer.flush(10)
+            self.die("half")
+
+    def _trying(self, call: Callable[[], None], seconds: float) -> None:
+        if self.calls == OFFSETS and self.point == "sent":
+            self._producer.flush(10)
+            self.die("sent")
+        if self.calls == COMMIT:
+            self.die("marked")
+            threading.Thread(target=self.die_soon, daemon=True).start()
+        self.calls += 1
+        super()._trying(call, seconds)
+
+
+def _arm(point: str | None, sign: signal.Signals, ledger: Ledger) -> None:
+    Dying.point, Dying.sign = point, sign
+    vars(dlq)["Transactions"] = Dying
+    record = ledger.record_publication
+
+    def recording(stream: str, key: str, publication: Publication) -> None:
+        Dying.die("unrecorded")
+        record(stream, key, publication)
+        Dying.die("recorded")
+
+    vars(ledger)["record_publication"] = recording
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,220 @@
+"""The way of a rejected record: published once, retried as a slice of its tier, and at one end for ever."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from highwater import envelope
+from highwater.routing import due_after
+from orchestration.retries import plan_tier
+from tests.support import Bench, Message, customers, order_message
+
+if TYPE_CHECKING:
+    from highwater.slices import Slice
+
+pytestmark = pytest.mark.slow
+
+Headers = dict[str, bytes | None]
+
+
+@pytest.fixture
+def retried(bench: Bench) -> Bench:
+    """A stream whose records wait one second, then two."""
+    bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1), timedelta(seconds=2)))
+    return bench
+
+
+def published(bench: Bench, topic: str) -> list[tuple[int, bytes | None, bytes | None, Headers]]:
+    """What a reader that knows nothing of ours finds in a topic: partition, key, value, headers."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    settings = {"group.id": "foreign", "isolation.level": "read_committed", "enable.partition.eof": True}
+    consumer = Consumer({"bootstrap.servers": bench.bootstrap, "auto.offset.reset": "earliest", **settings})
+    partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
+    found: list[tuple[int, bytes | None, bytes | None, Headers]] = []
+    ended: set[int | None] = set()
+    while len(ended) < len(partitions):
+        message = consumer.poll(10)
+        assert message is not None
+        if message.error():
+            ended.add(message.partition())
+        else:
+            found.append((message.partition() or 0, message.key(), message.value(), _headers(message)))
+    consumer.close()
+    return found
+
+
+def _headers(message: Any) -> Headers:
+    return dict(message.headers() or [])
+
+
+def due(bench: Bench, tier: int = 1) -> tuple[Slice, ...]:
+    """Plan the tier when all that is in it now has waited long enough."""
+    time.sleep(1.2 * bench.stream.tiers[tier - 1].total_seconds() + 0.1)
+    return plan_tier(bench.ledger, bench.kafka, bench.stream, tier, datetime.now(UTC)).slices
+
+
+def ends(bench: Bench, table: str) -> Counter[tuple[str, int]]:
+    return Counter((row["slice"], row["origin_offset"]) for row in bench.rows(table))
+
+
+def test_the_story_of_a_late_customer(retried: Bench) -> None:
+    """Placed v1 waits in a tier while paid v2 is accepted; v1, due at last, changes nothing of what is current."""
+    bench = retried
+    topic = bench.stream.topic
+    bench.send(order_message("o1", 1, customer_id="late"), order_message("o1", 2), Message(b"o2", b"garbled", 1))
+    main = bench.plan(0, p0=(0, 2), p1=(0, 1))
+    bench.materialise(main)
+    [(partition, key, value, headers)] = published(bench, f"{topic}.dlq.1")
+    assert (partition, key) == (0, b"o1")
+    assert json.loads(value or b"")["version"] == 1
+    assert headers[envelope.ORIGIN_TOPIC] == topic.encode()
+    assert (headers[envelope.ORIGIN_OFFSET], headers[envelope.ATTEMPT]) == (b"0", b"1")
+    assert [(p, v) for p, _, v, _ in published(bench, f"{topic}.parked")] == [(1, b"garbled")]
+    assert bench.current()["o1"]["version"] == 2
+
+    customers(bench.lake, ["c1", "late"])
+    [piece] = due(bench)
+    assert piece.key == f"{topic}.dlq.1@0000000"
+    bench.materialise(piece)
+    assert ends(bench, "events") == Counter({(main.key, 1): 1, (piece.key, 0): 1})
+    [late] = [row for row in bench.rows("events") if row["slice"] == piece.key]
+    assert (late["origin_topic"], late["version"], late["retries"]) == (topic, 1, 1)
+    winner = bench.current()["o1"]
+    assert (winner["version"], winner["updated_by_slice"]) == (2, main.key)
+
+
+def test_who_stays_unresolved_goes_through_the_tiers_and_is_parked(retried: Bench) -> None:
+    bench = retried
+    topic = bench.stream.topic
+    sent = replace(order_message("o1", 1, customer_id="never"), headers=[("trace", b"t1"), ("trace", None)])
+    bench.send(sent)
+    bench.materialise(bench.plan(0, p0=(0, 1)))
+    [first] = due(bench, 1)
+    bench.materialise(first)
+    [second] = due(bench, 2)
+    bench.materialise(second)
+    names = [f"{topic}.dlq.1", f"{topic}.dlq.2", f"{topic}.parked"]
+    found = [published(bench, name) for name in names]
+    assert [len(records) for records in found] == [1, 1, 1]
+    told = [records[0][3] for records in found]
+    assert [headers[envelope.ATTEMPT] for headers in told] == [b"1", b"2", b"3"]
+    assert [headers[envelope.SLICE] for headers in told] == [
+        f"{topic}@0000000".encode(),
+        first.key.encode(),
+        second.key.encode(),
+    ]
+    assert len({headers[envelope.FIRST_FAILED_AT] for headers in told}) == 1
+    assert {len(headers) for headers in told} == {11}, "headers do not grow"
+    assert {records[0][2] for records in found} == {sent.value}
+    assert bench.rows("events") == []
+
+
+def test_publishing_again_sends_nothing(retried: Bench) -> None:
+    bench = retried
+    bench.send(*[order_message(f"o{n}", 1, n % 3, customer_id="late") for n in range(12)])
+    piece = bench.plan(0, p0=(0, 4), p1=(0, 4), p2=(0, 4))
+    for _ in range(2):
+        bench.materialise(piece)
+    found = published(bench, bench.stream.tier_topics[0])
+    assert Counter(key for _, key, _, _ in found) == Counter({f"o{n}".encode(): 1 for n in range(12)})
+    assert {(p, (key or b"")[1:]) for p, key, _, _ in found} == {(n % 3, str(n).encode()) for n in range(12)}
+
+
+def test_what_was_published_is_left_to_the_dlq(retried: Bench) -> None:
+    """A backfill after the customer became known accepts nothing that waits in a tier: it would be there twice."""
+    bench = retried
+    bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1))
+    main = bench.plan(0, p0=(0, 2))
+    bench.materialise(main)
+    customers(bench.lake, ["c1", "late"])
+    bench.materialise(main)
+    assert ends(bench, "events") == Counter({(main.key, 1): 1})
+    assert ends(bench, "rejects") == Counter({(main.key, 0): 1})
+    [piece] = due(bench)
+    bench.materialise(piece)
+    bench.materialise(main)
+    assert ends(bench, "events") == Counter({(main.key, 1): 1, (piece.key, 0): 1})
+    assert len(published(bench, bench.stream.tier_topics[0])) == 1
+
+
+def test_a_copy_of_what_was_accepted_is_superseded(retried: Bench) -> None:
+    """However often a person sends a corrected record with the origin of the parked one, it settles that one once."""
+    bench = retried
+    bench.send(order_message("o1", 1, customer_id="late"))
+    bench.materialise(bench.plan(0, p0=(0, 1)))
+    [(_, key, value, headers)] = published(bench, bench.stream.tier_topics[0])
+    customers(bench.lake, ["c1", "late"])
+    again = Message(key, value, 0, [*headers.items()])
+    bench.materialise(*due(bench))
+    tier = replace(bench, stream=replace(bench.stream, topic=bench.stream.tier_topics[0]))
+    tier.send(again, again)
+    [piece] = due(bench)
+    reports = bench.materialise(piece)
+    counts = reports["events"][0].counts
+    assert (counts["raw"], counts["events"], counts["rejects"], counts["superseded"]) == (2, 0, 0, 2)
+    assert len(bench.rows("events")) == 1
+
+
+def test_two_corrections_in_one_slice_count_once(retried: Bench) -> None:
+    bench = retried
+    bench.send(order_message("o1", 1, amount="twelve"))
+    bench.materialise(bench.plan(0, p0=(0, 1)))
+    [(_, key, _, headers)] = published(bench, bench.stream.parked_topic)
+    corrected = Message(key, order_message("o1", 1).value, 0, [*headers.items()])
+    tier = replace(bench, stream=replace(bench.stream, topic=bench.stream.tier_topics[0]))
+    tier.send(corrected, corrected)
+    [piece] = due(bench)
+    counts = bench.materialise(piece)["events"][0].counts
+    assert (counts["events"], counts["superseded"]) == (1, 1)
+    assert [row["origin_topic"] for row in bench.rows("events")] == [bench.stream.topic]
+
+
+BAD_ENVELOPES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "another stream": {envelope.ORIGIN_TOPIC: b"payments"},
+    "garbled offset": {envelope.ORIGIN_OFFSET: b"x"},
+    "huge offset": {envelope.ORIGIN_OFFSET: b"9" * 40},
+    "negative partition": {envelope.ORIGIN_PARTITION: b"-1"},
+    "not UTF-8": {envelope.ORIGIN_TOPIC: b"\xff"},
+    "no attempt": {envelope.ATTEMPT: None},
+}
+
+
+def test_a_record_whose_envelope_is_wrong_is_parked_under_its_own_place(retried: Bench) -> None:
+    bench = retried
+    bench.send(order_message("o1", 1, customer_id="late"))
+    bench.materialise(bench.plan(0, p0=(0, 1)))
+    [(_, _, _, headers)] = published(bench, bench.stream.tier_topics[0])
+    tier = replace(bench, stream=replace(bench.stream, topic=bench.stream.tier_topics[0]))
+    sound = order_message("o9", 1).value
+    for changes in BAD_ENVELOPES.values():
+        kept = [*({**headers, **changes} if changes else {}).items()]
+        tier.send(Message(b"o9", sound, 1, kept))
+    [piece] = due(bench)
+    bench.materialise(piece)
+    rows = [row for row in bench.rows("rejects") if row["slice"] == piece.key and row["reason"] == "malformed"]
+    assert len(rows) == len(BAD_ENVELOPES)
+    assert {row["origin_topic"] for row in rows} == {tier.stream.topic}
+    assert all("header highwater." in row["detail"] for row in rows)
+    assert len(published(bench, bench.stream.parked_topic)) == len(BAD_ENVELOPES)
+
+
+def test_nothing_is_due_before_its_delay(bench: Bench) -> None:
+    bench.stream = replace(bench.stream, tiers=(timedelta(seconds=6),))
+    bench.send(order_message("o1", 1, customer_id="late"))
+    began = time.monotonic()
+    bench.materialise(bench.plan(0, p0=(0, 1)))
+    while not (found := plan_tier(bench.ledger, bench.kafka, bench.stream, 1, datetime.now(UTC)).slices):
+        time.sleep(0.2)
+        assert time.monotonic() - began < 60
+    waited = datetime.now(UTC) - bench.rows("dlq")[0]["published_at"]
+    assert waited > due_after(timedelta(seconds=6), found[0].key) - timedelta(seconds=2)

@@ -1,0 +1,92 @@
+"""Rejects are published once, wherever the process that publishes them is killed or stopped (I7)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from assets import events, raw, rejects
+from dev.processes import wait_until
+from resources import ledger_schema
+from tests.publish_child import FENCED, POINTS
+from tests.support import Bench, order_message, read_topic
+
+if TYPE_CHECKING:
+    from highwater.slices import Slice
+
+pytestmark = [pytest.mark.slow, pytest.mark.crash]
+
+RECORDS = 60
+
+
+class Publishing:
+    """A slice whose rejects stand in the lake, and processes that publish them."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        bench.send(*[order_message(f"o{n}", 1, n % 3, customer_id="late") for n in range(RECORDS)])
+        each = RECORDS // 3
+        self.piece: Slice = bench.plan(0, p0=(0, each), p1=(0, each), p2=(0, each))
+        for stage in (raw, events, rejects):
+            stage.materialise(bench.work(self.piece))
+        from resources.dlq_topics import ensure
+
+        ensure(bench.kafka, bench.stream)
+
+    def start(self, point: str | None = None, sign: signal.Signals = signal.SIGKILL) -> subprocess.Popen[bytes]:
+        task = {
+            "topic": self.bench.stream.topic,
+            "slice": self.piece.key,
+            "lake": self.bench.lake.root,
+            "ledger": str(self.bench.ledger._url),
+            "bootstrap": self.bench.bootstrap,
+            "point": point,
+            "sign": sign.value,
+        }
+        return subprocess.Popen([sys.executable, "-m", "tests.publish_child", json.dumps(task)])
+
+    def end(self, point: str | None = None) -> int:
+        return self.start(point).wait(120)
+
+    def see_each_once(self) -> None:
+        found = read_topic(self.bench.bootstrap, self.bench.stream.tier_topics[0])
+        assert Counter(key for key, _ in found.values()) == Counter(f"o{n}".encode() for n in range(RECORDS))
+
+    def forget(self) -> None:
+        """Lose the ledger's copy of the mark."""
+        with self.bench.ledger._writing() as connection:
+            connection.execute(ledger_schema.publications.delete())
+
+
+def test_killed_at_every_point_each_reject_is_published_once(bench: Bench) -> None:
+    publishing = Publishing(bench)
+    for point in POINTS:
+        assert publishing.end(point) == -signal.SIGKILL, f"{point} was not reached"
+        publishing.forget()
+    assert publishing.end() == 0
+    publishing.see_each_once()
+    published = bench.ledger.publications([publishing.piece.key])[publishing.piece.key]
+    assert published.sent == RECORDS
+
+
+def test_a_process_that_was_stopped_in_its_transaction_is_fenced(bench: Bench) -> None:
+    publishing = Publishing(bench)
+    stopped = publishing.start("half", signal.SIGSTOP)
+    wait_until(lambda: _state(stopped.pid) == "T", 60, "the stop")
+    assert publishing.end() == 0
+    publishing.see_each_once()
+    os.kill(stopped.pid, signal.SIGCONT)
+    assert stopped.wait(120) == FENCED
+    publishing.see_each_once()
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - a file of the kernel's
+        return file.read().rpartition(")")[2].split()[0]
