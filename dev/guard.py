@@ -15,6 +15,7 @@ import threading
 import time
 
 POLL_SECONDS = 0.5
+LOWEST = 3
 GRACE_SECONDS = 5.0
 
 
@@ -23,8 +24,11 @@ def main(arguments: list[str]) -> int:
     # A handler, not SIG_IGN: what is ignored stays ignored in the child. The group gets the signal, so the child too.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
+    # Linux lets go of what a killed process had open from the highest descriptor down: below its sockets, so that the
+    # other end reads as ended only when those are closed.
+    os.dup2(held, LOWEST)
     try:
-        child = subprocess.Popen(command, pass_fds=(held,))
+        child = subprocess.Popen(command, pass_fds=(LOWEST,))
     except OSError as error:
         print(f"cannot start {command[0]}: {error}", file=sys.stderr)
         return 127

@@ -5,7 +5,6 @@ What belongs here: ports, start, health, stop and kill of any child. What does n
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import select
@@ -29,8 +28,6 @@ PORTS = range(20_000, 32_000)
 POLL_SECONDS = 0.1
 _GUARD = str(Path(__file__).with_name("guard.py"))
 TAIL_LINES = 25
-# Below the 1,024 files that a process may open by default; several hundred jars come before the sockets of a JVM.
-ABOVE_SOCKETS = 960
 
 
 class ChildFailedError(PermanentError):
@@ -118,11 +115,7 @@ class Child:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._forget()
         # Whoever holds the writing end lives: it reads as ended when guard, child and heirs are really gone.
-        self._lives, low = os.pipe()
-        # The kernel closes what a dead process had open in ascending order: above its sockets, so that it reads as
-        # ended when those are closed.
-        held = fcntl.fcntl(low, fcntl.F_DUPFD, ABOVE_SOCKETS)
-        os.close(low)
+        self._lives, held = os.pipe()
         try:
             with self.log.open("ab") as log:
                 self._log_start = log.tell()

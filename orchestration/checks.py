@@ -4,13 +4,13 @@ What belongs here: telling Dagster what `orchestration.verdicts` decided, for ev
 decision itself.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from orchestration import standing
+from orchestration import standing, version_checks
 from orchestration.failures import told_to_dagster
 from orchestration.partitions import slices_of
 from orchestration.stream_assets import table_key
@@ -21,87 +21,129 @@ if TYPE_CHECKING:
     from resources.lake import Lake
 
 
+Verdicts = dict[str, dict[str, "Verdict"]]
+
+
 @dataclass(frozen=True)
-class Check:
-    """One check of every stream.
+class Checks:
+    """Checks of one table that are decided together.
 
     Args:
-        name: the check's name.
-        table: the table that it checks.
+        table: the table that they check.
         needs: the tables that must be there first.
-        what: one sentence for the check's page.
-        decide: answers for each slice.
+        what: for each check's name one sentence for its page.
+        decide: answers for each check and slice.
+        of: those of the checks that a stream has; all of them if None.
     """
 
-    name: str
     table: str
     needs: tuple[str, ...]
-    what: str
-    decide: Callable[["Lake", "Stream", Sequence[str]], dict[str, "Verdict"]]
+    what: Mapping[str, str]
+    decide: Callable[["Lake", "Stream", Sequence[str]], Verdicts]
+    of: Callable[["Stream"], list[str]] | None = None
+
+    def names(self, stream: "Stream") -> list[str]:
+        """The names of those that a stream has."""
+        return list(self.what) if self.of is None else self.of(stream)
 
 
 CHECKS = (
-    Check(
-        "offsets_accounted_for",
+    Checks(
         "events",
         ("raw", "rejects"),
-        "Every record of raw is in exactly one place: raw = events + rejects + tombstones + superseded.",
-        standing.conservation,
+        {
+            "offsets_accounted_for": (
+                "Every record of raw is in exactly one place: raw = events + rejects + tombstones + superseded."
+            )
+        },
+        lambda lake, stream, keys: {"offsets_accounted_for": standing.conservation(lake, stream, keys)},
     ),
-    Check(
-        "versions_in_order",
+    Checks(
         "current",
         ("events",),
-        "For every key of the slice, current is at or above the highest version that the slice brought.",
-        standing.version_order,
+        {
+            "versions_in_order": (
+                "For every key of the slice, current is at or above the highest version that the slice brought."
+            )
+        },
+        lambda lake, stream, keys: {"versions_in_order": standing.version_order(lake, stream, keys)},
+    ),
+    Checks(
+        "events",
+        (),
+        {
+            version_checks.ALONG_OFFSETS: (
+                "Along the offsets of a key its versions rise; each that falls is explained by a retry, a second "
+                "delivery, a conflict, or a producer that sent it late."
+            ),
+            version_checks.ONE_CONTENT: "No version of a key comes with two contents.",
+            version_checks.TRANSITIONS: "Every state follows one that it may follow, by the declared transitions.",
+        },
+        version_checks.version_checks,
+        version_checks.names,
     ),
 )
 
 
 def stream_checks(stream: "Stream") -> list[dg.AssetChecksDefinition]:
     """The checks of a stream."""
-    return [_check(stream, check) for check in CHECKS]
+    return [_checks(stream, checks) for checks in CHECKS]
 
 
-def _check(stream: "Stream", check: Check) -> dg.AssetChecksDefinition:
+def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
+    names = checks.names(stream)
+
     @dg.multi_asset_check(
         specs=[
             dg.AssetCheckSpec(
-                check.name,
-                asset=table_key(stream, check.table),
-                additional_deps=[table_key(stream, name) for name in check.needs],
-                description=check.what,
+                name,
+                asset=table_key(stream, checks.table),
+                additional_deps=[table_key(stream, needed) for needed in checks.needs],
+                description=checks.what[name],
                 partitions_def=slices_of(stream),
             )
+            for name in names
         ],
-        name=f"{stream.name}_{check.table}_{check.name}",
+        name=f"{stream.name}_{checks.table}_{names[0]}",
         required_resource_keys={"lake"},
     )
     def run(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         op = context.op_execution_context
-        yield from evaluations(op, stream, check)
-        # The result of the step as a whole; Dagster takes the answers above slice by slice.
-        yield dg.Output(None, output_name=op.op_def.output_defs[0].name)
+        yield from evaluations(op, stream, checks)
+        # The results of the step as a whole; Dagster takes the answers above slice by slice.
+        for output in op.op_def.output_defs:
+            yield dg.Output(None, output_name=output.name)
 
     return run
 
 
-def evaluations(context: dg.OpExecutionContext, stream: "Stream", check: Check) -> Iterator[dg.AssetCheckEvaluation]:
+def evaluations(context: dg.OpExecutionContext, stream: "Stream", checks: Checks) -> Iterator[dg.AssetCheckEvaluation]:
     """One evaluation for each slice of the run: the result of a check over a range has no partition."""
     with told_to_dagster(context.retry_number, lambda: None):
-        verdicts = check.decide(context.resources.lake.open(), stream, context.partition_keys)
-    for key, verdict in verdicts.items():
-        yield evaluation(stream, check, key, verdict)
+        verdicts = checks.decide(context.resources.lake.open(), stream, context.partition_keys)
+    for name, by_slice in verdicts.items():
+        for key, verdict in by_slice.items():
+            yield evaluation(stream, checks.table, name, key, verdict)
 
 
-def evaluation(stream: "Stream", check: Check, key: str, verdict: "Verdict") -> dg.AssetCheckEvaluation:
+def evaluation(stream: "Stream", table: str, name: str, key: str, verdict: "Verdict") -> dg.AssetCheckEvaluation:
     """A verdict in Dagster's form."""
+    found: dict[str, dg.MetadataValue] = {
+        number: dg.MetadataValue.int(count) for number, count in verdict.numbers.items()
+    }
+    if verdict.samples:
+        found["samples"] = _table(verdict.samples)
     return dg.AssetCheckEvaluation(
-        asset_key=table_key(stream, check.table),
-        check_name=check.name,
+        asset_key=table_key(stream, table),
+        check_name=name,
         passed=verdict.passed,
         description=verdict.text,
-        metadata={name: dg.MetadataValue.int(number) for name, number in verdict.numbers.items()},
-        severity=dg.AssetCheckSeverity.ERROR,
+        metadata=found,
+        severity=dg.AssetCheckSeverity.WARN if verdict.warning else dg.AssetCheckSeverity.ERROR,
         partition=key,
     )
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
+    records = [dg.TableRecord({name: str(value) for name, value in row.items()}) for row in rows]
+    return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name, "string") for name in rows[0]]))

@@ -6,9 +6,9 @@ reading the lake, or Dagster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from highwater.proof import Proof
@@ -19,11 +19,21 @@ PLACES = ("events", "rejects", "tombstones", "superseded")
 
 @dataclass(frozen=True)
 class Verdict:
-    """A check's answer for one slice, with the numbers that it rests on."""
+    """A check's answer for one slice, with the numbers that it rests on.
+
+    Args:
+        passed: the answer.
+        text: the same in a sentence.
+        numbers: exact counts.
+        samples: a few of what was found, as rows of a table.
+        warning: whether the tables are right all the same, and only their source has to be looked at.
+    """
 
     passed: bool
     text: str
     numbers: Mapping[str, int] = field(default_factory=dict)
+    samples: Sequence[Mapping[str, Any]] = ()
+    warning: bool = False
 
 
 def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, int]) -> Verdict:
@@ -88,6 +98,58 @@ def in_order(keys: int, absent: int, behind: int) -> Verdict:
     if absent or behind:
         return Verdict(passed=False, text=f"of {keys} keys {absent} are absent and {behind} behind", numbers=numbers)
     return Verdict(passed=True, text=f"current is at or above the slice's version for all {keys} keys", numbers=numbers)
+
+
+def versions_rise(events: int, moved: int, classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Whether every version that falls along the offsets of its key is explained.
+
+    Args:
+        events: events of the slice.
+        moved: keys that stand in several partitions, between which no order is claimed.
+        classes: falls by their explanation.
+        samples: some of them.
+    """
+    falls = sum(classes.values())
+    unexplained = classes.get("unexplained", 0)
+    told = ", ".join(f"{count} {name}" for name, count in sorted(classes.items()))
+    spread = f"; {moved} keys stand in several partitions, between which no order is claimed" if moved else ""
+    numbers = {"events": events, "falls": falls, "keys_in_several_partitions": moved, **_named(classes)}
+    if unexplained:
+        text = (
+            f"{falls} versions fall along the offsets of {events} events ({told}){spread}. The unexplained happened "
+            "after the higher version before it: look at its producer. current has the highest version all the same"
+        )
+        return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
+    text = f"{falls} versions fall along the offsets of {events} events" + (f": {told}" if falls else "") + spread
+    return Verdict(passed=True, text=text, numbers=numbers, samples=samples)
+
+
+def _named(classes: Mapping[str, int]) -> dict[str, int]:
+    return {name.replace(" ", "_"): count for name, count in classes.items()}
+
+
+def one_content(events: int, conflicts: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Whether no version of a key has two contents; of those that have, the earliest origin wins."""
+    numbers = {"events": events, "conflicts": conflicts}
+    if conflicts:
+        text = (
+            f"{conflicts} versions have several contents: the earliest origin of each is in current. Ask the producer "
+            "which is right; a further version mends it"
+        )
+        return Verdict(passed=False, text=text, numbers=numbers, samples=samples, warning=True)
+    return Verdict(passed=True, text=f"no version has two contents in {events} events", numbers=numbers)
+
+
+def allowed_transitions(events: int, wrong: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Whether every state of a key may follow the one of the version before it."""
+    numbers = {"events": events, "not_allowed": wrong}
+    if wrong:
+        text = (
+            f"{wrong} states may not follow the one before them, as the stream declares it. Ask the producer; or mend "
+            "the declared transitions"
+        )
+        return Verdict(passed=False, text=text, numbers=numbers, samples=samples, warning=True)
+    return Verdict(passed=True, text=f"every state may follow the one before it in {events} events", numbers=numbers)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError
 from resources.kafka import READER
@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 
     from resources.kafka import Kafka
 
+T = TypeVar("T")
+
 # Longer than the 60 s of a transaction: another producer's one may have to time out first.
 INIT_SECONDS = 90.0
 CALL_SECONDS = 30.0
-REQUEST_SECONDS = 10.0
 PAUSE_SECONDS = 0.2
 _FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE"})
-_MOVING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"})
+# A coordinator that was just made, or moved; an offset whose transaction is being settled.
+_MOVING = frozenset(
+    {"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "UNSTABLE_OFFSET_COMMIT"}
+    | {"_WAIT_COORD"}
+)
 _DENIED = frozenset({"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"})
 
 
@@ -90,24 +95,15 @@ class Transactions:
 
     def mark(self) -> Mark | None:
         """The mark of the last transaction that was committed; None if there is none, or it expired."""
-        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+        from confluent_kafka import TopicPartition
 
-        asked = ConsumerGroupTopicPartitions(self._name, [TopicPartition(self._topic, 0)])
-        deadline = time.monotonic() + CALL_SECONDS
-        while True:
-            try:
-                answers = self._kafka.admin().list_consumer_group_offsets(
-                    [asked], require_stable=True, request_timeout=REQUEST_SECONDS
-                )
-                [found] = answers[self._name].result(2 * REQUEST_SECONDS).topic_partitions
-                break
-            except KafkaException as error:
-                # A group's coordinator that was just made, or moved, loads for a moment.
-                if error.args[0].name() not in _MOVING or time.monotonic() > deadline:
-                    raise self._kafka.away(error) from error
-                time.sleep(PAUSE_SECONDS)
-            except TimeoutError as error:
-                raise self._kafka.away(error) from error
+        def ask() -> Any:
+            # Not the admin client's question for it: confluent-kafka 2.16 was seen to crash the process in it while the
+            # group's coordinator loads. A reader of committed records is told of no offset that is still in doubt.
+            [found] = self._group.committed([TopicPartition(self._topic, 0)], CALL_SECONDS)
+            return found
+
+        found = self._trying(ask, CALL_SECONDS)
         if found.error is not None:
             raise self._kafka.away(found.error.str())
         if found.offset < 0:
@@ -146,7 +142,7 @@ class Transactions:
             except BufferError:
                 self._producer.poll(POLL_SECONDS)
 
-    def _trying(self, call: Callable[[], None], seconds: float) -> None:
+    def _trying(self, call: Callable[[], T], seconds: float) -> T:
         """Call until it works: these calls can be repeated after an error that says so."""
         from confluent_kafka import KafkaException
 
@@ -155,7 +151,9 @@ class Transactions:
             try:
                 return call()
             except KafkaException as error:
-                if not error.args[0].retriable() or time.monotonic() > deadline:
+                fault = error.args[0]
+                passing = fault.retriable() or fault.name() in _MOVING
+                if not passing or time.monotonic() > deadline:
                     raise self._ended(error) from error
                 time.sleep(PAUSE_SECONDS)
 

@@ -29,7 +29,7 @@ FENCED = 7
 RECORDS = 5
 POINTS = ("before", "half", "sent", "marked", "committing", "committed", "unrecorded", "recorded")
 # The calls that `Transactions` repeats until they work, in their order.
-INIT, OFFSETS, COMMIT = range(3)
+INIT, MARK, OFFSETS, COMMIT = range(4)
 
 
 def main(task: dict[str, Any]) -> int:
@@ -88,7 +88,7 @@ class Dying(Transactions):
             self._producer.flush(10)
             self.die("half")
 
-    def _trying(self, call: Callable[[], None], seconds: float) -> None:
+    def _trying(self, call: Callable[[], Any], seconds: float) -> Any:
         if self.calls == OFFSETS and self.point == "sent":
             self._producer.flush(10)
             self.die("sent")
@@ -96,7 +96,7 @@ class Dying(Transactions):
             self.die("marked")
             threading.Thread(target=self.die_soon, daemon=True).start()
         self.calls += 1
-        super()._trying(call, seconds)
+        return super()._trying(call, seconds)
 
 
 def _arm(point: str | None, sign: signal.Signals, ledger: Ledger) -> None:

@@ -115,4 +115,4 @@ def test_without_tables_nothing_passes(bench: Bench, tmp_path: Path) -> None:
     piece = bench.plan(0, p0=(0, 0))
     assert not conservation(bench.lake, bench.stream, [piece.key])[piece.key].passed
     assert not version_order(bench.lake, bench.stream, [piece.key])[piece.key].passed
-    assert attempts(bench.lake, bench.stream).lacking(piece.key) == ("raw", "events", "rejects", "current")
+    assert attempts(bench.lake, bench.stream).lacking(piece.key) == ("raw", "events", "rejects", "dlq", "current")

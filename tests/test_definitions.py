@@ -114,7 +114,13 @@ def test_a_run_takes_its_slices_through_everything_in_one_process(defs: dg.Defin
     keys = {key.to_user_string() for key in job.asset_layer.selected_asset_keys}
     assert keys == {"orders/raw", "orders/events", "orders/rejects", "orders/dlq", "orders/current"}
     checks = {(key.asset_key.to_user_string(), key.name) for key in job.asset_layer.asset_graph.asset_check_keys}
-    assert checks == {("orders/events", "offsets_accounted_for"), ("orders/current", "versions_in_order")}
+    assert checks == {
+        ("orders/events", "offsets_accounted_for"),
+        ("orders/events", "versions_along_offsets"),
+        ("orders/events", "one_content_a_version"),
+        ("orders/events", "transitions_allowed"),
+        ("orders/current", "versions_in_order"),
+    }
     # Backfills go past the job, so the default executor must be the same.
     assert defs.executor is dg.in_process_executor
 
