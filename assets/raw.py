@@ -26,6 +26,7 @@ from highwater.errors import (
 )
 from highwater.plans import left_to_read, overtaken
 from highwater.proof import Proof
+from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice, merge_ranges
 from resources.history import compare
 from resources.lake import create_table
@@ -138,9 +139,14 @@ def _diverged(piece: Slice, diverged: Mapping[int, int]) -> HighwaterError | Non
                 f"{piece.key}: other records stand under planned offsets of {piece.topic} partition {partition}",
                 stored=f"[{offsets.start}, {offsets.end}) in leader epoch {piece.epochs.get(partition)}",
                 found=f"records of a later epoch from offset {at}",
-                remedy=f"highwater accept-divergence {piece.stream} lets the slice take what is left",
+                remedy=f"highwater accept-divergence {_for_command(piece)} lets the slice take what is left",
             )
     return None
+
+
+def _for_command(piece: Slice) -> str:
+    """The slice's stream and topic as a command takes them."""
+    return piece.stream + option_for(piece.topic)
 
 
 def _state(work: Work, topic: str, known: dict[str, TopicState | HighwaterError]) -> TopicState | HighwaterError:
@@ -160,7 +166,7 @@ def _problem(piece: Slice, state: TopicState | HighwaterError) -> HighwaterError
             f"{piece.key}: topic {piece.topic} is not the one that was planned",
             stored=piece.topic_id,
             found=state.topic_id,
-            remedy=f"highwater accept-loss {piece.stream} opens a new generation for the new topic",
+            remedy=f"highwater accept-loss {_for_command(piece)} opens a new generation for the new topic",
         )
     for partition, offsets in sorted(piece.ranges.items()):
         problem = _range_problem(piece, partition, offsets, state)
@@ -179,7 +185,7 @@ def _overtaken(piece: Slice, generations: Sequence[Generation]) -> HighwaterErro
         f"{piece.key}: {piece.topic} partition {partition} holds other records under these offsets now",
         stored=f"[{offsets.start}, {offsets.end}) of generation {piece.generation}",
         found=f"generation {later.number} begins at {later.starts[partition]}",
-        remedy=f"highwater accept-loss {piece.stream} lets a slice that was never read take what is left",
+        remedy=f"highwater accept-loss {_for_command(piece)} lets a slice that was never read take what is left",
     )
 
 
@@ -195,7 +201,7 @@ def _range_problem(piece: Slice, partition: int, offsets: OffsetRange, state: To
             f"{where}: offsets were deleted before they were read",
             stored=f"[{offsets.start}, {offsets.end})",
             found=f"log start offset {found.log_start}",
-            remedy=f"highwater accept-loss {piece.stream} --partition {partition} records the loss",
+            remedy=f"highwater accept-loss {_for_command(piece)} --partition {partition} records the loss",
         )
     if found.last_stable < offsets.end:
         return TopicTruncatedError(

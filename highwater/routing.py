@@ -5,18 +5,21 @@ What belongs here: the rule. What does not: sending (`resources.publication`) an
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from highwater.declaration import OnReject, Start
+from highwater.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 # Slices that failed together do not come back together: each waits up to this part of its delay longer.
 JITTER = 0.2
+_TIER = re.compile(r"\.dlq\.[0-9]+$")
 
 
 def destination(stream: Stream, reason: str, retries: int) -> str:
@@ -35,6 +38,28 @@ def destination(stream: Stream, reason: str, retries: int) -> str:
 def tier_of(stream: Stream, topic: str) -> int:
     """The number of a tier: 1 for the first; 0 for the main topic, and for any other."""
     return stream.tier_topics.index(topic) + 1 if topic in stream.tier_topics else 0
+
+
+def option_for(topic: str) -> str:
+    """What a command is to be told beside the stream's name so that it means a tier; nothing for a main topic."""
+    return f" --topic {topic}" if _TIER.search(topic) else ""
+
+
+def named(stream: Stream, topic: str | None) -> Stream:
+    """The stream as the planner sees it when it plans this topic of its.
+
+    Raises:
+        ConfigurationError: it is neither its main topic nor one of its tiers.
+    """
+    if topic in {None, stream.topic}:
+        return stream
+    if topic not in stream.tier_topics:
+        raise ConfigurationError(
+            f"{topic} is no topic that is planned for stream {stream.name}",
+            found=f"planned are {', '.join([stream.topic, *stream.tier_topics])}",
+            remedy="name one of them, or none for the main topic",
+        )
+    return on_tier(stream, tier_of(stream, topic))
 
 
 def on_tier(stream: Stream, number: int) -> Stream:

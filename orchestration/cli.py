@@ -187,6 +187,7 @@ def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
     """What both commands of acceptance take."""
     for option in (
         _as_json,
+        click.option("--topic", help="The tier that is meant, instead of the main topic."),
         click.option("--by", help="Who accepts it; goes into the record. Needed with --yes."),
         click.option("--dry-run", "dry", is_flag=True, help="Only show what would be recorded; the default."),
         click.option("--yes", "sure", is_flag=True, help="Record it. Without it only what would be recorded is shown."),
@@ -227,6 +228,7 @@ def _accept(
     *,
     divergence: bool,
     stream: str,
+    topic: str | None,
     partitions: tuple[int, ...],
     sure: bool,
     dry: bool,
@@ -237,9 +239,10 @@ def _accept(
         raise click.UsageError("--yes and --dry-run contradict each other")
     if sure and not by:
         raise click.UsageError("--yes needs --by NAME: it is accepted by a person")
+    from highwater.routing import named
     from orchestration import acceptance
 
-    declared = deployment.stream(stream)
+    declared = named(deployment.stream(stream), topic)
     found = acceptance.accept_loss(
         deployment.ledger(),
         deployment.kafka(),

@@ -22,6 +22,7 @@ from highwater.errors import (
 )
 from highwater.history import SOUND, History
 from highwater.plans import Loss, Planned
+from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def see_same_topic(stream: Stream, planned: Planned, state: TopicState) -> None:
             stored=f"topic ID {planned.generation.topic_id}",
             found=f"topic ID {state.topic_id}",
             remedy=(
-                f"if that was meant: highwater accept-loss {stream.name} goes on with the new topic as a new "
-                "generation; else restore the topic"
+                f"if that was meant: highwater accept-loss {stream.name}{option_for(state.topic)} goes on with the new "
+                "topic as a new generation; else restore the topic"
             ),
         )
 
@@ -136,7 +137,7 @@ def _partition_error(
     stream: Stream, planned: Planned, partition: int, end: int, seen: PartitionState | None
 ) -> PermanentError | None:
     where = f"topic {planned.generation.topic} partition {partition}"
-    accept = f"highwater accept-loss {stream.name} --partition {partition}"
+    accept = f"highwater accept-loss {stream.name} --partition {partition}{option_for(planned.generation.topic)}"
     if seen is None:
         return PartitionsRemovedError(
             f"{where} is gone",
@@ -170,7 +171,8 @@ def _diverged(stream: Stream, planned: Planned, partition: int, end: int, at: in
         found=f"that epoch now ends at offset {at}",
         remedy=(
             "an unclean leader election replaced acknowledged records; "
-            f"highwater accept-divergence {stream.name} --partition {partition} goes on from there as a new generation"
+            f"highwater accept-divergence {stream.name} --partition {partition}"
+            f"{option_for(planned.generation.topic)} goes on from there as a new generation"
         ),
     )
 

@@ -35,6 +35,7 @@ def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
 _ASKED: dict[str, Any] = {
     "record": dg.Field(bool, default_value=False, description="Record it; without it only what would be is shown."),
     "by": dg.Field(str, default_value="", description="Who accepts it; goes into the record."),
+    "topic": dg.Field(str, default_value="", description="The tier that is meant; the main topic if empty."),
     "partitions": dg.Field([int], default_value=[], description="Only these partitions; all if empty."),
 }
 
@@ -71,6 +72,7 @@ def _acceptance_job(stream: "Stream", name: str) -> dg.JobDefinition:
 
 
 def _accept(context: dg.OpExecutionContext, stream: "Stream", *, divergence: bool) -> None:
+    from highwater.routing import named
     from orchestration import acceptance
 
     asked = context.op_config
@@ -81,7 +83,7 @@ def _accept(context: dg.OpExecutionContext, stream: "Stream", *, divergence: boo
     found = acceptance.accept_loss(
         context.resources.ledger.open(),
         context.resources.kafka.open(),
-        stream,
+        named(stream, asked["topic"] or None),
         acceptance.never_read(context.resources.lake.open(), stream),
         by=asked["by"] or "nobody yet",
         now=datetime.now(UTC),

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from highwater.declaration import Stream
-from highwater.errors import HighwaterError
+from highwater.errors import HighwaterError, TopicAbsentError
 from highwater.history import SOUND, History
 from highwater.plans import Planned
 from orchestration.cutting import partition_errors, positions, see_same_topic, skipped_partitions
+from orchestration.retries import plan_tier
 from resources.history import look_back
 
 if TYPE_CHECKING:
@@ -43,6 +45,34 @@ class PartitionStatus:
 
 
 @dataclass(frozen=True)
+class DlqStatus:
+    """A DLQ topic. What waits is counted in offsets, markers of transactions among them.
+
+    Args:
+        topic: its name.
+        waiting: offsets that were not planned yet; on the parked topic all that it holds. None if it is not there yet.
+        due: those of them that have waited long enough; None on the parked topic.
+        error: why it could not be looked at, or cannot be planned.
+    """
+
+    topic: str
+    waiting: int | None = None
+    due: int | None = None
+    error: HighwaterError | None = None
+
+    @property
+    def line(self) -> str:
+        """The topic in a sentence."""
+        if self.error is not None:
+            return f"{self.topic}: {type(self.error).__name__}: {self.error}"
+        if self.waiting is None:
+            return f"{self.topic}: nothing was published to it yet"
+        if self.due is None:
+            return f"{self.topic}: {self.waiting:,} offsets wait for a person"
+        return f"{self.topic}: {self.waiting:,} offsets wait, {self.due:,} of them are due"
+
+
+@dataclass(frozen=True)
 class StreamStatus:
     """One stream.
 
@@ -54,6 +84,7 @@ class StreamStatus:
         topic_id: the one that was planned.
         partitions: empty if the topic could not be looked at.
         errors: what keeps the topic, or a partition of it, from being planned.
+        dlq: the tiers, and the parked topic.
     """
 
     stream: str
@@ -63,6 +94,7 @@ class StreamStatus:
     topic_id: str | None
     partitions: Sequence[PartitionStatus] = ()
     errors: Sequence[HighwaterError] = ()
+    dlq: Sequence[DlqStatus] = ()
 
     @property
     def lag(self) -> int | None:
@@ -77,7 +109,8 @@ class StreamStatus:
         planned = "never planned" if self.generation is None else f"generation {self.generation}"
         lag = "lag not known" if self.lag is None else f"lag {self.lag:,}"
         head = f"{self.stream}: topic {self.topic}, {planned}, {self.slices:,} slices, {lag}"
-        return [head, *[f"  {type(error).__name__}: {error}" for error in self.errors]]
+        errors = [f"  {type(error).__name__}: {error}" for error in self.errors]
+        return [head, *errors, *[f"  {one.line}" for one in self.dlq]]
 
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -100,8 +133,13 @@ class StreamStatus:
             "slices": self.slices,
             "lag": self.lag,
             "partitions": [{**vars(one), "lag": one.lag} for one in self.partitions],
-            "errors": [{"error": type(error).__name__, "text": str(error)} for error in self.errors],
+            "errors": [_error_plain(error) for error in self.errors],
+            "dlq": [{**vars(one), "error": None if one.error is None else _error_plain(one.error)} for one in self.dlq],
         }
+
+
+def _error_plain(error: HighwaterError) -> dict[str, str]:
+    return {"error": type(error).__name__, "text": str(error)}
 
 
 def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[tuple[str, str], int]) -> StreamStatus:
@@ -129,7 +167,40 @@ def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[
         topic_id=generation.topic_id if generation else None,
         partitions=partitions,
         errors=errors,
+        # A broker that is away is waited for once.
+        dlq=_dlq(ledger, kafka, stream) if partitions else [],
     )
+
+
+def _dlq(ledger: Ledger, kafka: Kafka, stream: Stream) -> list[DlqStatus]:
+    tiers = [_tier(ledger, kafka, stream, number) for number, _ in enumerate(stream.tiers, 1)]
+    return [*tiers, _parked(kafka, stream)]
+
+
+def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, number: int) -> DlqStatus:
+    topic = stream.tier_topics[number - 1]
+    try:
+        tick = plan_tier(ledger, kafka, stream, number, datetime.now(UTC), dry=True)
+        state = kafka.topic_state(topic)
+    except TopicAbsentError:
+        return DlqStatus(topic)
+    except HighwaterError as error:
+        return DlqStatus(topic, error=error)
+    due = sum(piece.offsets for piece in tick.slices)
+    # What is due is cut in this dry run; behind it lies what is not.
+    later = sum(max(0, (seen.last_stable or 0) - tick.ends.get(p, 0)) for p, seen in state.partitions.items())
+    return DlqStatus(topic, due + later, due, next(iter(tick.errors.values()), None))
+
+
+def _parked(kafka: Kafka, stream: Stream) -> DlqStatus:
+    try:
+        state = kafka.topic_state(stream.parked_topic)
+    except TopicAbsentError:
+        return DlqStatus(stream.parked_topic)
+    except HighwaterError as error:
+        return DlqStatus(stream.parked_topic, error=error)
+    held = sum((seen.last_stable or 0) - (seen.log_start or 0) for seen in state.partitions.values())
+    return DlqStatus(stream.parked_topic, held)
 
 
 def _partitions(stream: Stream, planned: Planned | None, state: TopicState, history: History) -> list[PartitionStatus]:

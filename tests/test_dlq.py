@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dev.processes import wait_until
 from highwater import envelope
-from highwater.routing import due_after
+from highwater.errors import ConfigurationError, OffsetsExpiredError
+from highwater.routing import due_after, named
+from orchestration.acceptance import accept_loss, never_read
+from orchestration.plan_status import stream_status
 from orchestration.retries import plan_tier
 from tests.support import Bench, Message, customers, order_message
 
@@ -218,3 +222,34 @@ def test_nothing_is_due_before_its_delay(bench: Bench) -> None:
         assert time.monotonic() - began < 60
     waited = datetime.now(UTC) - bench.rows("dlq")[0]["published_at"]
     assert waited > due_after(timedelta(seconds=6), found[0].key) - timedelta(seconds=2)
+
+
+def test_status_and_acceptance_know_the_tiers(retried: Bench) -> None:
+    """Records that a tier lost before they were tried are accepted as lost like those of the main topic."""
+    from confluent_kafka import TopicPartition
+
+    bench = retried
+    tier = bench.stream.tier_topics[0]
+    told = stream_status(bench.ledger, bench.kafka, bench.stream, {}).lines
+    assert f"  {tier}: nothing was published to it yet" in told
+    bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1, amount="x"))
+    bench.materialise(bench.plan(0, p0=(0, 2)))
+    first, parked = (stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[n] for n in (0, -1))
+    # One record, and the marker of its transaction.
+    assert (first.topic, first.waiting, parked.waiting, parked.due) == (tier, 2, 2, None)
+    [piece] = due(bench)
+    assert stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[0].waiting == 0
+
+    admin = bench.kafka.admin()
+    admin.delete_records([TopicPartition(tier, 0, 2)])
+    wait_until(lambda: bench.kafka.topic_state(tier).partitions[0].log_start == 2, 30, "the deletion")
+    with pytest.raises(OffsetsExpiredError) as caught:
+        bench.materialise(piece)
+    assert f"highwater accept-loss orders --topic {tier} --partition 0" in caught.value.remedy
+    unread = never_read(bench.lake, bench.stream)
+    asked = named(bench.stream, tier)
+    accepted = accept_loss(bench.ledger, bench.kafka, asked, unread, by="ann", now=datetime.now(UTC), dry=False)
+    assert [(loss.topic, len(loss.offsets)) for loss in accepted.losses] == [(tier, 2)]
+    bench.materialise(piece)
+    with pytest.raises(ConfigurationError, match="no topic that is planned"):
+        named(bench.stream, bench.stream.parked_topic)

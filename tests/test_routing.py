@@ -1,0 +1,104 @@
+"""Where a rejected record goes, when it is due, and what its envelope says: pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assets.streams.orders import STREAM as ORDERS
+from assets.streams.payments import STREAM as PAYMENTS
+from highwater.declaration import ON_REJECT, OnReject, Start
+from highwater.envelope import MOST_BYTES, PREFIX, Envelope, unwrapped, wrapped
+from highwater.errors import DeclarationError
+from highwater.routing import JITTER, destination, due_after, named, on_tier, option_for, tier_of
+
+
+@pytest.mark.parametrize(
+    ("reason", "retries", "topic"),
+    [
+        ("unresolved", 0, "orders.dlq.1"),
+        ("unresolved", 1, "orders.dlq.2"),
+        ("unresolved", 2, "orders.dlq.3"),
+        ("unresolved", 3, "orders.parked"),
+        ("unresolved", 2**40, "orders.parked"),
+        ("malformed", 0, "orders.parked"),
+        ("invalid", 1, "orders.parked"),
+    ],
+)
+def test_a_record_goes_through_the_tiers_and_is_parked(reason: str, retries: int, topic: str) -> None:
+    assert destination(ORDERS, reason, retries) == topic
+
+
+def test_the_declaration_decides() -> None:
+    parked = replace(ORDERS, on_reject={**ON_REJECT, "unresolved": OnReject.PARK, "invalid": OnReject.RETRY})
+    assert destination(parked, "unresolved", 0) == "orders.parked"
+    assert destination(parked, "invalid", 0) == "orders.dlq.1"
+    assert destination(PAYMENTS, "unresolved", 0) == "payments.parked", "without tiers every reject is parked"
+
+
+DAY = timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"tiers": (timedelta(milliseconds=999),)}, "between a second and seven days"),
+        ({"tiers": (8 * DAY,)}, "between a second and seven days"),
+        ({"tiers": (DAY, DAY)}, "longer than the one before"),
+        ({"tiers": (2 * DAY, DAY)}, "longer than the one before"),
+        ({"on_reject": {"malformed": OnReject.PARK}}, "says nothing of"),
+        ({"on_reject": {**ON_REJECT, "odd": OnReject.PARK}}, "'odd', which is no reason"),
+        ({"tiers": (), "on_reject": {**ON_REJECT, "invalid": OnReject.RETRY}}, "no tier is declared"),
+    ],
+)
+def test_a_declaration_that_contradicts_itself_is_refused(changes: dict[str, object], problem: str) -> None:
+    with pytest.raises(DeclarationError, match=problem):
+        replace(ORDERS, **changes)  # type: ignore[arg-type]
+
+
+@given(st.timedeltas(timedelta(seconds=1), timedelta(days=7)), st.text(min_size=1))
+def test_nothing_is_due_before_its_delay_nor_a_fifth_after_it(delay: timedelta, key: str) -> None:
+    assert delay <= due_after(delay, key) <= delay * (1 + JITTER)
+    assert due_after(delay, key) == due_after(delay, key)
+
+
+def test_slices_of_a_tier_do_not_come_back_together() -> None:
+    waits = {due_after(DAY, f"orders.dlq.1@{n:07d}") for n in range(100)}
+    assert len(waits) == 100
+    assert max(waits) - min(waits) > DAY * JITTER * 0.8
+
+
+def test_a_tier_is_planned_from_its_beginning_and_at_once() -> None:
+    tier = on_tier(replace(ORDERS, start=Start.LATEST), 2)
+    assert (tier.topic, tier.start, tier.limits.fewest_records) == ("orders.dlq.2", Start.EARLIEST, 1)
+    assert [tier_of(ORDERS, topic) for topic in ("orders", *ORDERS.tier_topics)] == [0, 1, 2, 3]
+    assert named(ORDERS, "orders.dlq.2").topic == "orders.dlq.2"
+    assert named(ORDERS, None) is named(ORDERS, "orders") is ORDERS
+    assert (option_for("orders"), option_for("orders.dlq.2")) == ("", " --topic orders.dlq.2")
+
+
+def envelope(**changes: object) -> Envelope:
+    sound = Envelope("orders", 0, 1, 42, 1_700_000_000_000, 1, "unresolved", "late", "orders@0000001", BEGIN)
+    return replace(sound, **changes)  # type: ignore[arg-type]
+
+
+BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
+HEADERS = st.lists(st.tuples(st.text(), st.none() | st.binary()))
+
+
+@given(HEADERS)
+def test_headers_pass_through_and_do_not_grow(own: list[tuple[str, bytes | None]]) -> None:
+    once = wrapped(envelope(), own)
+    again = wrapped(envelope(attempt=2), once)
+    assert unwrapped(again) == [header for header in own if not header[0].startswith(PREFIX)]
+    assert len(again) == len(once)
+    assert dict(again)["highwater.attempt"] == b"2"
+
+
+def test_an_envelope_stays_within_its_room() -> None:
+    wide = envelope(topic="t" * 249, detail="d" * 100_000, slice_key="s" * 270)
+    assert sum(len(name) + len(value or b"") for name, value in wide.headers()) < MOST_BYTES
