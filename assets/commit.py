@@ -175,6 +175,7 @@ def _commit(
     proofs = {piece.key: batch.proof(piece, attempts[piece.key]) for piece in pending}
     work.log(f"{table}: committing {len(keys)} slices")
     with commit_lock(work, table):
+        work.before_commit()
         version = replace_slices(
             work.spark,
             work.lake.path(work.stream.name, table),

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from assets import rejects
@@ -22,9 +23,9 @@ from assets.origins import DLQ as TABLE
 from assets.origins import ORIGIN
 from assets.work import SliceReport, Work
 from highwater.envelope import Envelope, wrapped
-from highwater.errors import DependencyAwayError, SupersededAttemptError
+from highwater.errors import ConfigurationError, DependencyAwayError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
-from resources.dlq_topics import ensure
+from resources.dlq_topics import Shape, ensure
 from resources.lake import create_table, query, replace_slices, rows_at, slice_is_one_of, stream_rows
 from resources.producer import Record
 from resources.spark import delta_errors
@@ -45,6 +46,11 @@ SEARCHED = ("origin_partition", "origin_offset", "reason", "next_topic")
 RECORDS_A_TRANSACTION = 5_000
 BYTES_A_TRANSACTION = 16 * 1024 * 1024
 _ORDER = ", ".join(ORIGIN)
+# The timestamp as a number: a producer's clock may name a year that Python's times do not know.
+_COLUMNS = (
+    f"slice, {_ORDER}, arrow_cast(origin_timestamp, 'Int64') AS origin_us, retries, reason, detail, next_topic, "
+    "first_failed_at, key, value, headers"
+)
 
 
 def materialise(work: Work) -> list[SliceReport]:
@@ -66,10 +72,10 @@ def materialise(work: Work) -> list[SliceReport]:
     clock, version = Clock(), -1
     if open_:
         create_table(work.spark, work.lake.path(work.stream.name, TABLE), COLUMNS, SEARCHED)
-        ensure(work.kafka, work.stream)
         with clock.phase("publish"):
+            topics = ensure(work.kafka, work.stream)
             for piece in open_:
-                _publish(work, piece, decisions[piece.key], decided.version)
+                _publish(work, piece, decisions[piece.key], decided.version, topics)
         with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
             version = _commit(work, [decisions[piece.key] for piece in open_], standing, decided.version)
     done = {piece.key for piece in open_}
@@ -81,31 +87,60 @@ def _why_nothing(decision: Proof) -> str:
     return "already published" if decision.rows else "nothing was rejected"
 
 
-def _publish(work: Work, piece: Slice, decision: Proof, version: int) -> None:
+def _publish(work: Work, piece: Slice, decision: Proof, version: int, topics: Mapping[str, Shape]) -> None:
     """Send what is not sent yet of a slice's rejects."""
-    waiting = _Waiting(work, piece, version)
-    with Transactions(work.kafka, f"highwater.pub.{piece.key}", work.stream.parked_topic) as transactions:
+    waiting = _Waiting(work, piece, version, topics)
+    if waiting.rejects != decision.rows:
+        raise UnbalancedError(
+            f"{piece.key}: the table of rejects holds another number of rows than its commit recorded",
+            stored=decision.rows,
+            found=waiting.rejects,
+            remedy="materialise the slice again from rejects on; nothing of it was sent now",
+        )
+    name = f"highwater.pub.{piece.key}"
+    least = min(int(topic.config["max.message.bytes"]) for topic in topics.values())
+    with Transactions(work.kafka, name, work.stream.parked_topic, most_bytes=least) as transactions:
         sent = _sent(work, piece, decision, transactions.mark())
         total = len(waiting.origins)
+        _record_sent(work, piece, decision, sent)
         if sent < total:
             work.log(f"{piece.key}: publishing {total - sent:,} of {total:,} rejects")
         for portion in waiting.portions(sent):
             sent += len(portion)
-            transactions.commit(portion, Mark(decision.attempt, sent))
+            transactions.commit(portion, Mark(decision.attempt, sent, _identity(piece)))
+            _record_sent(work, piece, decision, sent)
             work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
+
+
+def _record_sent(work: Work, piece: Slice, decision: Proof, sent: int) -> None:
+    """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
     publication = Publication(decision.attempt, sent, datetime.now(UTC))
     work.ledger.record_publication(work.stream.name, piece.key, publication)
+
+
+def _identity(piece: Slice) -> str:
+    """What a mark counts: another plan may come by the same key, after the ledger was lost."""
+    return sha256(f"{piece.topic_id} {piece.ranges_json()}".encode()).hexdigest()[:32]
 
 
 def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
     """How many were sent already, by Kafka's mark or, where that expired, by the ledger's copy of it.
 
     Raises:
+        ConfigurationError: the mark is of another plan under the same key.
         SupersededAttemptError: a later decision was published meanwhile.
     """
+    if mark is not None and mark.identity != _identity(piece):
+        raise ConfigurationError(
+            f"{piece.key}: the rejects of another plan were published under this key",
+            stored=f"mark of {mark.identity}, {mark.sent} sent",
+            found=f"this plan is {_identity(piece)}",
+            remedy="another ledger plans this topic, or the ledger was lost: restore it; if it is gone for good, "
+            f"kafka-consumer-groups --delete --group highwater.pub.{piece.key}",
+        )
     kept = work.ledger.publications([piece.key]).get(piece.key)
-    known = [m for m in (mark, Mark(kept.attempt, kept.sent) if kept else None) if m is not None]
-    latest = max((m.attempt for m in known), default=0)
+    known = [(m.attempt, m.sent) for m in (mark, kept) if m is not None]
+    latest = max((attempt for attempt, _ in known), default=0)
     if latest > decision.attempt:
         raise SupersededAttemptError(
             f"{piece.key} was decided and published anew meanwhile",
@@ -113,43 +148,60 @@ def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
             found=f"attempt {decision.attempt}",
             remedy="nothing: the publication of the later decision stands",
         )
-    return max((m.sent for m in known if m.attempt == decision.attempt), default=0)
+    return max((sent for attempt, sent in known if attempt == decision.attempt), default=0)
 
 
 class _Waiting:
     """The rejects of a slice that were in no publication of an earlier decision, in the order of their origins."""
 
-    def __init__(self, work: Work, piece: Slice, version: int) -> None:
-        self._work = work
+    def __init__(self, work: Work, piece: Slice, version: int, topics: Mapping[str, Shape]) -> None:
         self._piece = piece
+        self._topics = topics
         self._table = _at(work, rejects.TABLE, version)
         mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
         # `octet_length` takes text alone here.
         size = "coalesce(octet_length(encode(value, 'hex')), 0) / 2"
         found = query(self._table, f"SELECT {_ORDER}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}")
         held = _published(work, mine)
+        self.rejects = len(found)
         self.origins = [(place, int(str(row["bytes"]))) for row in found if (place := _place(row)) not in held]
-        self._partitions: dict[str, int] = {}
 
     def portions(self, sent: int) -> Iterator[list[Record]]:
-        """The records behind the first `sent` ones, in portions for a transaction each."""
-        portion: list[tuple[Any, ...]] = []
+        """The records behind the first `sent` ones, in portions for a transaction each.
+
+        What is read at once is bounded by the values' sizes, what is sent at once by those of whole records.
+        """
+        for places in self._places(sent):
+            portion: list[Record] = []
+            total = 0
+            for record in self._records(places):
+                size = _bytes(record)
+                if portion and total + size > BYTES_A_TRANSACTION:
+                    yield portion
+                    portion, total = [], 0
+                portion.append(record)
+                total += size
+            yield portion
+
+    def _places(self, sent: int) -> Iterator[list[tuple[Any, ...]]]:
+        places: list[tuple[Any, ...]] = []
         total = 0
         for place, size in self.origins[sent:]:
-            if portion and (len(portion) == RECORDS_A_TRANSACTION or total + size > BYTES_A_TRANSACTION):
-                yield self._records(portion)
-                portion, total = [], 0
-            portion.append(place)
+            if places and (len(places) == RECORDS_A_TRANSACTION or total + size > BYTES_A_TRANSACTION):
+                yield places
+                places, total = [], 0
+            places.append(place)
             total += size
-        if portion:
-            yield self._records(portion)
+        if places:
+            yield places
 
-    def _records(self, places: Sequence[tuple[Any, ...]]) -> list[Record]:
+    def _records(self, places: Sequence[tuple[Any, ...]]) -> Iterator[Record]:
         mine = slice_is_one_of([self._piece.key])
         wanted = set(places)
         where = f"proof IS NULL AND {mine} AND ({_covering(places)})"
-        rows = stream_rows(self._table, f"SELECT * FROM t WHERE {where} ORDER BY {_ORDER}")
-        return [self._record(row) for row in rows if _place(row) in wanted]
+        for row in stream_rows(self._table, f"SELECT {_COLUMNS} FROM t WHERE {where} ORDER BY {_ORDER}"):
+            if _place(row) in wanted:
+                yield self._record(row)
 
     def _record(self, row: Mapping[str, Any]) -> Record:
         own = [(header["key"], header["value"]) for header in row["headers"] or ()]
@@ -158,24 +210,21 @@ class _Waiting:
             generation=row["origin_generation"],
             partition=row["origin_partition"],
             offset=row["origin_offset"],
-            timestamp=round(row["origin_timestamp"].timestamp() * 1000),
+            timestamp=row["origin_us"] // 1000,
             attempt=row["retries"] + 1,
             reason=row["reason"],
             detail=row["detail"] or "",
             slice_key=row["slice"],
             first_failed_at=row["first_failed_at"],
         )
-        partition = row["origin_partition"] % self._count(row["next_topic"])
+        # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
+        partition = row["origin_partition"] % self._topics[row["next_topic"]].partitions
         return Record(row["next_topic"], row["key"], row["value"], wrapped(envelope, own), partition=partition)
 
-    def _count(self, topic: str) -> int:
-        """The partitions of a DLQ topic: as many as the main topic has, so the origin's own one is among them.
 
-        Only the origin of a foreign envelope may name one that there is not.
-        """
-        if topic not in self._partitions:
-            self._partitions[topic] = len(self._work.kafka.topic_state(topic).partitions)
-        return self._partitions[topic]
+def _bytes(record: Record) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
 
 
 def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from assets import raw
 from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled
 from assets.layout import Layout
-from assets.origins import DLQ, ORIGIN, tier_slices, with_fate, with_origins
+from assets.origins import DLQ, ORIGIN, tier_slices, with_fate, with_origins, with_superseded
 from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
 from assets.work import SliceReport, Work
 from highwater.errors import TemporaryError
@@ -65,8 +65,9 @@ def materialise(work: Work) -> list[SliceReport]:
     main = [piece for piece in work.slices if piece not in tiers]
     found = _materialise(replace(work, slices=main)) if main else []
     for piece in tiers:
-        with work.ledger.lease(f"retries {work.stream.name}", seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS):
-            found += _materialise(replace(work, slices=[piece]))
+        name = f"retries {work.stream.name}"
+        with work.ledger.lease(name, seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+            found += _materialise(replace(work, slices=[piece], before_commit=lease.check))
     return sorted(found, key=lambda report: work.keys.index(report.piece.key))
 
 
@@ -167,10 +168,14 @@ def _alive() -> Column:
 
 
 def _decide(seen: int, work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
+    from pyspark.sql import functions as F
+
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
         rows = with_origins(work, raw_rows(work, slices), slices)
         fated = with_fate(work, rows, slices, {piece.key: seen for piece in slices})
-        rows = _without_payload(work.stream, judged(work, fated)).persist()
+        reason = F.coalesce("held_reason", "reason")
+        told = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)
+        rows = _without_payload(work.stream, told).persist()
         measured = {row["slice"]: _plain(row.asDict()) for row in _measure(work.stream, rows).collect()}
         return _Decision(work.stream, rows, measured, seen)
 
@@ -186,9 +191,8 @@ def _without_payload(stream: Stream, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     fields = [f"field_{f.name}" for f in stream.fields]
-    reason = F.coalesce("held_reason", "reason").alias("reason")
     tombstone = F.col("value").isNull().alias("tombstone")
-    return rows.select("slice", *ORIGIN, "origin_timestamp", "retries", "superseded", tombstone, reason, *fields)
+    return rows.select("slice", *ORIGIN, "origin_timestamp", "retries", "superseded", tombstone, "reason", *fields)
 
 
 def _measure(stream: Stream, rows: DataFrame) -> DataFrame:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ORIGIN = ("origin_topic", "origin_generation", "origin_partition", "origin_offset")
 # The table of what was published.
 DLQ = "dlq"
+LEAST_MILLISECONDS, MOST_MILLISECONDS = -62_135_596_800_000, 253_402_300_799_999
 # The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.
 PROBLEM = "envelope_problem"
 
@@ -80,15 +81,24 @@ def _header(name: str) -> Column:
 def _from_headers() -> dict[str, Column]:
     from pyspark.sql import functions as F
 
+    failed_at = _header(envelope.FIRST_FAILED_AT).try_cast("timestamp")
     return {
         "origin_topic": _header(envelope.ORIGIN_TOPIC),
         "origin_generation": _header(envelope.ORIGIN_GENERATION).try_cast("int"),
         "origin_partition": _header(envelope.ORIGIN_PARTITION).try_cast("int"),
         "origin_offset": _header(envelope.ORIGIN_OFFSET).try_cast("bigint"),
-        "origin_timestamp": F.timestamp_millis(_header(envelope.ORIGIN_TIMESTAMP).try_cast("bigint")),
+        "origin_timestamp": F.timestamp_millis(_milliseconds()),
         "retries": _header(envelope.ATTEMPT).try_cast("int"),
-        "first_failed_at": _header(envelope.FIRST_FAILED_AT).try_cast("timestamp"),
+        "first_failed_at": F.when(F.year(failed_at).between(1970, 9999), failed_at),
     }
+
+
+def _milliseconds() -> Column:
+    """The origin's timestamp; null outside of the years 1 to 9999, which is what readers of the tables can hold."""
+    from pyspark.sql import functions as F
+
+    found = _header(envelope.ORIGIN_TIMESTAMP).try_cast("bigint")
+    return F.when(found.between(LEAST_MILLISECONDS, MOST_MILLISECONDS), found)
 
 
 def _problem(work: Work) -> Column:
@@ -101,7 +111,6 @@ def _problem(work: Work) -> Column:
         envelope.ORIGIN_GENERATION: found["origin_generation"],
         envelope.ORIGIN_PARTITION: found["origin_partition"],
         envelope.ORIGIN_OFFSET: found["origin_offset"],
-        envelope.ORIGIN_TIMESTAMP: F.unix_millis(found["origin_timestamp"]),
     }
     topic = found["origin_topic"]
     problems = [
@@ -111,6 +120,7 @@ def _problem(work: Work) -> Column:
             F.when(number.isNull() | (number < 0), F.lit(f"header {name} is missing or no number from 0 on"))
             for name, number in numbers.items()
         ],
+        F.when(_milliseconds().isNull(), F.lit(f"header {envelope.ORIGIN_TIMESTAMP} is missing or no time in ms")),
         F.when(
             found["retries"].isNull() | (found["retries"] < 1),
             F.lit(f"header {envelope.ATTEMPT} is missing or no number from 1 on"),
@@ -120,10 +130,10 @@ def _problem(work: Work) -> Column:
 
 
 def with_fate(work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Mapping[str, int]) -> DataFrame:
-    """Rows with `superseded`, and with what was published of them: columns `held_...`, null where nothing was.
+    """Rows with what was published of them (columns `held_...`, null where nothing was), and `elsewhere`.
 
     A record that was published is left to the DLQ, whatever would become of it now (I5). A tier's record is superseded
-    where its origin was accepted elsewhere, or comes once more in the same slice.
+    where its origin was accepted `elsewhere`.
 
     Computed for the events and again for the rejects of the same decision, from the same versions.
 
@@ -138,15 +148,44 @@ def with_fate(work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Mappin
     held = _with_held(work, rows, slices)
     tiers = tier_slices(work, slices)
     if not tiers:
-        return held.withColumn("superseded", F.lit(False))  # noqa: FBT003 - a literal column
-    from pyspark.sql import Window
-
-    same = Window.partitionBy("slice", *ORIGIN).orderBy("partition", "offset")
-    again = (F.row_number().over(same) > 1) & F.col("slice").isin([piece.key for piece in tiers])
-    accepted = _accepted_elsewhere(work, tiers, seen)
-    joined = held.withColumn("again", again).join(accepted, ["slice", *ORIGIN], "left")
+        return held.withColumn("elsewhere", F.lit(False))  # noqa: FBT003 - a literal column
+    joined = held.join(_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
     elsewhere = F.col("accepted").isNotNull() & F.col("held_reason").isNull()
-    return joined.withColumn("superseded", F.col("again") | elsewhere).drop("again", "accepted")
+    return joined.withColumn("elsewhere", elsewhere).drop("accepted")
+
+
+def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+    """Judged rows with `superseded`: of an origin that comes several times in a tier's slice one counts.
+
+    The first that can be accepted, or the first of all if none can: a correction that lies behind what it corrects must
+    not be lost for it.
+
+    Args:
+        work: the connections.
+        rows: judged rows, with `elsewhere`.
+        slices: the slices that the rows are of.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    if not tier_slices(work, slices):
+        return rows.withColumn("superseded", F.lit(False))  # noqa: FBT003 - a literal column
+    refused = F.col("reason").isNotNull() | F.col("elsewhere")
+    same = Window.partitionBy("slice", *ORIGIN, F.col("value").isNull()).orderBy(refused, "partition", "offset")
+    again = (F.row_number().over(same) > 1) & (F.col("topic") != work.stream.topic)
+    return rows.withColumn("superseded", F.col("elsewhere") | again)
+
+
+def first_of_each(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+    """Of rows of which none was accepted the first of each origin: what `with_superseded` leaves of them."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    if not tier_slices(work, slices):
+        return rows
+    same = Window.partitionBy("slice", *ORIGIN).orderBy("partition", "offset")
+    again = (F.row_number().over(same) > 1) & (F.col("topic") != work.stream.topic)
+    return rows.withColumn("again", again).where(~F.col("again")).drop("again")
 
 
 HELD = {"reason": "string", "detail": "string", "next_topic": "string", "first_failed_at": "timestamp"}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from assets import events, raw
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
 from assets.events import SEEN, origin_columns, require
-from assets.origins import ORIGIN, with_fate, with_origins
+from assets.origins import DLQ, ORIGIN, first_of_each, with_fate, with_origins
 from assets.parsing import PERMANENT, UNRESOLVED, judged
 from assets.work import SliceReport, Work
 from highwater.declaration import OnReject
@@ -57,7 +57,8 @@ def materialise(work: Work) -> list[SliceReport]:
 
 def _follow_decision(work: Work, decided: Standing, standing: Standing, clock: Clock) -> list[SliceReport]:
     decisions = decided.proofs
-    open_ = [key for key in work.keys if standing.attempt(key) != decisions[key].attempt]
+    wrong = _unbalanced(work, decisions, standing)
+    open_ = [key for key in work.keys if key in wrong or standing.attempt(key) != decisions[key].attempt]
     require_newer(decisions, {key: standing.attempt(key) for key in open_})
     version = -1
     if open_:
@@ -71,6 +72,17 @@ def _follow_decision(work: Work, decided: Standing, standing: Standing, clock: C
     found = reports(work, TABLE, proofs, notes, clock, version)
     _see_balanced(found, decisions)
     return found
+
+
+def _unbalanced(work: Work, decisions: Mapping[str, Proof], standing: Standing) -> set[str]:
+    """Slices whose rejects were written while raw or events were damaged, and not published since: they are mended."""
+    same = [key for key, proof in decisions.items() if standing.attempt(key) == proof.attempt]
+    if not same:
+        return set()
+    published = Standing.read(work, DLQ)
+    sizes = work.lake.sizes(work.stream.name, TABLE, same)
+    told = {key: size.rows for key, size in sizes.items() if published.attempt(key) != decisions[key].attempt}
+    return {key for key, rows in told.items() if rows is not None and rows != decisions[key].counts["rejects"]}
 
 
 def _proof(decision: Proof) -> Proof:
@@ -164,8 +176,8 @@ def _left_over(work: Work, decisions: Sequence[Proof], raw_version: int, events_
     read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine).drop("proof")
     seen = {d.key: d.counts[SEEN] for d in decisions if SEEN in d.counts}
     fated = with_fate(work, with_origins(work, read, pieces), pieces, seen)
-    alive = fated.where(F.col("value").isNotNull() & ~F.col("superseded"))
-    return alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")
+    alive = fated.where(F.col("value").isNotNull() & ~F.col("elsewhere"))
+    return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), pieces)
 
 
 def _next_topic(stream: Stream) -> Column:

@@ -20,11 +20,16 @@ if TYPE_CHECKING:
     from resources.ledger import Ledger
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 @dataclass(frozen=True)
 class Work:
     """Slices of one stream, and the connections with which a stage materialises them.
 
-    The slices are taken together: one read, one commit. `log` gets progress as plain sentences.
+    The slices are taken together: one read, one commit. `log` gets progress as plain sentences. `before_commit` raises
+    when what the commit rests on holds no more, such as a lease.
     """
 
     stream: Stream
@@ -34,6 +39,7 @@ class Work:
     ledger: Ledger
     kafka: Kafka
     log: Callable[[str], None]
+    before_commit: Callable[[], None] = nothing
 
     @property
     def keys(self) -> list[str]:

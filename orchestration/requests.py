@@ -16,9 +16,9 @@ PARTITION = "dagster/partition"
 ATTEMPT = "highwater/attempt"
 PURPOSE = "highwater/purpose"
 PRIORITY = "dagster/priority"
-# Retries stand behind what is new: however many are due, a new slice waits for one run at the most.
+# Runs of tiers stand behind what is new: however many are due, a new slice waits for one run at the most.
+TIER_PRIORITY = "-1"
 RETRY = "retry"
-RETRY_PRIORITY = "-1"
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,14 @@ class Request:
         attempt: 1 for the first run of these slices; one more for each run of the last day that left them undone.
         purpose: who asks: `plan`, `retry` or `repair`.
         at: when repair asks, in UTC.
+        tier: whether they are slices of tiers.
     """
 
     keys: tuple[str, ...]
     attempt: int = 1
     purpose: str = "plan"
     at: datetime | None = None
+    tier: bool = False
 
     @property
     def run_key(self) -> str:
@@ -55,7 +57,7 @@ class Request:
             RANGE_END: self.keys[-1],
             ATTEMPT: str(self.attempt),
             PURPOSE: self.purpose,
-            **({PRIORITY: RETRY_PRIORITY} if self.purpose == RETRY else {}),
+            **({PRIORITY: TIER_PRIORITY} if self.tier else {}),
         }
 
 
@@ -80,7 +82,7 @@ def neighbours(order: Sequence[str], wanted: Collection[str], most: int) -> list
 
 def first_requests(order: Sequence[str], new: Collection[str], most: int, purpose: str = "plan") -> list[Request]:
     """The runs for slices that were never requested."""
-    return [Request(keys, purpose=purpose) for keys in neighbours(order, new, most)]
+    return [Request(keys, purpose=purpose, tier=purpose == RETRY) for keys in neighbours(order, new, most)]
 
 
 @dataclass(frozen=True)
@@ -199,12 +201,24 @@ def _due_at(history: _History, planned_at: datetime, rules: RepairRules) -> date
     return history.last_end + rules.wait(history.ended)
 
 
-def repair_requests(order: Sequence[str], due: Mapping[str, int], most: int, now: datetime) -> list[Request]:
-    """The runs that ask for slices again; a range holds slices of one attempt number only."""
+def repair_requests(
+    order: Sequence[str], due: Mapping[str, int], most: int, now: datetime, main: Collection[str] | None = None
+) -> list[Request]:
+    """The runs that ask for slices again; a range holds slices of one attempt number, all of tiers or none.
+
+    Args:
+        order: all keys in Dagster's order.
+        due: the slices to ask for, with the attempt.
+        most: slices in one run at the most.
+        now: the time, in UTC.
+        main: those that are slices of the main topic; all of them if None.
+    """
     found = []
     for attempt in sorted(set(due.values())):
         wanted = {key for key, number in due.items() if number == attempt}
-        found += [Request(keys, attempt, "repair", now) for keys in neighbours(order, wanted, most)]
+        tiers = set() if main is None else {key for key in wanted if key not in main}
+        for tier, keys in ((False, wanted - tiers), (True, tiers)):
+            found += [Request(group, attempt, "repair", now, tier) for group in neighbours(order, keys, most)]
     return found
 
 

@@ -60,5 +60,5 @@ def _up_to(seen: PartitionState, end: int | None, planned: int) -> PartitionStat
     ends there.
     """
     if end is None or seen.last_stable is None:
-        return seen
+        return replace(seen, last_stable=None)  # what could not be asked is left out, not taken for due
     return replace(seen, last_stable=min(seen.last_stable, max(end, planned)))

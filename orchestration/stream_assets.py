@@ -25,6 +25,8 @@ Stage = Callable[["Work"], "list[SliceReport]"]
 
 # The tag by which runs and assets of one stream are found.
 STREAM_TAG = "highwater/stream"
+# Runs of slices of tiers, by the stream: dagster.yaml lets one of each run at a time.
+TIER_TAG = "highwater/tier"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from orchestration.requests import (
     first_requests,
     repair_requests,
 )
-from orchestration.stream_assets import STREAM_TAG, table_key, table_keys, topic_key
+from orchestration.stream_assets import STREAM_TAG, TIER_TAG, table_key, table_keys, topic_key
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -73,9 +73,12 @@ class Tick:
 
 def run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequest]:
     """The requests in Dagster's form."""
-    return [
-        dg.RunRequest(run_key=request.run_key, tags={**request.tags, STREAM_TAG: stream.name}) for request in requests
-    ]
+
+    def tags(request: Request) -> dict[str, str]:
+        tier = {TIER_TAG: stream.name} if request.tier else {}
+        return {**request.tags, STREAM_TAG: stream.name, **tier}
+
+    return [dg.RunRequest(run_key=request.run_key, tags=tags(request)) for request in requests]
 
 
 def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
@@ -133,6 +136,8 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream) -> Tick:
     """
     from orchestration.retries import plan_tier
 
+    if waiting := _queued(instance, stream):
+        return Tick(lines=[f"{waiting} runs of tiers wait in the queue; what is due meanwhile goes into larger slices"])
     ledger, kafka = resources.ledger.open(), resources.kafka.open()
     keys: list[str] = []
     lines: list[str] = []
@@ -153,6 +158,11 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream) -> Tick:
         raise errors[0]
     requests = first_requests(keys, keys, stream.limits.slices_a_run, RETRY)
     return Tick(keys=keys, requests=requests, lines=[*lines, *[str(error) for error in errors]])
+
+
+def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:
+    statuses = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED]
+    return instance.get_runs_count(dg.RunsFilter(tags={TIER_TAG: stream.name}, statuses=statuses))
 
 
 def _observed(tick: Tick, planned: Planning, now: datetime) -> Tick:
@@ -199,7 +209,13 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     forgotten = forgotten_events(instance, stream, list(slices.values()), held)
     return Tick(
         keys=lost,
-        requests=repair_requests(order, found.due, stream.limits.slices_a_run, now),
+        requests=repair_requests(
+            order,
+            found.due,
+            stream.limits.slices_a_run,
+            now,
+            main={key for key, piece in slices.items() if piece.topic == stream.topic},
+        ),
         lines=repair_lines(found, lost, forgotten, strange),
         events=forgotten,
         cursor=cursor,

@@ -39,8 +39,11 @@ class Shape:
     config: Mapping[str, str]
 
 
-def ensure(kafka: Kafka, stream: Stream) -> None:
+def ensure(kafka: Kafka, stream: Stream) -> dict[str, Shape]:
     """Create the tiers and the parked topic where they are absent, and check those that are there.
+
+    Returns:
+        How they are set up, or must be.
 
     Raises:
         TopicDriftError: a topic is set up so that records could be lost or come too early; found, wanted and the
@@ -48,14 +51,15 @@ def ensure(kafka: Kafka, stream: Stream) -> None:
         TopicAbsentError: the main topic is gone.
         DependencyAwayError: no broker answered in time.
     """
-    main = _shape(kafka, stream.topic)
-    for topic, wanted in _wanted(stream, main).items():
+    wanted_ones = _wanted(stream, _shape(kafka, stream.topic))
+    for topic, wanted in wanted_ones.items():
         try:
             found = _shape(kafka, topic)
         except TopicAbsentError:
             _create(kafka, topic, wanted)
         else:
             _see_no_drift(kafka, topic, wanted, found)
+    return wanted_ones
 
 
 def _wanted(stream: Stream, main: Shape) -> dict[str, Shape]:
@@ -116,6 +120,8 @@ def _shape(kafka: Kafka, topic: str) -> Shape:
         raise kafka.away(error) from error
     except TimeoutError as error:
         raise kafka.away(error) from error
+    if not partitions:
+        raise kafka.away(f"topic {topic} was just created and shows no partition yet")
     return Shape(len(partitions), min(len(p.replicas) for p in partitions), config)
 
 

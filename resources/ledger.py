@@ -293,7 +293,7 @@ class Ledger:
         return found
 
     def record_publication(self, stream: str, key: str, publication: Publication) -> None:
-        """Keep what Kafka has committed of a slice's rejects; an older attempt never replaces a younger one."""
+        """Keep what Kafka has committed of a slice's rejects; what is older or less never replaces what is kept."""
         table = schema.publications
         values = {
             "stream": stream,
@@ -301,7 +301,8 @@ class Ledger:
             "sent": publication.sent,
             "published_at": publication.published_at,
         }
-        older = and_(table.c.slice_key == key, table.c.attempt <= publication.attempt)
+        less = tuple_(table.c.attempt, table.c.sent) <= tuple_(literal(publication.attempt), literal(publication.sent))
+        older = and_(table.c.slice_key == key, less)
         with self._writing() as connection:
             if connection.execute(update(table).where(older).values(values)).rowcount:
                 return

@@ -31,6 +31,8 @@ T = TypeVar("T")
 # Longer than the 60 s of a transaction: another producer's one may have to time out first.
 INIT_SECONDS = 90.0
 CALL_SECONDS = 30.0
+# librdkafka's own default.
+LARGEST_BATCH = 1_000_000
 PAUSE_SECONDS = 0.2
 _FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE"})
 # A coordinator that was just made, or moved; an offset whose transaction is being settled.
@@ -43,10 +45,11 @@ _DENIED = frozenset({"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATI
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a publication came: so many records of the decision with this attempt."""
+    """How far a publication came: so many records of the decision with this attempt, of what `identity` names."""
 
     attempt: int
     sent: int
+    identity: str = ""
 
 
 class Transactions:
@@ -56,13 +59,14 @@ class Transactions:
         kafka: the cluster.
         name: names the transactions, and the group of the mark; who opens the same name fences who had it.
         topic: the mark stands at partition 0 of this topic, which must exist.
+        most_bytes: the least `max.message.bytes` of the topics that are sent to: brokers hold whole batches against it.
 
     Raises:
         DependencyAwayError: no broker answered in time.
         ConfigurationError: the broker forbids it.
     """
 
-    def __init__(self, kafka: Kafka, name: str, topic: str) -> None:
+    def __init__(self, kafka: Kafka, name: str, topic: str, *, most_bytes: int = LARGEST_BATCH) -> None:
         from confluent_kafka import Consumer, Producer
 
         self._kafka = kafka
@@ -71,7 +75,11 @@ class Transactions:
         config = kafka.client_config()
         bootstrap = config.pop("bootstrap.servers")
         # Of the topics' own limits none is below this; what is too large for its topic is refused by the broker.
-        sized = {"message.max.bytes": "104857600", **{key: str(value) for key, value in config.items()}}
+        sized = {
+            "message.max.bytes": "104857600",
+            **{key: str(value) for key, value in config.items()},
+            "batch.size": str(min(LARGEST_BATCH, most_bytes)),
+        }
         self._producer = Producer(dict(producer_properties(bootstrap, sized, transactional_id=name)))
         # Only names the group: it is never assigned anything.
         self._group = Consumer(kafka.client_config(**{**READER, "group.id": name}))
@@ -108,7 +116,8 @@ class Transactions:
             raise self._kafka.away(found.error.str())
         if found.offset < 0:
             return None
-        return Mark(int(json.loads(found.metadata)["attempt"]), found.offset)
+        told = json.loads(found.metadata)
+        return Mark(int(told["attempt"]), found.offset, str(told["identity"]))
 
     def commit(self, records: Sequence[Record], mark: Mark) -> None:
         """Publish records and the mark that counts them, all or nothing.
@@ -119,7 +128,8 @@ class Transactions:
         """
         from confluent_kafka import KafkaException, TopicPartition
 
-        offsets = [TopicPartition(self._topic, 0, mark.sent, metadata=json.dumps({"attempt": mark.attempt}))]
+        told = {"attempt": mark.attempt, "identity": mark.identity}
+        offsets = [TopicPartition(self._topic, 0, mark.sent, metadata=json.dumps(told))]
         try:
             self._producer.begin_transaction()
             for record in records:

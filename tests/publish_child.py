@@ -16,6 +16,7 @@ from assets import dlq
 from assets.work import Work
 from highwater.errors import SupersededAttemptError
 from highwater.plans import Publication
+from resources.dlq_topics import ensure
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -50,7 +51,7 @@ def main(task: dict[str, Any]) -> int:
     decided = work.lake.committed_at(work.stream.name, "rejects", work.keys)
     [piece] = work.slices
     try:
-        dlq._publish(work, piece, decided[0][piece.key], decided[1])
+        dlq._publish(work, piece, decided[0][piece.key], decided[1], ensure(work.kafka, work.stream))
     except SupersededAttemptError:
         return FENCED
     return 0
@@ -105,9 +106,11 @@ def _arm(point: str | None, sign: signal.Signals, ledger: Ledger) -> None:
     record = ledger.record_publication
 
     def recording(stream: str, key: str, publication: Publication) -> None:
-        Dying.die("unrecorded")
+        if publication.sent:
+            Dying.die("unrecorded")
         record(stream, key, publication)
-        Dying.die("recorded")
+        if publication.sent:
+            Dying.die("recorded")
 
     vars(ledger)["record_publication"] = recording
 

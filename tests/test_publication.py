@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from assets import events, raw, rejects
+from assets import dlq, events, raw, rejects
 from dev.processes import wait_until
+from highwater.errors import ConfigurationError
 from resources import ledger_schema
+from resources.dlq_topics import ensure
 from tests.publish_child import FENCED, POINTS
 from tests.support import Bench, order_message, read_topic
 
@@ -36,9 +39,6 @@ class Publishing:
         self.piece: Slice = bench.plan(0, p0=(0, each), p1=(0, each), p2=(0, each))
         for stage in (raw, events, rejects):
             stage.materialise(bench.work(self.piece))
-        from resources.dlq_topics import ensure
-
-        ensure(bench.kafka, bench.stream)
 
     def start(self, point: str | None = None, sign: signal.Signals = signal.SIGKILL) -> subprocess.Popen[bytes]:
         task = {
@@ -59,6 +59,11 @@ class Publishing:
         found = read_topic(self.bench.bootstrap, self.bench.stream.tier_topics[0])
         assert Counter(key for key, _ in found.values()) == Counter(f"o{n}".encode() for n in range(RECORDS))
 
+    def expire(self) -> None:
+        """Lose Kafka's mark, as group offsets that nobody renews are lost after a week."""
+        group = f"highwater.pub.{self.piece.key}"
+        self.bench.kafka.admin().delete_consumer_groups([group])[group].result(30)
+
     def forget(self) -> None:
         """Lose the ledger's copy of the mark."""
         with self.bench.ledger._writing() as connection:
@@ -74,6 +79,27 @@ def test_killed_at_every_point_each_reject_is_published_once(bench: Bench) -> No
     publishing.see_each_once()
     published = bench.ledger.publications([publishing.piece.key])[publishing.piece.key]
     assert published.sent == RECORDS
+
+
+def test_a_mark_that_expired_is_known_from_the_ledger(bench: Bench) -> None:
+    publishing = Publishing(bench)
+    assert publishing.end("recorded") == -signal.SIGKILL
+    for _ in range(2):
+        publishing.expire()
+        assert publishing.end() == 0
+        publishing.see_each_once()
+
+
+def test_the_mark_of_another_plan_is_not_counted(bench: Bench) -> None:
+    """The ledger was lost, and another slice has the key of one that was published."""
+    publishing = Publishing(bench)
+    decided = bench.lake.committed_at(bench.stream.name, "rejects", [publishing.piece.key])
+    decision, version = decided[0][publishing.piece.key], decided[1]
+    assert publishing.end() == 0
+    other = replace(publishing.piece, topic_id="another")
+    with pytest.raises(ConfigurationError, match="another plan were published under this key"):
+        dlq._publish(bench.work(other), other, decision, version, ensure(bench.kafka, bench.stream))
+    publishing.see_each_once()
 
 
 def test_a_process_that_was_stopped_in_its_transaction_is_fenced(bench: Bench) -> None:

@@ -102,3 +102,14 @@ def test_headers_pass_through_and_do_not_grow(own: list[tuple[str, bytes | None]
 def test_an_envelope_stays_within_its_room() -> None:
     wide = envelope(topic="t" * 249, detail="d" * 100_000, slice_key="s" * 270)
     assert sum(len(name) + len(value or b"") for name, value in wide.headers()) < MOST_BYTES
+
+
+def test_a_partition_that_could_not_be_asked_is_not_taken_for_due() -> None:
+    from orchestration.retries import _up_to
+    from resources.kafka import PartitionState
+
+    seen = PartitionState(0, 100, 100, 1)
+    assert _up_to(seen, None, 0).last_stable is None
+    assert _up_to(seen, 40, 0).last_stable == 40
+    assert _up_to(seen, 40, 60).last_stable == 60, "the next slice may wait longer than the one before"
+    assert _up_to(seen, 40, 120).last_stable == 100, "a log that really ends before its plan is not hidden"
