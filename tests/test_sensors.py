@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from orchestration.stream_assets import TABLES, table_key, topic_key
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
+from tests.conftest import create_topic
 from tests.support import Message, make_stream, send
 
 if TYPE_CHECKING:
@@ -363,3 +365,58 @@ def test_the_planner_looks_back_until_dagster_holds_what_it_sees(
     ours.tick("orders_planner")
     assert ours.keys() == keys
     assert len(ours.keys()) == 8
+
+
+def tiers_of(ours: Ticking, records: int) -> None:
+    """Let the stream have tiers of seconds, the first of them with records of a week ago as the broker sees it."""
+    ours.stream = replace(ours.stream, tiers=(timedelta(seconds=1), timedelta(seconds=2)))
+    ours.defs = build_defs(streams=[ours.stream])
+    kafka = Kafka(os.environ["HIGHWATER_KAFKA_BOOTSTRAP"])
+    create_topic(kafka.bootstrap, ours.stream.tier_topics[0], 2, {"message.timestamp.type": "LogAppendTime"})
+    send(kafka.bootstrap, ours.stream.tier_topics[0], [Message(b"k", b"v", partition=n % 2) for n in range(records)])
+
+
+def test_what_is_due_in_a_tier_becomes_slices_whose_runs_stand_behind_new_ones(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking(records=10)
+    ours.tick("orders_planner")
+    tiers_of(ours, records=20)
+    assert ours.tick("orders_dlq_retries").run_requests == [], "nothing has waited long enough"
+    time.sleep(1.3)
+    result = ours.tick("orders_dlq_retries")
+    [request] = result.run_requests
+    first = ours.stream.tier_topics[0]
+    assert ours.keys() == [f"{ours.stream.topic}@0000000", f"{first}@0000000", f"{first}@0000001"]
+    assert request.tags["dagster/asset_partition_range_start"] == f"{first}@0000000"
+    assert (request.tags["dagster/priority"], request.tags["highwater/tier"]) == ("-1", "orders")
+    assert ours.tick("orders_planner").run_requests == [], "the planner leaves the tiers' slices alone"
+    again = ours.tick("orders_dlq_retries")
+    assert again.run_requests == []
+    assert "nothing was published to" in str(again.skip_message), "the second tier is not there"
+
+
+def test_no_tier_is_cut_while_a_run_of_one_waits_in_the_queue(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking(records=10)
+    tiers_of(ours, records=10)
+    time.sleep(1.3)
+    ours.run(["x"], dg.DagsterRunStatus.NOT_STARTED, **{"highwater/tier": "orders"})
+    result = ours.tick("orders_dlq_retries")
+    assert result.run_requests == []
+    assert "wait in the queue" in str(result.skip_message)
+    assert ours.ledger.slices("orders") == []
+
+
+def test_repair_asks_for_slices_of_tiers_in_runs_of_their_own(
+    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = ticking(records=10)
+    ours.tick("orders_planner")
+    tiers_of(ours, records=10)
+    time.sleep(1.3)
+    ours.tick("orders_dlq_retries")
+    monkeypatch.setattr(ticks, "RULES", replace(ticks.RULES, grace=SOON))
+    asked = {r.tags["dagster/asset_partition_range_start"]: r.tags for r in ours.tick("orders_repair").run_requests}
+    main, tier = ours.keys()
+    assert set(asked) == {main, tier}
+    assert asked[tier]["highwater/tier"] == "orders"
+    assert "highwater/tier" not in asked[main]
+    assert "dagster/priority" not in asked[main]
