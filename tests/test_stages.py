@@ -372,7 +372,7 @@ def test_folded_slices_say_the_same_and_can_be_materialised_again(
     assert {key: row["version"] for key, row in found.items()} == {"o1": 2, "o2": 1}
     customers(bench.lake, ["c1", "c2"])
     bench.materialise(slices[1])
-    assert bench.current()["o1"]["version"] == 3
+    assert bench.current()["o1"]["version"] == 2, "what was published comes back by its retry alone"
 
 
 def test_whoever_saw_the_table_before_a_fold_writes_nothing(bench: Bench) -> None:
