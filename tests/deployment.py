@@ -16,7 +16,7 @@ import dagster as dg
 
 from dev.dagster_services import DagsterServices, prepare_home
 from dev.paths import REPOSITORY
-from dev.processes import wait_until
+from dev.processes import free_port, wait_until
 from orchestration.stream_assets import table_keys
 from resources.kafka import Kafka
 from resources.lake import Lake
@@ -134,7 +134,8 @@ class Deployment:
         return dg.DagsterInstance.from_config(str(self.dagster_home))
 
     def services(self) -> DagsterServices:
-        return DagsterServices(self.root, self.environment, workspace=self.root / "workspace.yaml")
+        # Not the usual port: another worker of the tests may take it at the same moment.
+        return DagsterServices(self.root, self.environment, workspace=self.root / "workspace.yaml", ui_port=free_port())
 
     def cli(self, *arguments: str) -> list[str | Path]:
         """A command of Dagster's on the deployment's definitions."""

@@ -37,7 +37,7 @@ STREAM = Stream(
     key=("parcel",),
     version="scan",
     event_time="scanned_at",
-    transitions=Transitions("place", "depot", {"depot": ("van",), "van": ("depot", "door")}),
+    transitions=Transitions("place", "depot", {"depot": ("depot", "van"), "van": ("depot", "door")}),
     limits=Limits(most_records=6),
     answers=Answers(
         does_order_matter="Yes, for each parcel.",
