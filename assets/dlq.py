@@ -10,11 +10,11 @@ and what was published is left to the DLQ for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from assets import rejects
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from highwater.proof import Proof
     from highwater.slices import Slice
+
+T = TypeVar("T")
 
 COLUMNS = (
     f"{ORIGIN_COLUMNS}, reason STRING, detail STRING, next_topic STRING, first_failed_at TIMESTAMP, "
@@ -171,29 +173,8 @@ class _Waiting:
 
         What is read at once is bounded by the values' sizes, what is sent at once by those of whole records.
         """
-        for places in self._places(sent):
-            portion: list[Record] = []
-            total = 0
-            for record in self._records(places):
-                size = _bytes(record)
-                if portion and total + size > BYTES_A_TRANSACTION:
-                    yield portion
-                    portion, total = [], 0
-                portion.append(record)
-                total += size
-            yield portion
-
-    def _places(self, sent: int) -> Iterator[list[tuple[Any, ...]]]:
-        places: list[tuple[Any, ...]] = []
-        total = 0
-        for place, size in self.origins[sent:]:
-            if places and (len(places) == RECORDS_A_TRANSACTION or total + size > BYTES_A_TRANSACTION):
-                yield places
-                places, total = [], 0
-            places.append(place)
-            total += size
-        if places:
-            yield places
+        for places in _cut(self.origins[sent:], lambda origin: origin[1]):
+            yield from _cut(self._records([place for place, _ in places]), _bytes)
 
     def _records(self, places: Sequence[tuple[Any, ...]]) -> Iterator[Record]:
         mine = slice_is_one_of([self._piece.key])
@@ -220,6 +201,20 @@ class _Waiting:
         # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
         partition = row["origin_partition"] % self._topics[row["next_topic"]].partitions
         return Record(row["next_topic"], row["key"], row["value"], wrapped(envelope, own), partition=partition)
+
+
+def _cut(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Portions that fit a transaction; what is larger by itself is a portion of its own."""
+    portion: list[T] = []
+    total = 0
+    for item in items:
+        if portion and (len(portion) == RECORDS_A_TRANSACTION or total + size(item) > BYTES_A_TRANSACTION):
+            yield portion
+            portion, total = [], 0
+        portion.append(item)
+        total += size(item)
+    if portion:
+        yield portion
 
 
 def _bytes(record: Record) -> int:

@@ -73,14 +73,10 @@ def materialise(work: Work) -> list[SliceReport]:
 
 def _materialise(work: Work) -> list[SliceReport]:
     standing = Standing.read(work, TABLE)
-    decide = partial(_decide, max(standing.version, _version(work)))
-    return commit_until_settled(work, TABLE, standing, _unfinished(work, standing), decide)
-
-
-def _version(work: Work) -> int:
-    """The version of the table, where no slice of ours told it."""
-    table = work.lake.table(work.stream.name, TABLE)
-    return -1 if table is None else table.version()
+    # What was never decided was never published either.
+    published = Standing.read(work, DLQ) if standing.proofs else Standing({}, -1)
+    kept = _unfinished(work, standing, published)
+    return commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing.version, published))
 
 
 def require(work: Work, table: str) -> Standing:
@@ -99,12 +95,12 @@ def require(work: Work, table: str) -> Standing:
     return standing
 
 
-def _unfinished(work: Work, standing: Standing) -> dict[str, str]:
+def _unfinished(work: Work, standing: Standing, published: Standing) -> dict[str, str]:
     """Slices whose decision stands while what follows it does not: it is finished, not decided anew."""
     if not standing.proofs:
         return {}
-    rejects, dlq, current = Standing.read(work, "rejects"), Standing.read(work, DLQ), Layout.read(work)
-    followers = {"rejects": rejects.attempt, DLQ: dlq.attempt, "current": current.attempt}
+    rejects, current = Standing.read(work, "rejects"), Layout.read(work)
+    followers = {"rejects": rejects.attempt, DLQ: published.attempt, "current": current.attempt}
     lacking = {
         key: [
             name
@@ -167,12 +163,12 @@ def _alive() -> Column:
     return ~F.col("tombstone") & ~F.col("superseded")
 
 
-def _decide(seen: int, work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
+def _decide(seen: int, published: Standing, work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
     from pyspark.sql import functions as F
 
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
         rows = with_origins(work, raw_rows(work, slices), slices)
-        fated = with_fate(work, rows, slices, {piece.key: seen for piece in slices})
+        fated = with_fate(work, rows, slices, {piece.key: seen for piece in slices}, published.proofs)
         reason = F.coalesce("held_reason", "reason")
         told = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)
         rows = _without_payload(work.stream, told).persist()

@@ -6,7 +6,7 @@ not: the envelope's names (`highwater.envelope`), judging a record (`assets.pars
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from highwater import envelope
@@ -14,7 +14,7 @@ from highwater.routing import tier_of
 from resources.lake import rows_at, slice_is_one_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, WindowSpec
 
     from assets.work import Work
     from highwater.slices import Slice
@@ -129,7 +129,9 @@ def _problem(work: Work) -> Column:
     return F.coalesce(*problems)
 
 
-def with_fate(work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Mapping[str, int]) -> DataFrame:
+def with_fate(
+    work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Mapping[str, int], published: Collection[str]
+) -> DataFrame:
     """Rows with what was published of them (columns `held_...`, null where nothing was), and `elsewhere`.
 
     A record that was published is left to the DLQ, whatever would become of it now (I5). A tier's record is superseded
@@ -142,10 +144,11 @@ def with_fate(work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Mappin
         rows: raw rows with their origins.
         slices: the slices that the rows are of.
         seen: for each slice of a tier the version of events in which others' acceptance counts.
+        published: the slices of which something was published.
     """
     from pyspark.sql import functions as F
 
-    held = _with_held(work, rows, slices)
+    held = _with_held(work, rows, published)
     tiers = tier_slices(work, slices)
     if not tiers:
         return held.withColumn("elsewhere", F.lit(False))  # noqa: FBT003 - a literal column
@@ -172,8 +175,7 @@ def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> Dat
         return rows.withColumn("superseded", F.lit(False))  # noqa: FBT003 - a literal column
     refused = F.col("reason").isNotNull() | F.col("elsewhere")
     same = Window.partitionBy("slice", *ORIGIN, F.col("value").isNull()).orderBy(refused, "partition", "offset")
-    again = (F.row_number().over(same) > 1) & (F.col("topic") != work.stream.topic)
-    return rows.withColumn("superseded", F.col("elsewhere") | again)
+    return rows.withColumn("superseded", F.col("elsewhere") | _comes_again(work, same))
 
 
 def first_of_each(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
@@ -183,19 +185,23 @@ def first_of_each(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataF
 
     if not tier_slices(work, slices):
         return rows
-    same = Window.partitionBy("slice", *ORIGIN).orderBy("partition", "offset")
-    again = (F.row_number().over(same) > 1) & (F.col("topic") != work.stream.topic)
+    again = _comes_again(work, Window.partitionBy("slice", *ORIGIN).orderBy("partition", "offset"))
     return rows.withColumn("again", again).where(~F.col("again")).drop("again")
+
+
+def _comes_again(work: Work, same: WindowSpec) -> Column:
+    from pyspark.sql import functions as F
+
+    return (F.row_number().over(same) > 1) & (F.col("topic") != work.stream.topic)
 
 
 HELD = {"reason": "string", "detail": "string", "next_topic": "string", "first_failed_at": "timestamp"}
 
 
-def _with_held(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+def _with_held(work: Work, rows: DataFrame, keys: Collection[str]) -> DataFrame:
     from pyspark.sql import functions as F
 
-    keys = [piece.key for piece in slices]
-    if not work.lake.committed(work.stream.name, DLQ, keys):
+    if not keys:
         return rows.withColumns({f"held_{name}": F.lit(None).cast(kind) for name, kind in HELD.items()})
     published = work.spark.read.format("delta").load(work.lake.path(work.stream.name, DLQ)).where("proof IS NULL")
     mine = published.where(slice_is_one_of(keys))

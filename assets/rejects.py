@@ -16,9 +16,9 @@ from assets.events import SEEN, origin_columns, require
 from assets.origins import DLQ, ORIGIN, first_of_each, with_fate, with_origins
 from assets.parsing import PERMANENT, UNRESOLVED, judged
 from assets.work import SliceReport, Work
-from highwater.declaration import OnReject
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.proof import Proof
+from highwater.routing import destination
 from resources.lake import create_table, replace_slices, rows_at, slice_is_one_of
 from resources.spark import delta_errors
 
@@ -57,14 +57,16 @@ def materialise(work: Work) -> list[SliceReport]:
 
 def _follow_decision(work: Work, decided: Standing, standing: Standing, clock: Clock) -> list[SliceReport]:
     decisions = decided.proofs
-    wrong = _unbalanced(work, decisions, standing)
+    rejected = any(decision.counts["rejects"] for decision in decisions.values())
+    published = Standing.read(work, DLQ) if rejected else Standing({}, -1)
+    wrong = _unbalanced(work, decisions, standing, published)
     open_ = [key for key in work.keys if key in wrong or standing.attempt(key) != decisions[key].attempt]
     require_newer(decisions, {key: standing.attempt(key) for key in open_})
     version = -1
     if open_:
         read = require(work, raw.TABLE)
         _see_conserved(read, [decisions[key] for key in open_])
-        rows = _rows(work, [decisions[key] for key in open_], read.version, decided.version)
+        rows = _rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
         with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)):
             version = _commit(work, rows, [decisions[key] for key in open_], standing)
     proofs = {key: _proof(decisions[key]) for key in work.keys}
@@ -74,12 +76,11 @@ def _follow_decision(work: Work, decided: Standing, standing: Standing, clock: C
     return found
 
 
-def _unbalanced(work: Work, decisions: Mapping[str, Proof], standing: Standing) -> set[str]:
+def _unbalanced(work: Work, decisions: Mapping[str, Proof], standing: Standing, published: Standing) -> set[str]:
     """Slices whose rejects were written while raw or events were damaged, and not published since: they are mended."""
     same = [key for key, proof in decisions.items() if standing.attempt(key) == proof.attempt]
     if not same:
         return set()
-    published = Standing.read(work, DLQ)
     sizes = work.lake.sizes(work.stream.name, TABLE, same)
     told = {key: size.rows for key, size in sizes.items() if published.attempt(key) != decisions[key].attempt}
     return {key for key, rows in told.items() if rows is not None and rows != decisions[key].counts["rejects"]}
@@ -102,7 +103,7 @@ def _see_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
                 f"{decision.key}: raw holds another number of records than was decided of",
                 stored=decided,
                 found=found,
-                remedy="request the slice again: its events are then decided anew",
+                remedy="restore raw as it was when the slice was decided, then request the slice again",
             )
 
 
@@ -136,7 +137,9 @@ def _commit(work: Work, rows: DataFrame, decisions: Sequence[Proof], standing: S
         )
 
 
-def _rows(work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int) -> DataFrame:
+def _rows(
+    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: Standing
+) -> DataFrame:
     """Raw minus the committed events, the tombstones and the superseded, judged once more for the reason.
 
     All are read at the versions in which the decisions were found, so what another run commits meanwhile does not
@@ -148,7 +151,7 @@ def _rows(work: Work, decisions: Sequence[Proof], raw_version: int, events_versi
     with_rejects = [d for d in decisions if d.counts["rejects"]]
     if not with_rejects:
         return work.spark.createDataFrame([], COLUMNS)
-    found = judged(work, _left_over(work, with_rejects, raw_version, events_version))
+    found = judged(work, _left_over(work, with_rejects, raw_version, events_version, published))
     reason = F.coalesce("held_reason", "reason", F.lit(UNRESOLVED))
     detail = F.coalesce("held_detail", "detail", F.lit("unknown when the slice was decided, known since"))
     told = found.withColumns({"reason": reason, "detail": detail})
@@ -166,7 +169,9 @@ def _rows(work: Work, decisions: Sequence[Proof], raw_version: int, events_versi
     )
 
 
-def _left_over(work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int) -> DataFrame:
+def _left_over(
+    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: Standing
+) -> DataFrame:
     from pyspark.sql import functions as F
 
     pieces = [d.piece for d in decisions]
@@ -175,17 +180,22 @@ def _left_over(work: Work, decisions: Sequence[Proof], raw_version: int, events_
     accepted = rows_at(work.spark, work.lake.path(name, events.TABLE), events_version).where(mine)
     read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine).drop("proof")
     seen = {d.key: d.counts[SEEN] for d in decisions if SEEN in d.counts}
-    fated = with_fate(work, with_origins(work, read, pieces), pieces, seen)
+    fated = with_fate(work, with_origins(work, read, pieces), pieces, seen, published.proofs)
     alive = fated.where(F.col("value").isNotNull() & ~F.col("elsewhere"))
     return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), pieces)
 
 
 def _next_topic(stream: Stream) -> Column:
-    """`highwater.routing.destination` as an expression of Spark."""
+    """What `highwater.routing.destination` says of each reason and each number of retries."""
+    from functools import reduce
+
     from pyspark.sql import functions as F
 
-    retried = [reason for reason, how in stream.on_reject.items() if how == OnReject.RETRY]
-    found = parked = F.lit(stream.parked_topic)
-    for retries, topic in enumerate(stream.tier_topics):
-        found = F.when(F.col("retries") == retries, topic).otherwise(found)
-    return F.when(F.col("reason").isin(retried), found).otherwise(parked)
+    rules = [(reason, retries) for reason in stream.on_reject for retries, _ in enumerate(stream.tiers)]
+    return reduce(
+        lambda rest, rule: F.when(
+            (F.col("reason") == rule[0]) & (F.col("retries") == rule[1]), destination(stream, *rule)
+        ).otherwise(rest),
+        rules,
+        F.lit(stream.parked_topic),  # whatever was tried as often as there are tiers
+    )

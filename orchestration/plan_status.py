@@ -181,14 +181,13 @@ def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, number: int) -> DlqStatu
     topic = stream.tier_topics[number - 1]
     try:
         tick = plan_tier(ledger, kafka, stream, number, datetime.now(UTC), dry=True)
-        state = kafka.topic_state(topic)
     except TopicAbsentError:
         return DlqStatus(topic)
     except HighwaterError as error:
         return DlqStatus(topic, error=error)
     due = sum(piece.offsets for piece in tick.slices)
     # What is due is cut in this dry run; behind it lies what is not.
-    later = sum(max(0, (seen.last_stable or 0) - tick.ends.get(p, 0)) for p, seen in state.partitions.items())
+    later = sum(max(0, (seen.last_stable or 0) - tick.ends.get(p, 0)) for p, seen in tick.state.partitions.items())
     return DlqStatus(topic, due + later, due, next(iter(tick.errors.values()), None))
 
 

@@ -5,7 +5,8 @@ What belongs here: the shells that Dagster ticks. What does not: what a tick doe
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -29,65 +30,77 @@ def stream_sensors(
 ) -> list[dg.SensorDefinition]:
     """The sensors of a stream; they start stopped unless `running`."""
     status = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
-    found = [_planner(stream, job, status), _repair(stream, job, status)]
-    return [*found, _retries(stream, job, status)] if stream.tiers else found
+    return [_sensor(stream, job, shell, status) for shell in SHELLS if stream.tiers or not shell.of_tiers]
 
 
-def _planner(
-    stream: "Stream", job: "UnresolvedAssetJobDefinition", status: dg.DefaultSensorStatus
-) -> dg.SensorDefinition:
-    @dg.sensor(
-        name=f"{stream.name}_planner",
-        job=job,
-        minimum_interval_seconds=PLANNER_SECONDS,
-        default_status=status,
-        description=f"Cuts what is new in {stream.topic} into slices, adds their keys and requests their runs.",
-        required_resource_keys={"kafka", "ledger"},
-    )
-    def planner(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return _result(context, stream, lambda: plan(context.instance, context.resources, stream, context.cursor))
+@dataclass(frozen=True)
+class Shell:
+    """One sensor of every stream.
 
-    return planner
+    Args:
+        name: the last part of the sensor's name.
+        seconds: between two ticks, at the least.
+        needs: the resources.
+        act: does a tick; gets the stream and the sensor's cursor last.
+        what: one sentence or two for the sensor's page.
+        of_tiers: whether only streams with tiers have it.
+    """
 
-
-def _retries(
-    stream: "Stream", job: "UnresolvedAssetJobDefinition", status: dg.DefaultSensorStatus
-) -> dg.SensorDefinition:
-    @dg.sensor(
-        name=f"{stream.name}_dlq_retries",
-        job=job,
-        minimum_interval_seconds=RETRY_SECONDS,
-        default_status=status,
-        description=(
-            f"Cuts what is due in {', '.join(stream.tier_topics)} into slices and requests their runs, behind those of "
-            "new slices."
-        ),
-        required_resource_keys={"kafka", "ledger"},
-    )
-    def retries(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return _result(context, stream, lambda: retry(context.instance, context.resources, stream))
-
-    return retries
+    name: str
+    seconds: int
+    needs: frozenset[str]
+    act: Callable[[dg.DagsterInstance, Any, "Stream", str | None], Tick]
+    what: Callable[["Stream"], str]
+    of_tiers: bool = False
 
 
-def _repair(
-    stream: "Stream", job: "UnresolvedAssetJobDefinition", status: dg.DefaultSensorStatus
-) -> dg.SensorDefinition:
-    @dg.sensor(
-        name=f"{stream.name}_repair",
-        job=job,
-        minimum_interval_seconds=REPAIR_SECONDS,
-        default_status=status,
-        description=(
+SHELLS = (
+    Shell(
+        "planner",
+        PLANNER_SECONDS,
+        frozenset({"kafka", "ledger"}),
+        plan,
+        lambda stream: f"Cuts what is new in {stream.topic} into slices, adds their keys and requests their runs.",
+    ),
+    Shell(
+        "repair",
+        REPAIR_SECONDS,
+        frozenset({"lake", "ledger"}),
+        repair,
+        lambda stream: (
             f"Requests slices of {stream.name} that the lake does not hold whole and no run is working on, and tells "
             "Dagster of those that the lake holds and Dagster forgot."
         ),
-        required_resource_keys={"lake", "ledger"},
-    )
-    def mend(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return _result(context, stream, lambda: repair(context.instance, context.resources, stream, context.cursor))
+    ),
+    Shell(
+        "dlq_retries",
+        RETRY_SECONDS,
+        frozenset({"kafka", "ledger"}),
+        retry,
+        lambda stream: (
+            f"Cuts what is due in {', '.join(stream.tier_topics)} into slices and requests their runs, behind those of "
+            "new slices."
+        ),
+        of_tiers=True,
+    ),
+)
 
-    return mend
+
+def _sensor(
+    stream: "Stream", job: "UnresolvedAssetJobDefinition", shell: Shell, status: dg.DefaultSensorStatus
+) -> dg.SensorDefinition:
+    @dg.sensor(
+        name=f"{stream.name}_{shell.name}",
+        job=job,
+        minimum_interval_seconds=shell.seconds,
+        default_status=status,
+        description=shell.what(stream),
+        required_resource_keys=set(shell.needs),
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return _result(context, stream, lambda: shell.act(context.instance, context.resources, stream, context.cursor))
+
+    return tick
 
 
 def _result(context: dg.SensorEvaluationContext, stream: "Stream", act: Callable[[], Tick]) -> dg.SensorResult:

@@ -127,7 +127,7 @@ def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, to
         page *= 2
 
 
-def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream) -> Tick:
+def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
     """Plan what is due in the tiers, and name the keys and the runs for it.
 
     Raises:
@@ -137,7 +137,8 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream) -> Tick:
     from orchestration.retries import plan_tier
 
     if waiting := _queued(instance, stream):
-        return Tick(lines=[f"{waiting} runs of tiers wait in the queue; what is due meanwhile goes into larger slices"])
+        told = f"{waiting} runs of tiers wait in the queue; what is due meanwhile goes into larger slices"
+        return Tick(lines=[told], cursor=cursor)
     ledger, kafka = resources.ledger.open(), resources.kafka.open()
     keys: list[str] = []
     lines: list[str] = []
@@ -157,7 +158,7 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream) -> Tick:
     if errors and not keys:
         raise errors[0]
     requests = first_requests(keys, keys, stream.limits.slices_a_run, RETRY)
-    return Tick(keys=keys, requests=requests, lines=[*lines, *[str(error) for error in errors]])
+    return Tick(keys=keys, requests=requests, lines=[*lines, *[str(error) for error in errors]], cursor=cursor)
 
 
 def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:

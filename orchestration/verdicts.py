@@ -130,26 +130,31 @@ def _named(classes: Mapping[str, int]) -> dict[str, int]:
 
 def one_content(events: int, conflicts: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
     """Whether no version of a key has two contents; of those that have, the earliest origin wins."""
-    numbers = {"events": events, "conflicts": conflicts}
-    if conflicts:
-        text = (
-            f"{conflicts} versions have several contents: the earliest origin of each is in current. Ask the producer "
-            "which is right; a further version mends it"
-        )
-        return Verdict(passed=False, text=text, numbers=numbers, samples=samples, warning=True)
-    return Verdict(passed=True, text=f"no version has two contents in {events} events", numbers=numbers)
+    return _warned(
+        {"events": events, "conflicts": conflicts},
+        f"{conflicts} versions have several contents: the earliest origin of each is in current. Ask the producer "
+        "which is right; a further version mends it",
+        samples,
+        or_else=f"no version has two contents in {events} events",
+    )
 
 
 def allowed_transitions(events: int, wrong: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
     """Whether every state of a key may follow the one of the version before it."""
-    numbers = {"events": events, "not_allowed": wrong}
-    if wrong:
-        text = (
-            f"{wrong} states may not follow the one before them, as the stream declares it. Ask the producer; or mend "
-            "the declared transitions"
-        )
-        return Verdict(passed=False, text=text, numbers=numbers, samples=samples, warning=True)
-    return Verdict(passed=True, text=f"every state may follow the one before it in {events} events", numbers=numbers)
+    return _warned(
+        {"events": events, "not_allowed": wrong},
+        f"{wrong} states may not follow the one before them, as the stream declares it. Ask the producer; or mend "
+        "the declared transitions",
+        samples,
+        or_else=f"every state may follow the one before it in {events} events",
+    )
+
+
+def _warned(numbers: Mapping[str, int], text: str, samples: Sequence[Mapping[str, Any]], *, or_else: str) -> Verdict:
+    """A warning if there are samples of what is wrong: the tables are right all the same."""
+    if not samples:
+        return Verdict(passed=True, text=or_else, numbers=numbers)
+    return Verdict(passed=False, text=text, numbers=numbers, samples=samples, warning=True)
 
 
 @dataclass(frozen=True)

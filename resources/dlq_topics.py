@@ -104,24 +104,18 @@ def _create(kafka: Kafka, topic: str, wanted: Shape) -> None:
 
 
 def _shape(kafka: Kafka, topic: str) -> Shape:
-    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+    from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource, ResourceType
 
-    try:
-        admin = kafka.admin()
-        described = admin.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_SECONDS)[topic]
-        partitions = described.result(2 * REQUEST_SECONDS).partitions
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries: Any = admin.describe_configs([resource], request_timeout=REQUEST_SECONDS)[resource]
-        config = {name: entry.value for name, entry in entries.result(2 * REQUEST_SECONDS).items()}
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise kafka.absent(topic) from None
-        raise kafka.away(error) from error
-    except TimeoutError as error:
-        raise kafka.away(error) from error
+    partitions = kafka.description(topic).partitions
     if not partitions:
         raise kafka.away(f"topic {topic} was just created and shows no partition yet")
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    try:
+        entries: Any = kafka.admin().describe_configs([resource], request_timeout=REQUEST_SECONDS)[resource]
+        config = {name: entry.value for name, entry in entries.result(2 * REQUEST_SECONDS).items()}
+    except (KafkaException, TimeoutError) as error:
+        raise kafka.away(error) from error
     return Shape(len(partitions), min(len(p.replicas) for p in partitions), config)
 
 

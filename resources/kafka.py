@@ -24,7 +24,7 @@ from resources.kafka_options import refuse_weakening, spark_options, without_val
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaException, Message
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, TopicDescription
 
 # A tick makes four requests at the most: 4 x 4 s is well within the 60 s that Dagster gives a sensor.
 REQUEST_SECONDS = 4.0
@@ -214,22 +214,31 @@ class Kafka:
                 consumer.incremental_unassign([TopicPartition(topic, partition)])
 
     def _described(self, topic: str) -> tuple[str, dict[int, int | None]]:
+        found = self.description(topic)
+        leaders = {p.id: p.leader.id if p.leader is not None else None for p in found.partitions}
+        return str(found.topic_id), dict(sorted(leaders.items()))
+
+    def description(self, topic: str) -> TopicDescription:
+        """ID, partitions, leaders and replicas of a topic.
+
+        Raises:
+            TopicAbsentError: there is no such topic; the nearest names are given.
+            DependencyAwayError: no broker answered in time.
+        """
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         try:
             future = self.admin().describe_topics(TopicCollection([topic]), request_timeout=REQUEST_SECONDS)[topic]
-            found = future.result(REQUEST_SECONDS + 1)
+            found: TopicDescription = future.result(REQUEST_SECONDS + 1)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise self.absent(topic) from None
+                raise self._absent(topic) from None
             raise self.away(error) from error
         except TimeoutError as error:
             raise self.away(error) from error
-        leaders = {p.id: p.leader.id if p.leader is not None else None for p in found.partitions}
-        return str(found.topic_id), dict(sorted(leaders.items()))
+        return found
 
-    def absent(self, topic: str) -> TopicAbsentError:
-        """The error for a topic that is not there; the nearest names are in it."""
+    def _absent(self, topic: str) -> TopicAbsentError:
         near = difflib.get_close_matches(topic, self.topics(), n=3, cutoff=0.5)
         return TopicAbsentError(
             f"topic {topic!r} does not exist at {self.bootstrap}",

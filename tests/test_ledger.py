@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from dev.processes import free_port, wait_until
 from highwater.errors import ConfigurationError, DependencyAwayError, LeaseHeldError, UnknownSliceError
-from highwater.plans import Generation, Loss
+from highwater.plans import Generation, Loss, Publication
 from highwater.slices import OffsetRange, Slice
 from resources.ledger import Ledger
 
@@ -434,3 +434,21 @@ def test_a_holder_that_stood_still_learns_that_its_lease_is_gone(url: str) -> No
         time.sleep(1.5)
         output, _ = holder.communicate(timeout=30)
     assert output == "the lease 'commit' ran out before its work was done\n"
+
+
+def test_a_ledger_of_the_first_version_gets_what_it_lacks(url: str, ledger: Ledger) -> None:
+    planned = piece(0)
+    ledger.add([planned])
+    with sa.create_engine(url).begin() as connection:
+        connection.exec_driver_sql("DROP TABLE publications")
+        connection.exec_driver_sql("UPDATE ledger_version SET version = 1")
+    again = Ledger(url)
+    again.record_publication("orders", planned.key, Publication(1, 5, NOON))
+    assert again.get([planned.key]) == [planned]
+    assert again.publications([planned.key]) == {planned.key: Publication(1, 5, NOON)}
+
+
+def test_what_was_published_never_goes_back(ledger: Ledger) -> None:
+    for attempt, sent in ((1, 5), (1, 3), (2, 1), (1, 9)):
+        ledger.record_publication("orders", "orders@0000000", Publication(attempt, sent, NOON))
+    assert ledger.publications(["orders@0000000", "orders@0000001"]) == {"orders@0000000": Publication(2, 1, NOON)}

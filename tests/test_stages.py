@@ -232,7 +232,9 @@ def test_rejects_are_what_the_decision_left_although_events_were_decided_anew(be
     customers(bench.lake, [])
     events.materialise(work)
     assert bench.rows("events") == []
-    follows = rejects._rows(work, [*seen.proofs.values()], Standing.read(work, "raw").version, seen.version)
+    follows = rejects._rows(
+        work, [*seen.proofs.values()], Standing.read(work, "raw").version, seen.version, Standing({}, -1)
+    )
     found = [row["origin_offset"] for row in follows.collect()]
     assert found == [2], "what the later decision dropped is no reject of the earlier one"
 

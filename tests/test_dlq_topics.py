@@ -1,0 +1,92 @@
+"""The DLQ's topics are created as they must be; one that is set up otherwise is told with the command that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from highwater.envelope import MOST_BYTES
+from highwater.errors import TopicAbsentError, TopicDriftError
+from resources.dlq_topics import ensure
+from resources.kafka import Kafka
+from tests.conftest import create_topic
+from tests.support import make_stream
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from tests.conftest import TopicFactory
+
+DAY_MS = 24 * 60 * 60 * 1000
+
+
+@pytest.fixture
+def stream(topic: TopicFactory) -> Stream:
+    """A main topic with limits of its own, and a tier whose delay asks for more than the least retention."""
+    name = topic(partitions=2, **{"max.message.bytes": "300000"})
+    return replace(make_stream(name), tiers=(timedelta(seconds=10), timedelta(days=2)))
+
+
+def config(bootstrap: str, topic: str) -> dict[str, str]:
+    from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # one that is let go of drops the request under way
+    entries: Any = admin.describe_configs([resource])[resource].result(10)
+    return {name: entry.value for name, entry in entries.items()}
+
+
+def test_absent_topics_are_created_as_safe_as_the_main_topic(stream: Stream, bootstrap: str) -> None:
+    kafka = Kafka(bootstrap)
+    for _ in range(2):
+        assert set(ensure(kafka, stream)) == {*stream.tier_topics, stream.parked_topic}
+    retention = {}
+    for topic in (*stream.tier_topics, stream.parked_topic):
+        found = config(bootstrap, topic)
+        assert len(kafka.topic_state(topic).partitions) == 2
+        assert (found["cleanup.policy"], found["message.timestamp.type"]) == ("delete", "LogAppendTime")
+        assert int(found["max.message.bytes"]) == 300_000 + MOST_BYTES
+        retention[topic] = int(found["retention.ms"])
+    assert [*retention.values()] == [7 * DAY_MS, 20 * DAY_MS, -1]
+
+
+DRIFTED: dict[str, tuple[int, dict[str, str], str]] = {
+    "fewer partitions": (1, {}, "--alter --topic {topic} --partitions 2"),
+    "compacted": (2, {"cleanup.policy": "compact"}, "cleanup.policy=delete"),
+    "the producer's clock": (2, {"message.timestamp.type": "CreateTime"}, "message.timestamp.type=LogAppendTime"),
+    "a short retention": (2, {"retention.ms": "1000"}, f"retention.ms={7 * DAY_MS}"),
+    "bounded bytes": (2, {"retention.bytes": "1000000"}, "retention.bytes=-1"),
+    "small records": (2, {"max.message.bytes": "1000"}, f"max.message.bytes={300_000 + MOST_BYTES}"),
+}
+
+
+@pytest.mark.parametrize("name", DRIFTED)
+def test_a_topic_that_is_set_up_otherwise_is_told_with_its_remedy(stream: Stream, bootstrap: str, name: str) -> None:
+    partitions, changes, command = DRIFTED[name]
+    tier = stream.tier_topics[0]
+    sound = {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+        "retention.ms": str(7 * DAY_MS),
+        "max.message.bytes": str(300_000 + MOST_BYTES),
+    }
+    create_topic(bootstrap, tier, partitions, {**sound, **changes})
+    with pytest.raises(TopicDriftError, match=tier) as caught:
+        ensure(Kafka(bootstrap), stream)
+    assert command.format(topic=tier) in caught.value.remedy
+    assert caught.value.found is not None
+
+
+def test_more_than_is_needed_is_no_drift(stream: Stream, bootstrap: str) -> None:
+    more = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1", "max.message.bytes": "9000000"}
+    create_topic(bootstrap, stream.tier_topics[0], 5, more)
+    ensure(Kafka(bootstrap), stream)
+
+
+def test_nothing_is_created_for_a_main_topic_that_is_gone(bootstrap: str) -> None:
+    kafka = Kafka(bootstrap)
+    with pytest.raises(TopicAbsentError):
+        ensure(kafka, make_stream("orders.never.made"))
+    assert not [topic for topic in kafka.topics() if topic.startswith("orders.never.made")]
