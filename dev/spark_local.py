@@ -43,9 +43,10 @@ def spark_home() -> Path:
 
 
 # A driver that lives for minutes spends half of its processor time on compiling what it will not run often enough: on
-# 2 cores the first slice took 40 s of processor time with the second compiler, 21 s without it.
+# 2 cores the first slice took 40 s of processor time with the second compiler, 21 s without it. Without it, too, Java
+# gives the compiled code 48 MiB, which are full after some slices: sweeping them took 2 s of the 14 s of a slice.
 SHORT_LIVED = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m",
     # What a plan learns while it runs does not pay where the plan takes longer than the run: a fifth of a small slice.
     "spark.sql.adaptive.enabled": "false",
 }
@@ -82,6 +83,11 @@ def local_conf(home: Path, *, driver_memory_mb: int = 2048) -> dict[str, str]:
         # The defaults of 50 and 200 cost seconds a commit on a machine of few cores.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.shuffle.partitions": "4",
+        # On local files Hadoop starts a program for each question about a link and each mode of a file: 270 a slice
+        # with Delta's usual log store and its checksum files, 80 without. Either store tells apart the writers of one
+        # JVM only (`resources.lake.Lake.takes_one_driver`).
+        "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+        "spark.databricks.delta.writeChecksumFile.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
 

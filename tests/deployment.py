@@ -29,13 +29,12 @@ if TYPE_CHECKING:
 # The file that Dagster loads. While the file SLOW exists, each record that raw reads takes half a second on the server.
 DEFINITIONS = """
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from assets import raw
-from assets.streams.orders import STREAM
 from highwater.declaration import Limits
 from orchestration.build import build_defs
+from tests.support import make_stream
 
 _one_read = raw._one_read
 
@@ -46,9 +45,8 @@ def _slowly(*args):
     return rows.where("reflect('java.lang.Thread', 'sleep', 500L) IS NULL")
 
 raw._one_read = _slowly
-stream = replace(
-    STREAM,
-    topic=os.environ["TEST_TOPIC"],
+stream = make_stream(
+    os.environ["TEST_TOPIC"],
     limits=Limits(most_records=int(os.environ["TEST_RECORDS"]), slices_a_run=int(os.environ["TEST_SLICES_A_RUN"])),
 )
 defs = build_defs(streams=[stream], environment=os.environ)

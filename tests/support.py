@@ -9,7 +9,7 @@ import json
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,6 +204,10 @@ def expected_current(messages: Mapping[str, Sequence[int]]) -> dict[str, int]:
     return {key: max(versions) for key, versions in messages.items()}
 
 
+# No test lasts until such a retry: what is rejected stays rejected, unless a test declares tiers of its own.
+LONG_TIERS = (timedelta(days=1), timedelta(days=2))
+
+
 def make_stream(topic: str, **changes: Any) -> Stream:
-    """The stream `orders` on another topic; it waits for nothing."""
-    return replace(ORDERS, **{"topic": topic, "limits": Limits(), **changes})
+    """The stream `orders` on another topic; it waits for nothing, and retries nothing today."""
+    return replace(ORDERS, **{"topic": topic, "limits": Limits(), "tiers": LONG_TIERS, **changes})
