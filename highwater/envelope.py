@@ -6,9 +6,10 @@ reading as expressions of Spark (`assets.origins`). docs/dlq.md is the contract 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import NamedTuple
 
 PREFIX = "highwater."
 ORIGIN_TOPIC = "highwater.origin.topic"
@@ -28,6 +29,15 @@ MOST_BYTES = 16 * 1024
 MOST_DETAIL = 1000
 
 Header = tuple[str, bytes | None]
+
+
+class Origin(NamedTuple):
+    """Where a record was first published: its identity for ever."""
+
+    topic: str
+    generation: int
+    partition: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,11 @@ class Envelope:
     detail: str
     slice_key: str
     first_failed_at: datetime
+
+    @property
+    def origin(self) -> Origin:
+        """The record's identity."""
+        return Origin(self.topic, self.generation, self.partition, self.offset)
 
     def headers(self) -> list[Header]:
         """The headers, all as text in UTF-8."""
@@ -83,3 +98,52 @@ def wrapped(envelope: Envelope, headers: Iterable[Header]) -> list[Header]:
 def unwrapped(headers: Iterable[Header]) -> Sequence[Header]:
     """The record's own headers."""
     return [header for header in headers if not header[0].startswith(PREFIX)]
+
+
+def opened(headers: Iterable[Header]) -> Envelope | None:
+    """The envelope of a record on a DLQ topic; None where one is missing or cannot be believed.
+
+    Of several headers of one name the last counts.
+    """
+    text = {name: (value or b"").decode("utf-8", "replace") for name, value in headers if name.startswith(PREFIX)}
+    topic, numbers = text.get(ORIGIN_TOPIC), _numbers(text)
+    if not topic or numbers is None:
+        return None
+    generation, partition, offset, timestamp, attempt = numbers
+    return Envelope(
+        topic=topic,
+        generation=generation,
+        partition=partition,
+        offset=offset,
+        timestamp=timestamp,
+        attempt=attempt,
+        reason=text.get(REASON, ""),
+        detail=text.get(DETAIL, ""),
+        slice_key=text.get(SLICE, ""),
+        first_failed_at=_moment(text.get(FIRST_FAILED_AT, "")),
+    )
+
+
+def _numbers(text: Mapping[str, str]) -> tuple[int, int, int, int, int] | None:
+    """Generation, partition, offset, timestamp and attempt; None unless all are there and in their ranges."""
+    least = {ORIGIN_GENERATION: 0, ORIGIN_PARTITION: 0, ORIGIN_OFFSET: 0, ORIGIN_TIMESTAMP: None, ATTEMPT: 1}
+    found = []
+    for name, lowest in least.items():
+        try:
+            number = int(text.get(name, ""))
+        except ValueError:
+            return None
+        if lowest is not None and number < lowest:
+            return None
+        found.append(number)
+    generation, partition, offset, timestamp, attempt = found
+    return generation, partition, offset, timestamp, attempt
+
+
+def _moment(text: str) -> datetime:
+    """The moment; the beginning of 1970 where it cannot be read: nothing is decided by it."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

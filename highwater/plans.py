@@ -1,7 +1,7 @@
-"""What the ledger knows of a topic, as values: its generations, its losses, and how far it is planned.
+"""What the ledger knows of a topic, as values: its generations, its losses, how far it is planned, what was published.
 
-What belongs here: `Generation`, `Loss`, `Planned`, `Publication`. What does not: storing them (`resources.ledger`) or
-deciding by them (`orchestration.planning`).
+What belongs here: the values. What does not: storing them (`resources.ledger`) or deciding by them
+(`orchestration.planning`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from highwater.envelope import Origin
 from highwater.history import Recorded
 from highwater.slices import OffsetRange, Slice
 
@@ -167,3 +168,20 @@ class Publication:
     attempt: int
     sent: int
     published_at: datetime
+
+
+@dataclass(frozen=True)
+class Discard:
+    """A parked record that a person gave up: the end of its origin.
+
+    Args:
+        origin: the record's identity.
+        reason: why, in the person's words.
+        discarded_by: the person's name.
+        discarded_at: when, in UTC.
+    """
+
+    origin: Origin
+    reason: str
+    discarded_by: str
+    discarded_at: datetime

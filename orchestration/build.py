@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from orchestration.checks import stream_checks
-from orchestration.jobs import acceptance_jobs, slice_job
+from orchestration.jobs import acceptance_jobs, parked_jobs, slice_job
 from orchestration.observation import topic_asset
 from orchestration.resources import default_resources
 from orchestration.schedules import hourly
@@ -65,7 +65,7 @@ def _stream_defs(stream: Stream, *, running: bool) -> dg.Definitions:
     return dg.Definitions(
         assets=[topic_asset(stream), *table_assets(stream)],
         asset_checks=stream_checks(stream),
-        jobs=[job, *acceptance_jobs(stream)],
+        jobs=[job, *acceptance_jobs(stream), *parked_jobs(stream)],
         sensors=stream_sensors(stream, job, running=running),
         schedules=[hourly(stream, job)],
     )

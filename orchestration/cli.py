@@ -1,14 +1,10 @@
 """The command `highwater`: what a person or a script asks of planning.
 
 What belongs here: arguments, output, exit status. What does not: any decision.
-
-Exit status: 0 done; 2 an error that a person has to mend, or wrong arguments; 75 a dependency is away (EX_TEMPFAIL of
-sysexits.h), so that a script may try again.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -17,31 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from highwater.errors import ConfigurationError, HighwaterError, TemporaryError
+from highwater.errors import HighwaterError
 from highwater.settings import Settings
+from orchestration.cli_parked import discard_parked, redrive_parked
+from orchestration.cli_tracing import explain, locate
+from orchestration.terminal import (
+    Deployment,
+    as_json_option,
+    deployment_of,
+    error_plain,
+    exit_status,
+    print_json,
+    print_lines,
+    print_table,
+    told,
+)
 
 if TYPE_CHECKING:
-    from highwater.declaration import Stream
     from highwater.slices import Slice
-    from resources.kafka import Kafka
-    from resources.lake import Lake
-    from resources.ledger import Ledger
-
-PERMANENT = 2
-TEMPORARY = 75
-
-
-def exit_status(error: HighwaterError) -> int:
-    """The exit status that an error ends the command with."""
-    return TEMPORARY if isinstance(error, TemporaryError) else PERMANENT
-
-
-def told(error: HighwaterError) -> str:
-    """An error as a person reads it, one value a line."""
-    lines = [f"error: {error.problem}"]
-    lines += [f"  stored: {error.stored}"] if error.stored is not None else []
-    lines += [f"  found:  {error.found}"] if error.found is not None else []
-    return "\n".join([*lines, f"  remedy: {error.remedy}"])
 
 
 class _Group(click.Group):
@@ -53,59 +42,6 @@ class _Group(click.Group):
         except HighwaterError as error:
             click.echo(told(error), err=True)
             ctx.exit(exit_status(error))
-
-
-class Deployment:
-    """The connections of this process's settings, opened when they are asked for.
-
-    Args:
-        settings: where everything is.
-        declarations: the folder of the declared streams; the shipped one if None.
-    """
-
-    def __init__(self, settings: Settings, declarations: Path | None = None) -> None:
-        self._settings = settings
-        self._declarations = declarations
-
-    def streams(self) -> dict[str, Stream]:
-        """The declared streams by name."""
-        from assets.streams import load_streams
-
-        return load_streams() if self._declarations is None else load_streams(self._declarations)
-
-    def stream(self, name: str) -> Stream:
-        """One declared stream.
-
-        Raises:
-            ConfigurationError: none is declared under that name.
-        """
-        streams = self.streams()
-        if name not in streams:
-            raise ConfigurationError(
-                f"no stream is named {name!r}",
-                found=f"declared are {', '.join(sorted(streams)) or 'none'}",
-                remedy="name one of them, or declare it in assets/streams/",
-            )
-        return streams[name]
-
-    def ledger(self) -> Ledger:
-        from resources.ledger import Ledger
-
-        return Ledger(self._settings.ledger_url)
-
-    def kafka(self) -> Kafka:
-        from resources.kafka import Kafka
-
-        return Kafka(self._settings.kafka_bootstrap, self._settings.kafka_config)
-
-    def lake(self) -> Lake:
-        from resources.lake import Lake
-
-        return Lake(self._settings.lake)
-
-
-_deployment = click.make_pass_decorator(Deployment)
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -129,8 +65,8 @@ def main(context: click.Context, declarations: Path | None) -> None:
 @main.command()
 @click.argument("stream")
 @click.option("--commit", is_flag=True, help="Record the plan in the ledger; without it nothing is recorded.")
-@_as_json
-@_deployment
+@as_json_option
+@deployment_of
 def plan(deployment: Deployment, stream: str, commit: bool, as_json: bool) -> None:  # noqa: FBT001 - click's flags
     """Cut what is new in STREAM's topic into slices; a dry run unless --commit is given."""
     from orchestration.planning import Planner
@@ -138,19 +74,19 @@ def plan(deployment: Deployment, stream: str, commit: bool, as_json: bool) -> No
     declared = deployment.stream(stream)
     tick = Planner(deployment.ledger(), deployment.kafka()).tick(declared, datetime.now(UTC), dry=not commit)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "stream": stream,
                 "recorded": commit,
                 "slices": [_slice_plain(piece) for piece in tick.slices],
                 "lag": tick.lag,
                 "skipped": {str(p): why for p, why in tick.skipped.items()},
-                "errors": {str(p): _error_plain(error) for p, error in tick.errors.items()},
+                "errors": {str(p): error_plain(error) for p, error in tick.errors.items()},
             }
         )
     else:
         lines = tick.lines if commit else [*tick.lines, "a dry run: nothing was recorded; add --commit"]
-        _print_lines(lines)
+        print_lines(lines)
     for error in tick.errors.values():
         raise error
 
@@ -160,8 +96,8 @@ def plan(deployment: Deployment, stream: str, commit: bool, as_json: bool) -> No
 @click.option("--topic", help="Only slices of this topic.")
 @click.option("--after", help="Only slices planned after the one with this key.")
 @click.option("--last", "newest", type=click.IntRange(min=1), default=20, show_default=True, help="The newest so many.")
-@_as_json
-@_deployment
+@as_json_option
+@deployment_of
 def slices(
     deployment: Deployment,
     stream: str,
@@ -174,19 +110,19 @@ def slices(
     declared = deployment.stream(stream)
     found = deployment.ledger().slices(declared.name, topic, after=after, newest=newest)
     if as_json:
-        _print_json([_slice_plain(piece) for piece in found])
+        print_json([_slice_plain(piece) for piece in found])
         return
     rows = [
         [piece.key, piece.generation, f"{piece.planned_at:%Y-%m-%d %H:%M:%S}", f"{piece.offsets:,}", _ranges(piece)]
         for piece in found
     ]
-    _print_table(["slice", "generation", "planned at (UTC)", "offsets", "ranges"], rows)
+    print_table(["slice", "generation", "planned at (UTC)", "offsets", "ranges"], rows)
 
 
 def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
     """What both commands of acceptance take."""
     for option in (
-        _as_json,
+        as_json_option,
         click.option("--topic", help="The tier that is meant, instead of the main topic."),
         click.option("--by", help="Who accepts it; goes into the record. Needed with --yes."),
         click.option("--dry-run", "dry", is_flag=True, help="Only show what would be recorded; the default."),
@@ -202,7 +138,7 @@ def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @main.command("accept-loss")
 @_acceptance_options
-@_deployment
+@deployment_of
 def accept_loss(deployment: Deployment, /, **asked: Any) -> None:
     """Accept that offsets of STREAM's topic are gone, so that planning goes on behind them.
 
@@ -213,7 +149,7 @@ def accept_loss(deployment: Deployment, /, **asked: Any) -> None:
 
 @main.command("accept-divergence")
 @_acceptance_options
-@_deployment
+@deployment_of
 def accept_divergence(deployment: Deployment, /, **asked: Any) -> None:
     """Accept that other records stand under planned offsets of STREAM's topic than before.
 
@@ -255,18 +191,18 @@ def _accept(
         divergence=divergence,
     )
     if as_json:
-        _print_json({"stream": stream, "recorded": sure and not found.nothing, "lines": found.lines})
+        print_json({"stream": stream, "recorded": sure and not found.nothing, "lines": found.lines})
         return
     if found.nothing:
-        _print_lines([f"nothing of {stream} is lost: there is nothing to accept"])
+        print_lines([f"nothing of {stream} is lost: there is nothing to accept"])
         return
-    _print_lines([*found.lines, "recorded" if sure else "a dry run: nothing was recorded; add --yes --by NAME"])
+    print_lines([*found.lines, "recorded" if sure else "a dry run: nothing was recorded; add --yes --by NAME"])
 
 
 @main.command()
 @click.argument("streams", nargs=-1)
-@_as_json
-@_deployment
+@as_json_option
+@deployment_of
 def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> None:  # noqa: FBT001 - click's flag
     """Show how far the topics are planned, for the named STREAMS or all."""
     from orchestration.plan_status import StreamStatus, stream_status
@@ -276,12 +212,12 @@ def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> Non
     counts = ledger.counts()
     found: list[StreamStatus] = [stream_status(ledger, kafka, stream, counts) for stream in declared]
     if as_json:
-        _print_json([one.to_plain() for one in found])
+        print_json([one.to_plain() for one in found])
     else:
         for one in found:
-            _print_lines(one.lines)
+            print_lines(one.lines)
             if one.partitions:
-                _print_table(*one.table)
+                print_table(*one.table)
     errors = [error for one in found for error in one.errors]
     if errors:
         # What a person has to mend comes before what mends itself.
@@ -301,36 +237,14 @@ def _slice_plain(piece: Slice) -> dict[str, Any]:
     }
 
 
-def _error_plain(error: HighwaterError) -> dict[str, Any]:
-    values = {"problem": error.problem, "stored": error.stored, "found": error.found, "remedy": error.remedy}
-    return {"error": type(error).__name__, **{name: value for name, value in values.items() if value is not None}}
-
-
 def _ranges(piece: Slice, most: int = 4) -> str:
     filled = [f"{p}: [{r.start}, {r.end})" for p, r in sorted(piece.ranges.items()) if len(r)]
     more = [f"and {len(filled) - most} more"] if len(filled) > most else []
     return " ".join([*filled[:most], *more])
 
 
-def _print_json(plain: object) -> None:
-    click.echo(json.dumps(plain, indent=2))
-
-
-def _print_lines(lines: Sequence[str]) -> None:
-    for line in lines:
-        click.echo(line)
-
-
-def _print_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as their widest value; numbers to the right."""
-    cells = [[str(value) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    for line in [list(names), *cells]:
-        click.echo("  ".join(_padded(text, width) for text, width in zip(line, widths, strict=True)).rstrip())
-
-
-def _padded(text: str, width: int) -> str:
-    return text.rjust(width) if text.replace(",", "").isdigit() else text.ljust(width)
+for _command in (explain, locate, redrive_parked, discard_parked):
+    main.add_command(_command)
 
 
 if __name__ == "__main__":

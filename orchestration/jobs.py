@@ -1,9 +1,12 @@
-"""The jobs of a stream: one takes slices through all of its tables, two record what an operator accepts.
+"""The jobs of a stream: one takes slices through all of its tables, the others do what an operator decides.
 
-What belongs here: the jobs. What does not: when they run, or what an acceptance comes to (`orchestration.acceptance`).
+What belongs here: the jobs. What does not: when they run, or what comes of a decision (`orchestration.acceptance`,
+`orchestration.parked`).
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -42,22 +45,49 @@ _ASKED: dict[str, Any] = {
 
 def acceptance_jobs(stream: "Stream") -> list[dg.JobDefinition]:
     """`<stream>_accept_loss` and `<stream>_accept_divergence`: the commands of the same names, in the UI."""
-    return [_acceptance_job(stream, "accept_loss"), _acceptance_job(stream, "accept_divergence")]
+    return [
+        _operators_job(stream, "accept_loss", _ASKED, partial(_accept, divergence=False)),
+        _operators_job(stream, "accept_divergence", _ASKED, partial(_accept, divergence=True)),
+    ]
 
 
-def _acceptance_job(stream: "Stream", name: str) -> dg.JobDefinition:
+_MEANT: dict[str, Any] = {
+    "record": dg.Field(bool, default_value=False, description="Do it; without it only what would be done is shown."),
+    "by": dg.Field(str, default_value="", description="Who decides it; goes into the record."),
+    "reasons": dg.Field([str], default_value=[], description="Only what was rejected for these reasons; all if empty."),
+    "slices": dg.Field([str], default_value=[], description="Only what these slices rejected; all if empty."),
+    "keys": dg.Field([str], default_value=[], description="Only records with these keys; all if empty."),
+    "since": dg.Field(str, default_value="", description="Parked at this moment or later: ISO 8601, UTC."),
+    "until": dg.Field(str, default_value="", description="Parked before this moment: ISO 8601, UTC."),
+    "most": dg.Field(int, default_value=0, description="The oldest so many of those that are meant; all if 0."),
+}
+_BECAUSE = {"because": dg.Field(str, default_value="", description="Why they are given up; goes into the record.")}
+
+
+def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
+    """`<stream>_redrive_parked` and `<stream>_discard_parked`: the commands of the same names, in the UI."""
+    return [
+        _operators_job(stream, "redrive_parked", _MEANT, _settle_parked),
+        _operators_job(stream, "discard_parked", {**_MEANT, **_BECAUSE}, _settle_parked),
+    ]
+
+
+def _operators_job(
+    stream: "Stream", name: str, asked: dict[str, Any], act: Callable[[dg.OpExecutionContext, "Stream"], None]
+) -> dg.JobDefinition:
+    """A job of one op that does what the command of its name does."""
     about = f"`highwater {name.replace('_', '-')} {stream.name}` as a run; a dry run unless `record` is set."
 
     @dg.op(
         name=f"{stream.name}_{name}_op",
         description=about,
-        config_schema=_ASKED,
+        config_schema=asked,
         required_resource_keys={"kafka", "ledger", "lake"},
         out=dg.Out(dg.Nothing),
     )
-    def accept(context: dg.OpExecutionContext) -> None:
+    def decide(context: dg.OpExecutionContext) -> None:
         with told_to_dagster(context.retry_number, lambda: None):
-            _accept(context, stream, divergence=name == "accept_divergence")
+            act(context, stream)
 
     @dg.job(
         name=f"{stream.name}_{name}",
@@ -66,9 +96,41 @@ def _acceptance_job(stream: "Stream", name: str) -> dg.JobDefinition:
         tags={STREAM_TAG: stream.name},
     )
     def job() -> None:
-        accept()
+        decide()
 
     return job
+
+
+def _settle_parked(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from orchestration import parked
+
+    asked = context.op_config
+    choice = parked.Choice(
+        asked["reasons"], asked["slices"], asked["keys"], _moment(asked["since"]), _moment(asked["until"])
+    )
+    found = parked.act(
+        context.resources.ledger.open(),
+        context.resources.kafka.open(),
+        context.resources.lake.open(),
+        stream,
+        parked.Asked(choice, asked["most"] or None, asked["record"], asked["by"], asked.get("because")),
+        context.log.info,
+    )
+    names, rows = found.table
+    for row in rows:
+        context.log.info(", ".join(f"{name} {value}" for name, value in zip(names, row, strict=True)))
+
+
+def _moment(text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(
+            "a moment cannot be read", found=text, remedy="write it as 2026-03-01 or 2026-03-01T10:00:00"
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _accept(context: dg.OpExecutionContext, stream: "Stream", *, divergence: bool) -> None:

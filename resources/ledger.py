@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import and_, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
+from highwater.envelope import Origin
 from highwater.errors import HighwaterError, UnknownSliceError
 from highwater.history import Fingerprint
-from highwater.plans import Generation, Loss, Planned, Publication, starts_from_plain
+from highwater.plans import Discard, Generation, Loss, Planned, Publication, starts_from_plain
 from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
 from resources import ledger_schema as schema
 from resources.leases import Lease, leased
@@ -167,6 +168,14 @@ class Ledger:
         )
         return query.where(later)
 
+    def holding(self, stream: str, topic: str, partition: int, offset: int) -> list[Slice]:
+        """The slices that hold an offset, one for each generation that planned it, oldest first."""
+        table = schema.slices
+        start, end = (table.c.ranges[str(partition), at].as_integer() for at in (0, 1))
+        query = select(table).where(table.c.stream == stream, table.c.topic == topic, start <= offset, end > offset)
+        with self._reading() as connection:
+            return [_slice(row) for row in connection.execute(query.order_by(table.c.ordinal))]
+
     def last(self, stream: str, topic: str) -> Slice | None:
         """The newest slice of a topic, of whatever generation; found by index."""
         with self._reading() as connection:
@@ -308,6 +317,25 @@ class Ledger:
                 return
             if connection.execute(select(table.c.attempt).where(table.c.slice_key == key)).first() is None:
                 connection.execute(insert(table).values(slice_key=key, **values))
+
+    # Discards
+
+    def discard(self, stream: str, discards: Sequence[Discard]) -> int:
+        """Keep that a person gave records up; returns how many were not given up before, whose first reason stays."""
+        table = schema.discards
+        known = {discard.origin for discard in self.discards(stream)}
+        fresh = {discard.origin: discard for discard in discards if discard.origin not in known}
+        if fresh:
+            with self._writing() as connection:
+                connection.execute(insert(table), [_discard_row(stream, discard) for discard in fresh.values()])
+        return len(fresh)
+
+    def discards(self, stream: str) -> list[Discard]:
+        """What was given up of a stream, oldest first."""
+        table = schema.discards
+        query = select(table).where(table.c.stream == stream).order_by(table.c.discarded_at)
+        with self._reading() as connection:
+            return [_discard(row) for row in connection.execute(query)]
 
     # Leases
 
@@ -458,3 +486,18 @@ def _loss(row: Row[Any]) -> Loss:
         accepted_by=row.accepted_by,
         recorded_at=row.recorded_at,
     )
+
+
+def _discard_row(stream: str, discard: Discard) -> dict[str, Any]:
+    return {
+        "stream": stream,
+        **{f"origin_{name}": value for name, value in discard.origin._asdict().items()},
+        "reason": discard.reason,
+        "discarded_by": discard.discarded_by,
+        "discarded_at": discard.discarded_at,
+    }
+
+
+def _discard(row: Row[Any]) -> Discard:
+    origin = Origin(row.origin_topic, row.origin_generation, row.origin_partition, row.origin_offset)
+    return Discard(origin, row.reason, row.discarded_by, row.discarded_at)

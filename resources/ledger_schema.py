@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 
-VERSION = 2
+VERSION = 3
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 _WRITES = "highwater_writes"
@@ -102,6 +102,19 @@ publications = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("sent", sa.BigInteger, nullable=False),
     sa.Column("published_at", Utc, nullable=False),
+)
+
+discards = sa.Table(
+    "discards",
+    metadata,
+    sa.Column("stream", sa.String(249), primary_key=True),
+    sa.Column("origin_topic", sa.String(249), primary_key=True),
+    sa.Column("origin_generation", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("origin_partition", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("origin_offset", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("discarded_by", sa.String(249), nullable=False),
+    sa.Column("discarded_at", Utc, nullable=False),
 )
 
 leases = sa.Table(

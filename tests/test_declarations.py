@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from assets.streams import load_streams
 from assets.streams.orders import STREAM as ORDERS
 from highwater.errors import DeclarationError
-from orchestration.cli import PERMANENT, main
+from orchestration.cli import main
+from orchestration.terminal import PERMANENT
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,9 +13,13 @@ import pytest
 
 from dev.processes import wait_until
 from highwater import envelope
+from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, OffsetsExpiredError
+from highwater.plans import Discard
 from highwater.routing import due_after, named
 from orchestration.acceptance import accept_loss, never_read
+from orchestration.explaining import explain
+from orchestration.locating import locate
 from orchestration.plan_status import stream_status
 from orchestration.retries import plan_tier
 from tests.support import Bench, Message, customers, order_message
@@ -35,12 +39,12 @@ def retried(bench: Bench) -> Bench:
     return bench
 
 
-def published(bench: Bench, topic: str) -> list[tuple[int, bytes | None, bytes | None, Headers]]:
+def published(bootstrap: str, topic: str) -> list[tuple[int, bytes | None, bytes | None, Headers]]:
     """What a reader that knows nothing of ours finds in a topic: partition, key, value, headers."""
     from confluent_kafka import Consumer, TopicPartition
 
     settings = {"group.id": "foreign", "isolation.level": "read_committed", "enable.partition.eof": True}
-    consumer = Consumer({"bootstrap.servers": bench.bootstrap, "auto.offset.reset": "earliest", **settings})
+    consumer = Consumer({"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", **settings})
     partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
     found: list[tuple[int, bytes | None, bytes | None, Headers]] = []
@@ -77,13 +81,13 @@ def test_the_story_of_a_late_customer(retried: Bench) -> None:
     bench.send(order_message("o1", 1, customer_id="late"), order_message("o1", 2), Message(b"o2", b"garbled", 1))
     main = bench.plan(0, p0=(0, 2), p1=(0, 1))
     bench.materialise(main)
-    [(partition, key, value, headers)] = published(bench, f"{topic}.dlq.1")
+    [(partition, key, value, headers)] = published(bench.bootstrap, f"{topic}.dlq.1")
     assert (partition, key) == (0, b"o1")
     assert json.loads(value or b"")["version"] == 1
     told = dict(headers)
     assert told[envelope.ORIGIN_TOPIC] == topic.encode()
     assert (told[envelope.ORIGIN_OFFSET], told[envelope.ATTEMPT]) == (b"0", b"1")
-    assert [(p, v) for p, _, v, _ in published(bench, f"{topic}.parked")] == [(1, b"garbled")]
+    assert [(p, v) for p, _, v, _ in published(bench.bootstrap, f"{topic}.parked")] == [(1, b"garbled")]
     assert bench.current()["o1"]["version"] == 2
 
     customers(bench.lake, ["c1", "late"])
@@ -95,6 +99,39 @@ def test_the_story_of_a_late_customer(retried: Bench) -> None:
     assert (late["origin_topic"], late["version"], late["retries"]) == (topic, 1, 1)
     winner = bench.current()["o1"]
     assert (winner["version"], winner["updated_by_slice"]) == (2, main.key)
+    see_located(bench, main, piece)
+    see_explained(bench, main)
+
+
+def see_located(bench: Bench, main: Slice, retried: Slice) -> None:
+    """Every record can be followed to its end, from each topic that it was on."""
+    topic, parked = bench.stream.topic, bench.stream.parked_topic
+    asked = [(topic, 0, 0), (topic, 0, 1), (topic, 1, 0), (retried.topic, 0, 0), (retried.topic, 0, 1), (parked, 1, 0)]
+    ends = {
+        place: locate(bench.ledger, bench.kafka, bench.lake, bench.stream, *place)[0]
+        for place in (*asked, (topic, 2, 9))
+    }
+    assert [ends[place].end for place in asked] == ["accepted", "accepted", "parked", "accepted", "gap", "parked"]
+    late = ends[topic, 0, 0]
+    assert late.origin == ends[retried.topic, 0, 0].origin == Origin(topic, 0, 0, 0)
+    assert late.text == f"in events of {retried.key}, attempt 1, retries 1"
+    assert late.piece == main
+    assert [fact.split(" (")[0] for fact in late.facts] == [f"rejected by {main.key} as unresolved"]
+    assert (late.row or {})["key"] == "o1"
+    assert ends[parked, 1, 0].origin == ends[topic, 1, 0].origin == Origin(topic, 0, 1, 0)
+    assert (ends[topic, 2, 9].end, "no such offset yet" in ends[topic, 2, 9].text) == ("unplanned", True)
+    bench.ledger.discard("orders", [Discard(Origin(topic, 0, 1, 0), "garbage", "ann", datetime.now(UTC))])
+    assert locate(bench.ledger, bench.kafka, bench.lake, bench.stream, parked, 1, 0)[0].end == "discarded"
+
+
+def see_explained(bench: Bench, piece: Slice) -> None:
+    found = explain(bench.ledger, bench.lake, bench.stream, piece.key, None)
+    assert found.lines[-1] == "whole"
+    rows = {one.table: one.rows for one in found.commits}
+    assert rows == {"raw": 3, "events": 1, "rejects": 2, "dlq": 2, "current": None}
+    assert found.publication is not None
+    assert found.publication.sent == 2
+    assert found.to_plain()["ranges"] == {"0": [0, 2], "1": [0, 1]}
 
 
 def test_who_stays_unresolved_goes_through_the_tiers_and_is_parked(retried: Bench) -> None:
@@ -108,7 +145,7 @@ def test_who_stays_unresolved_goes_through_the_tiers_and_is_parked(retried: Benc
     [second] = due(bench, 2)
     bench.materialise(second)
     names = [f"{topic}.dlq.1", f"{topic}.dlq.2", f"{topic}.parked"]
-    found = [published(bench, name) for name in names]
+    found = [published(bench.bootstrap, name) for name in names]
     assert [len(records) for records in found] == [1, 1, 1]
     assert [records[0][3][:2] for records in found] == [sent.headers] * 3, "untouched"
     assert [Counter(name for name, _ in records[0][3]).total() for records in found] == [12] * 3, "they do not grow"
@@ -130,7 +167,7 @@ def test_publishing_again_sends_nothing(retried: Bench) -> None:
     piece = bench.plan(0, p0=(0, 4), p1=(0, 4), p2=(0, 4))
     for _ in range(2):
         bench.materialise(piece)
-    found = published(bench, bench.stream.tier_topics[0])
+    found = published(bench.bootstrap, bench.stream.tier_topics[0])
     assert Counter(key for _, key, _, _ in found) == Counter({f"o{n}".encode(): 1 for n in range(12)})
     assert {(p, (key or b"")[1:]) for p, key, _, _ in found} == {(n % 3, str(n).encode()) for n in range(12)}
 
@@ -149,7 +186,7 @@ def test_what_was_published_is_left_to_the_dlq(retried: Bench) -> None:
     bench.materialise(piece)
     bench.materialise(main)
     assert ends(bench, "events") == Counter({(main.key, 1): 1, (piece.key, 0): 1})
-    assert len(published(bench, bench.stream.tier_topics[0])) == 1
+    assert len(published(bench.bootstrap, bench.stream.tier_topics[0])) == 1
 
 
 def test_a_copy_of_what_was_accepted_is_superseded(retried: Bench) -> None:
@@ -157,7 +194,7 @@ def test_a_copy_of_what_was_accepted_is_superseded(retried: Bench) -> None:
     bench = retried
     bench.send(order_message("o1", 1, customer_id="late"))
     bench.materialise(bench.plan(0, p0=(0, 1)))
-    [(_, key, value, headers)] = published(bench, bench.stream.tier_topics[0])
+    [(_, key, value, headers)] = published(bench.bootstrap, bench.stream.tier_topics[0])
     customers(bench.lake, ["c1", "late"])
     again = Message(key, value, 0, [*headers])
     bench.materialise(*due(bench))
@@ -174,7 +211,7 @@ def test_of_several_corrections_in_one_slice_the_first_that_is_right_counts(retr
     bench = retried
     bench.send(order_message("o1", 1, amount="twelve"))
     bench.materialise(bench.plan(0, p0=(0, 1)))
-    [(_, key, _, headers)] = published(bench, bench.stream.parked_topic)
+    [(_, key, _, headers)] = published(bench.bootstrap, bench.stream.parked_topic)
     corrected = Message(key, order_message("o1", 1).value, 0, [*headers])
     wrong = Message(key, order_message("o1", 1, amount="ten").value, 0, [*headers])
     tier = replace(bench, stream=replace(bench.stream, topic=bench.stream.tier_topics[0]))
@@ -202,7 +239,7 @@ def test_a_record_whose_envelope_is_wrong_is_parked_under_its_own_place(retried:
     bench = retried
     bench.send(order_message("o1", 1, customer_id="late"))
     bench.materialise(bench.plan(0, p0=(0, 1)))
-    [(_, _, _, headers)] = published(bench, bench.stream.tier_topics[0])
+    [(_, _, _, headers)] = published(bench.bootstrap, bench.stream.tier_topics[0])
     tier = replace(bench, stream=replace(bench.stream, topic=bench.stream.tier_topics[0]))
     sound = order_message("o9", 1).value
     for changes in BAD_ENVELOPES.values():
@@ -214,7 +251,7 @@ def test_a_record_whose_envelope_is_wrong_is_parked_under_its_own_place(retried:
     assert len(rows) == len(BAD_ENVELOPES)
     assert {row["origin_topic"] for row in rows} == {tier.stream.topic}
     assert all("header highwater." in row["detail"] for row in rows)
-    assert len(published(bench, bench.stream.parked_topic)) == len(BAD_ENVELOPES)
+    assert len(published(bench.bootstrap, bench.stream.parked_topic)) == len(BAD_ENVELOPES)
 
 
 def test_nothing_is_due_before_its_delay(bench: Bench) -> None:
@@ -266,7 +303,7 @@ def test_a_run_may_take_slices_of_the_topic_and_of_tiers_together(retried: Bench
     bench.send(*[order_message(f"o{n}", 1, customer_id="late") for n in range(3)], order_message("o9", 1))
     main = bench.plan(0, p0=(0, 4))
     bench.materialise(main)
-    sent = published(bench, bench.stream.tier_topics[0])
+    sent = published(bench.bootstrap, bench.stream.tier_topics[0])
     [first] = due(bench)
     tier = replace(bench, stream=replace(bench.stream, topic=bench.stream.tier_topics[0]))
     tier.send(*[Message(key, value, 0, [*headers]) for _, key, value, headers in sent[:2]])

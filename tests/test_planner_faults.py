@@ -21,8 +21,8 @@ from dev.processes import wait_until
 from highwater.declaration import Limits, Start
 from highwater.errors import DependencyAwayError, OffsetsExpiredError, TopicAbsentError, TopicRecreatedError
 from orchestration.acceptance import accept_loss
-from orchestration.cli import PERMANENT, TEMPORARY
 from orchestration.planning import Planner
+from orchestration.terminal import PERMANENT, TEMPORARY
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.ledger import Ledger
 from tests.scene import Scene, offsets

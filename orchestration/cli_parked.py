@@ -1,0 +1,96 @@
+"""Commands for parked records: sending them back to the tiers, and giving them up.
+
+What belongs here: arguments and output. What does not: what is done (`orchestration.parked`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from orchestration.parked import Asked, Choice, Parked, act
+from orchestration.terminal import Deployment, as_json_option, deployment_of, print_json, print_lines, print_table
+
+_MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"])
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """What both commands take."""
+    for option in (
+        as_json_option,
+        click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes."),
+        click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown."),
+        click.option("--limit", "most", type=click.IntRange(min=1), help="The oldest so many of those that are meant."),
+        click.option("--until", type=_MOMENT, help="Parked before this moment, in UTC."),
+        click.option("--since", type=_MOMENT, help="Parked at this moment or later, in UTC."),
+        click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable."),
+        click.option("--slice", "slices", multiple=True, help="Only what this slice rejected; repeatable."),
+        click.option("--reason", "reasons", multiple=True, help="Only what was rejected for this reason; repeatable."),
+        click.argument("stream"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("redrive-parked")
+@_options
+@deployment_of
+def redrive_parked(deployment: Deployment, /, **asked: Any) -> None:
+    """Send parked records of STREAM back to its first tier, for one more try each.
+
+    As often as wanted: a record keeps its origin, and is accepted once.
+    """
+    _act(deployment, because=None, **asked)
+
+
+@click.command("discard-parked")
+@_options
+@click.option("--because", default="", help="Why they are given up; goes into the record. Needed with --yes.")
+@deployment_of
+def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
+    """Give parked records of STREAM up, with your name and the reason kept in the ledger."""
+    _act(deployment, **asked)
+
+
+def _act(
+    deployment: Deployment,
+    *,
+    stream: str,
+    since: datetime | None,
+    until: datetime | None,
+    as_json: bool,
+    reasons: tuple[str, ...],
+    slices: tuple[str, ...],
+    keys: tuple[str, ...],
+    **asked: Any,
+) -> None:
+    if asked["sure"] and not asked["by"]:
+        raise click.UsageError("--yes needs --by NAME: a person decides it")
+    choice = Choice(reasons, slices, keys, _in_utc(since), _in_utc(until))
+    lines: list[str] = []
+    found = act(
+        deployment.ledger(),
+        deployment.kafka(),
+        deployment.lake(),
+        deployment.stream(stream),
+        Asked(choice, **asked),
+        lines.append,
+    )
+    if as_json:
+        print_json({"stream": stream, "done": asked["sure"], "lines": lines, "meant": _plain(found)})
+        return
+    print_lines(lines[: len(found.lines)])
+    if found.waiting:
+        print_table(*found.table)
+    print_lines(lines[len(found.lines) :] if asked["sure"] else ["a dry run: nothing was done; add --yes --by NAME"])
+
+
+def _in_utc(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.replace(tzinfo=UTC)
+
+
+def _plain(found: Parked) -> list[dict[str, Any]]:
+    return [{"origin": origin._asdict(), **vars(one)} for origin, one in sorted(found.waiting.items())]

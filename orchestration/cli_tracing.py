@@ -1,0 +1,77 @@
+"""Commands that follow one slice or one record: `explain` and `locate`.
+
+What belongs here: arguments and output. What does not: what is gathered (`orchestration.explaining`,
+`orchestration.locating`).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestration.terminal import Deployment, as_json_option, deployment_of, print_json, print_lines, print_table
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+
+@click.command()
+@click.argument("slice_key", metavar="SLICE")
+@as_json_option
+@deployment_of
+def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # noqa: FBT001 - click's flag
+    """Tell all that is known of SLICE: plan, commits, publication, and with DAGSTER_HOME set its runs and checks."""
+    from highwater.slices import SliceKey
+    from orchestration.explaining import explain as gather
+    from orchestration.locating import stream_of
+
+    stream = stream_of(deployment.streams().values(), SliceKey.parse(slice_key).topic)
+    with _instance() as instance:
+        found = gather(deployment.ledger(), deployment.lake(), stream, slice_key, instance)
+    if as_json:
+        print_json(found.to_plain())
+        return
+    print_lines(found.lines)
+    for names, rows in found.tables:
+        click.echo()
+        print_table(names, rows)
+
+
+def _instance() -> AbstractContextManager[dg.DagsterInstance | None]:
+    if not os.environ.get("DAGSTER_HOME"):
+        return nullcontext(None)
+    import dagster as dg
+
+    return dg.DagsterInstance.get()
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(min=0))
+@click.argument("offset", type=click.IntRange(min=0))
+@as_json_option
+@deployment_of
+def locate(
+    deployment: Deployment,
+    topic: str,
+    partition: int,
+    offset: int,
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """Follow the record at OFFSET of PARTITION of TOPIC: its slice, its row in raw, and how its origin ended.
+
+    TOPIC is a main topic, a tier or a parked topic.
+    """
+    from orchestration.locating import locate as follow
+    from orchestration.locating import stream_of
+
+    stream = stream_of(deployment.streams().values(), topic)
+    found = follow(deployment.ledger(), deployment.kafka(), deployment.lake(), stream, topic, partition, offset)
+    if as_json:
+        print_json([one.to_plain() for one in found])
+        return
+    for one in found:
+        print_lines(one.lines)

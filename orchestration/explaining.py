@@ -1,0 +1,230 @@
+"""One slice explained: its plan, what each table committed of it, what was published, its runs and checks.
+
+What belongs here: gathering what ledger, lake and Dagster hold of one slice, without a JVM. What does not: judging it
+(`orchestration.verdicts`), or printing (`orchestration.cli_tracing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from highwater.plans import left_to_read
+from highwater.slices import ranges_to_plain
+from orchestration.standing import attempts
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from highwater.declaration import Stream
+    from highwater.plans import Loss, Publication
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+    from resources.lake import Lake, Size
+    from resources.ledger import Ledger
+
+TABLES = ("raw", "events", "rejects", "dlq")
+MOST_RUNS = 10
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What stands of the slice in one table; None where nothing does."""
+
+    table: str
+    attempt: int | None
+    rows: int | None = None
+    bytes: int | None = None
+    counts: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that worked on the slice."""
+
+    run: str
+    status: str
+    began: datetime | None
+    purpose: str
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What is known of a slice.
+
+    Args:
+        piece: its plan.
+        lost: recorded losses within its ranges.
+        commits: in the order of the tables.
+        publication: what was sent of its rejects; None if nothing was.
+        undone: the tables that do not follow the slice's decision yet; empty when it is whole.
+        runs: the newest first; None where Dagster was not asked.
+        checks: name and status of each check's last execution; None where Dagster was not asked.
+    """
+
+    piece: Slice
+    lost: Sequence[Loss]
+    commits: Sequence[Commit]
+    publication: Publication | None
+    undone: Sequence[str]
+    runs: Sequence[Run] | None = None
+    checks: Mapping[str, str] | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """The slice in sentences, without its tables."""
+        piece = self.piece
+        lag = "" if piece.lag is None else f", {piece.lag:,} offsets waited behind it"
+        lines = [
+            f"{piece.key}: stream {piece.stream}, topic {piece.topic}, generation {piece.generation}",
+            f"planned {piece.planned_at:%Y-%m-%d %H:%M:%S} UTC, {piece.offsets:,} offsets{lag}",
+        ]
+        lines += [f"lost: partition {loss.partition} {_range(loss)}: {loss.reason}" for loss in self.lost]
+        if self.publication is not None:
+            sent = self.publication
+            lines.append(
+                f"published: {sent.sent:,} rejects of attempt {sent.attempt}, {sent.published_at:%Y-%m-%d %H:%M}"
+            )
+        lines.append("whole" if not self.undone else f"not whole: {', '.join(self.undone)} still to be written")
+        return lines
+
+    @property
+    def tables(self) -> list[tuple[list[str], list[list[str]]]]:
+        """Ranges, commits, runs and checks as names of columns and rows."""
+        found = [(["partition", "start", "end", "leader epoch"], self._ranges), (_COMMITS, self._commits)]
+        if self.runs:
+            rows = [
+                [r.run, r.status, "" if r.began is None else f"{r.began:%Y-%m-%d %H:%M:%S}", r.purpose]
+                for r in self.runs
+            ]
+            found.append((["run", "status", "began (UTC)", "asked by"], rows))
+        if self.checks:
+            found.append((["check", "last execution"], [[name, status] for name, status in self.checks.items()]))
+        return found
+
+    @property
+    def _ranges(self) -> list[list[str]]:
+        epochs = self.piece.epochs
+        return [
+            [str(p), str(r.start), str(r.end), _or_dash(epochs.get(p))] for p, r in sorted(self.piece.ranges.items())
+        ]
+
+    @property
+    def _commits(self) -> list[list[str]]:
+        return [
+            [one.table, *map(_or_dash, (one.attempt, one.rows, one.bytes)), _counts(one.counts)] for one in self.commits
+        ]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        piece = self.piece
+        return {
+            "slice": piece.key,
+            "stream": piece.stream,
+            "topic": piece.topic,
+            "topic_id": piece.topic_id,
+            "generation": piece.generation,
+            "planned_at": piece.planned_at.isoformat(),
+            "lag": piece.lag,
+            "ranges": ranges_to_plain(piece.ranges),
+            "lost": [{"partition": loss.partition, "range": _range(loss), "reason": loss.reason} for loss in self.lost],
+            "commits": [{**vars(one), "counts": dict(one.counts or {})} for one in self.commits],
+            "published": None if self.publication is None else self.publication.sent,
+            "undone": [*self.undone],
+            "runs": None if self.runs is None else [{**vars(r), "began": str(r.began)} for r in self.runs],
+            "checks": None if self.checks is None else dict(self.checks),
+        }
+
+
+_COMMITS = ["table", "attempt", "rows", "bytes", "counts"]
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _counts(counts: Mapping[str, int] | None) -> str:
+    told = {name: count for name, count in (counts or {}).items() if count and not name.endswith("_us")}
+    return ", ".join(f"{name} {count:,}" for name, count in told.items())
+
+
+def _range(loss: Loss) -> str:
+    return f"[{loss.offsets.start}, {loss.offsets.end})"
+
+
+def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.DagsterInstance | None) -> Explained:
+    """Gather what is known of a slice.
+
+    Args:
+        ledger: the plans.
+        lake: the tables.
+        stream: the slice's stream.
+        key: the slice.
+        instance: Dagster's; None where there is none to ask.
+
+    Raises:
+        UnknownSliceError: it was never planned.
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    [piece] = ledger.get([key])
+    proofs = {table: lake.committed(stream.name, table, [key]).get(key) for table in TABLES}
+    sizes = {table: lake.sizes(stream.name, table, [key]).get(key) for table in TABLES}
+    standing = attempts(lake, stream, [key])
+    commits = [_commit(table, proofs[table], sizes[table]) for table in TABLES]
+    lost = [loss for loss in ledger.losses(stream.name) if left_to_read(piece, [loss]) != piece]
+    return Explained(
+        piece=piece,
+        lost=lost,
+        commits=[*commits, Commit("current", standing.current.get(key))],
+        publication=ledger.publications([key]).get(key),
+        undone=standing.lacking(key),
+        runs=None if instance is None else _runs(instance, stream, key),
+        checks=None if instance is None else _checks(instance, stream, key),
+    )
+
+
+def _commit(table: str, proof: Proof | None, size: Size | None) -> Commit:
+    if proof is None:
+        return Commit(table, None)
+    rows = proof.rows if size is None or size.rows is None else size.rows
+    return Commit(table, proof.attempt, rows, None if size is None else size.bytes, proof.counts)
+
+
+def _runs(instance: dg.DagsterInstance, stream: Stream, key: str) -> list[Run]:
+    """The runs that materialised a table of the slice, and those that were asked for it by name."""
+    import dagster as dg
+
+    from orchestration.requests import PARTITION, RANGE_START
+    from orchestration.stream_assets import table_keys
+
+    ids: set[str] = set()
+    for asset in table_keys(stream):
+        asked = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=[key])
+        ids |= {record.run_id for record in instance.fetch_materializations(asked, limit=MOST_RUNS).records}
+    for tag in (PARTITION, RANGE_START):
+        ids |= {run.run_id for run in instance.get_runs(dg.RunsFilter(tags={tag: key}), limit=MOST_RUNS)}
+    records = instance.get_run_records(dg.RunsFilter(run_ids=sorted(ids)), limit=MOST_RUNS) if ids else []
+    return [_run(record) for record in records]
+
+
+def _run(record: dg.RunRecord) -> Run:
+    from orchestration.requests import PURPOSE
+
+    run, start = record.dagster_run, record.start_time
+    began = None if start is None else datetime.fromtimestamp(start, UTC)
+    return Run(run.run_id, run.status.value, began, run.tags.get(PURPOSE, "a person"))
+
+
+def _checks(instance: dg.DagsterInstance, stream: Stream, key: str) -> dict[str, str]:
+    import dagster as dg
+
+    from orchestration.checks import CHECKS
+    from orchestration.stream_assets import table_key
+
+    keys = [
+        dg.AssetCheckKey(table_key(stream, checks.table), name) for checks in CHECKS for name in checks.names(stream)
+    ]
+    found = instance.event_log_storage.get_asset_check_partition_info(keys, partition_keys=[key])
+    return {info.check_key.name: info.latest_execution_status.value.lower() for info in found}

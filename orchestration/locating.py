@@ -1,0 +1,238 @@
+"""Where one record is: the slice that holds its offset, its row in raw, and how its origin ended.
+
+What belongs here: following one offset through ledger, lake and DLQ, without a JVM. What does not: counting many
+(`orchestration.standing`), or printing (`orchestration.cli_tracing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from highwater.envelope import Origin, opened
+from highwater.errors import ConfigurationError, HighwaterError
+from highwater.slices import OffsetRange
+from resources.lake import query, slice_is_one_of
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.envelope import Envelope
+    from highwater.slices import Slice
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Located:
+    """What is known of one offset.
+
+    Args:
+        end: `accepted`, `waiting`, `parked`, `discarded`, `rejected` (and not published yet), `tombstone`,
+            `superseded`, `gap`, `unread` (planned, and not in raw yet), `unplanned`, `lost` or `unknown`.
+        text: the end in a sentence.
+        origin: where the record was first published; None where no record is known.
+        piece: the slice that holds the offset; None where none does.
+        row: the row in raw, its key as text, without value and headers.
+        facts: further sentences, in the order of what happened.
+    """
+
+    end: str
+    text: str
+    origin: Origin | None = None
+    piece: Slice | None = None
+    row: Mapping[str, Any] | None = None
+    facts: Sequence[str] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """All of it in sentences."""
+        lines = []
+        if self.piece is not None:
+            lines.append(f"slice {self.piece.key}, generation {self.piece.generation}, planned {self.piece.planned_at}")
+        if self.row is not None:
+            lines.append("raw: " + ", ".join(f"{name} {value}" for name, value in self.row.items()))
+        if self.origin is not None:
+            lines.append(f"origin: {shown(self.origin)}")
+        return [*lines, *self.facts, f"{self.end}: {self.text}"]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "end": self.end,
+            "text": self.text,
+            "origin": None if self.origin is None else self.origin._asdict(),
+            "slice": None if self.piece is None else self.piece.key,
+            "generation": None if self.piece is None else self.piece.generation,
+            "row": None if self.row is None else {name: str(value) for name, value in self.row.items()},
+            "facts": [*self.facts],
+        }
+
+
+def shown(origin: Origin) -> str:
+    """An origin as people write it."""
+    return f"{origin.topic} partition {origin.partition} offset {origin.offset}, generation {origin.generation}"
+
+
+def stream_of(streams: Iterable[Stream], topic: str) -> Stream:
+    """The stream that a topic belongs to.
+
+    Raises:
+        ConfigurationError: none declares it.
+    """
+    known = {name: stream for stream in streams for name in (stream.topic, *stream.tier_topics, stream.parked_topic)}
+    if topic not in known:
+        raise ConfigurationError(
+            f"no stream has a topic {topic!r}",
+            found=f"declared are {', '.join(sorted(known)) or 'none'}",
+            remedy="name one of them",
+        )
+    return known[topic]
+
+
+def locate(
+    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, topic: str, partition: int, offset: int
+) -> list[Located]:
+    """What is known of an offset: an answer for each generation of the topic that planned it, or one that says why not.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    if topic == stream.parked_topic:
+        return [_on_parked(ledger, kafka, lake, stream, partition, offset)]
+    pieces = ledger.holding(stream.name, topic, partition, offset)
+    if not pieces:
+        return [_unplanned(ledger, kafka, stream, topic, partition, offset)]
+    return [_in_slice(ledger, lake, stream, piece, partition, offset) for piece in pieces]
+
+
+def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partition: int, offset: int) -> Located:
+    lost = [
+        loss
+        for loss in ledger.losses(stream.name, piece.topic)
+        if (loss.generation, loss.partition) == (piece.generation, partition) and offset in loss.offsets
+    ]
+    raw = lake.table(stream.name, "raw")
+    if raw is None or piece.key not in lake.committed(stream.name, "raw", [piece.key]):
+        if lost:
+            return Located("lost", f"{lost[0].reason}, accepted by {lost[0].accepted_by}", piece=piece)
+        return Located("unread", "planned, and not in raw yet", piece=piece)
+    where = f'proof IS NULL AND {slice_is_one_of([piece.key])} AND "partition" = {partition} AND "offset" = {offset}'
+    # `octet_length` takes text alone here.
+    size = "octet_length(encode(value, 'hex')) / 2 AS bytes"
+    found = query(raw, f'SELECT "timestamp", key, value IS NULL AS tombstone, {size}, headers FROM t WHERE {where}')
+    if not found:
+        text = "no record at this offset: a marker of a transaction, an aborted record, or one that compaction took"
+        return Located("gap", text, piece=piece)
+    [row] = found
+    envelope = None if piece.topic == stream.topic else opened(_headers(row["headers"]))
+    here = Origin(piece.topic, piece.generation, partition, offset)
+    origin = here if envelope is None else envelope.origin
+    told = {"timestamp": row["timestamp"], "key": _text(row["key"]), "bytes": row["bytes"]}
+    return _ended(ledger, lake, stream, origin, piece, told, tombstone=bool(row["tombstone"]))
+
+
+def _headers(found: Any) -> list[tuple[str, bytes | None]]:
+    return [(header["key"], header["value"]) for header in found or ()]
+
+
+def _text(key: Any) -> str | None:
+    return None if key is None else bytes(key).decode("utf-8", "replace")
+
+
+def _ended(
+    ledger: Ledger,
+    lake: Lake,
+    stream: Stream,
+    origin: Origin,
+    piece: Slice | None,
+    row: Mapping[str, Any] | None,
+    *,
+    tombstone: bool = False,
+) -> Located:
+    """How an origin ended: the last of what is known of it."""
+    rejects = sorted(_rows_of(lake, stream, "rejects", origin), key=lambda found: found["retries"])
+    published = {found["slice"]: found for found in _rows_of(lake, stream, "dlq", origin)}
+    facts = [_rejected(found, published.get(found["slice"])) for found in rejects]
+    end, text = _end(ledger, lake, stream, origin, rejects, published)
+    if end == "unknown" and tombstone:
+        end, text = "tombstone", "a null value is no event; it stays in raw"
+    elif end == "unknown" and piece is not None and piece.topic != stream.topic:
+        end, text = "superseded", "its origin was accepted already, or counts elsewhere in the slice"
+    return Located(end, text, origin, piece, row, facts)
+
+
+def _end(
+    ledger: Ledger,
+    lake: Lake,
+    stream: Stream,
+    origin: Origin,
+    rejects: Sequence[Mapping[str, Any]],
+    published: Mapping[str, Mapping[str, Any]],
+) -> tuple[str, str]:
+    for found in _rows_of(lake, stream, "events", origin):
+        return "accepted", f"in events of {found['slice']}, attempt {found['attempt']}, retries {found['retries']}"
+    for given_up in ledger.discards(stream.name):
+        if given_up.origin == origin:
+            return "discarded", f"by {given_up.discarded_by} at {given_up.discarded_at}: {given_up.reason}"
+    if not rejects:
+        return "unknown", "neither in events nor in rejects: the slice is not decided yet"
+    last = rejects[-1]
+    if last["slice"] not in published:
+        return "rejected", f"as {last['reason']} by {last['slice']}, to be published to {last['next_topic']}"
+    return ("parked" if last["next_topic"] == stream.parked_topic else "waiting"), f"on {last['next_topic']}"
+
+
+def _rejected(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> str:
+    when = "not published yet" if published is None else f"published {published['published_at']}"
+    return f"rejected by {found['slice']} as {found['reason']} ({found['detail']}), to {found['next_topic']}: {when}"
+
+
+def _rows_of(lake: Lake, stream: Stream, name: str, origin: Origin) -> list[dict[str, Any]]:
+    table = lake.table(stream.name, name)
+    if table is None:
+        return []
+    topic = origin.topic.replace("'", "''")
+    where = (
+        f"proof IS NULL AND origin_partition = {origin.partition} AND origin_offset = {origin.offset} "
+        f"AND origin_topic = '{topic}' AND origin_generation = {origin.generation}"
+    )
+    columns = {
+        "events": "slice, attempt, retries",
+        "rejects": "slice, attempt, retries, reason, detail, next_topic",
+        "dlq": "slice, published_at",
+    }
+    return query(table, f"SELECT {columns[name]} FROM t WHERE {where}")
+
+
+def _on_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, partition: int, offset: int) -> Located:
+    """A parked record: its envelope names the origin."""
+    try:
+        messages = list(kafka.read(stream.parked_topic, {partition: OffsetRange(offset, offset + 1)}, seconds=10))
+    except HighwaterError as error:
+        return Located("unknown", f"{stream.parked_topic} could not be read there: {error.problem}")
+    headers: Any = messages[0].headers() if messages else None
+    envelope: Envelope | None = opened(headers or ())
+    if envelope is None:
+        return Located("unknown", "no record with an envelope of ours at this offset")
+    return _ended(ledger, lake, stream, envelope.origin, None, None)
+
+
+def _unplanned(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, partition: int, offset: int) -> Located:
+    for loss in ledger.losses(stream.name, topic):
+        if loss.partition == partition and offset in loss.offsets:
+            return Located("lost", f"{loss.reason}, accepted by {loss.accepted_by}, generation {loss.generation}")
+    try:
+        seen = kafka.topic_state(topic).partitions.get(partition)
+    except HighwaterError as error:
+        return Located("unplanned", f"no slice holds it, and the topic could not be looked at: {error.problem}")
+    if seen is None:
+        return Located("unplanned", f"{topic} has no partition {partition}")
+    if seen.high_watermark is not None and offset >= seen.high_watermark:
+        return Located("unplanned", f"there is no such offset yet: the high watermark is {seen.high_watermark}")
+    if seen.last_stable is not None and offset >= seen.last_stable:
+        return Located("unplanned", f"an open transaction holds it back: the last stable offset is {seen.last_stable}")
+    if seen.log_start is not None and offset < seen.log_start:
+        return Located("unplanned", f"retention took it before it was planned: the log starts at {seen.log_start}")
+    return Located("unplanned", "it waits for the planner, or lies before the offset where planning began")

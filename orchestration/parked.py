@@ -1,0 +1,309 @@
+"""Parked records: which still wait for a person, sending them back to the tiers, and giving them up.
+
+What belongs here: what `redrive_parked` and `discard_parked` do, as a command and as a job. What does not: how a record
+comes to the parked topic (`assets.dlq`), or what becomes of it in a tier (`assets.origins`).
+
+A record that is sent back keeps its origin, so it is accepted once, however often it is sent; its copy on the parked
+topic stays, and counts no more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from highwater.envelope import Envelope, Origin, opened, wrapped
+from highwater.errors import ConfigurationError, TopicAbsentError
+from highwater.plans import Discard
+from highwater.slices import OffsetRange
+from resources.dlq_topics import ensure
+from resources.lake import query
+from resources.producer import Record
+from resources.transactions import Mark, Transactions
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from highwater.declaration import Stream
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+# Values of other people's records are not held: what is sent is read once more, so many at a time.
+RECORDS_A_TRANSACTION = 1_000
+SAMPLES = 10
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which parked records are meant; what is left out chooses all.
+
+    Args:
+        reasons: why they were rejected the last time.
+        slices: the slices that rejected them.
+        keys: the keys of the records, as text.
+        since: parked at this moment or later.
+        until: parked before this moment.
+    """
+
+    reasons: Collection[str] = ()
+    slices: Collection[str] = ()
+    keys: Collection[str] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def takes(self, envelope: Envelope, key: bytes | None, parked_ms: int) -> bool:
+        """Whether a record is meant."""
+        return (
+            (not self.reasons or envelope.reason in self.reasons)
+            and (not self.slices or envelope.slice_key in self.slices)
+            and (not self.keys or (key or b"").decode("utf-8", "replace") in self.keys)
+            and (self.since is None or parked_ms >= self.since.timestamp() * 1000)
+            and (self.until is None or parked_ms < self.until.timestamp() * 1000)
+        )
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A parked record: where its latest copy stands, and why it is there."""
+
+    partition: int
+    offset: int
+    reason: str
+    slice_key: str
+    detail: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Parked:
+    """The parked records of a stream that wait for a person.
+
+    Args:
+        waiting: those that are meant, by their origin.
+        others: how many wait beside them.
+        settled: how many of the topic's records were accepted, or given up, since.
+        strange: records of the topic without an envelope that can be believed; nobody touches them.
+        ends: to where the topic was read.
+    """
+
+    waiting: Mapping[Origin, Waiting]
+    others: int
+    settled: int
+    strange: int
+    ends: Mapping[int, OffsetRange]
+
+    @property
+    def lines(self) -> list[str]:
+        """What was found, in sentences."""
+        reasons = Counter(one.reason for one in self.waiting.values())
+        told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common()) or "none"
+        lines = [f"{len(self.waiting):,} parked records are meant: {told}"]
+        lines += [f"{self.others:,} others wait"] if self.others else []
+        lines += [f"{self.settled:,} were accepted or given up before"] if self.settled else []
+        lines += [f"{self.strange:,} have no envelope of ours and are left alone"] if self.strange else []
+        return lines
+
+    @property
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """The first of those that are meant, as names of columns and rows."""
+        names = ["partition", "offset", "origin", "key", "reason", "slice", "detail"]
+        shown = sorted(self.waiting.items(), key=lambda item: (item[1].partition, item[1].offset))[:SAMPLES]
+        return names, [
+            [str(one.partition), str(one.offset), _text(origin), one.key, one.reason, one.slice_key, one.detail[:60]]
+            for origin, one in shown
+        ]
+
+
+def _text(origin: Origin) -> str:
+    return f"{origin.topic}[{origin.partition}]@{origin.offset}"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks to be done with parked records.
+
+    Args:
+        choice: which ones.
+        most: the oldest so many of them; all if None.
+        sure: do it; without it only what would be done is told.
+        by: the person's name.
+        because: why they are given up; None sends them back instead.
+    """
+
+    choice: Choice = field(default_factory=Choice)
+    most: int | None = None
+    sure: bool = False
+    by: str = ""
+    because: str | None = None
+
+
+def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, log: Callable[[str], object]) -> Parked:
+    """Look at the parked records, and send back or give up those that are meant; returns what was found.
+
+    Raises:
+        ConfigurationError: it is to be done and nobody is named, no reason is given, or there is no tier.
+        DependencyAwayError: Kafka, the ledger or the lake is away.
+    """
+    if asked.sure and not asked.by:
+        raise ConfigurationError("nobody is named who decides it", remedy="name a person: --by NAME, or `by` in the UI")
+    if asked.sure and asked.because == "":
+        raise ConfigurationError(
+            "no reason is given for giving records up", remedy="say why: --because TEXT, or `because` in the UI"
+        )
+    parked = only(look(ledger, kafka, lake, stream, asked.choice), asked.most)
+    for line in parked.lines:
+        log(line)
+    if not asked.sure:
+        log("a dry run: nothing was done")
+    elif asked.because is None:
+        for sent in redrive(kafka, stream, parked):
+            log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
+    else:
+        count = discard(ledger, stream, parked, by=asked.by, reason=asked.because, now=datetime.now(UTC))
+        log(f"{count:,} given up by {asked.by}: {asked.because}")
+    return parked
+
+
+def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choice) -> Parked:
+    """Read the parked topic, and leave out what was settled since.
+
+    Held in memory is some hundred bytes for each parked record, none of their values.
+
+    Raises:
+        DependencyAwayError: Kafka, the ledger or the lake could not be read.
+    """
+    try:
+        state = kafka.topic_state(stream.parked_topic)
+    except TopicAbsentError:
+        return Parked({}, 0, 0, 0, {})
+    ends = {
+        p: OffsetRange(seen.log_start, seen.last_stable)
+        for p, seen in state.partitions.items()
+        if seen.log_start is not None and seen.last_stable is not None
+    }
+    waiting: dict[Origin, tuple[Waiting, bool]] = {}
+    strange = 0
+    for message in kafka.read(stream.parked_topic, ends):
+        envelope = opened(_headers(message))
+        if envelope is None:
+            strange += 1
+        else:
+            waiting[envelope.origin] = _waiting(message, envelope), _meant(choice, envelope, message)
+    ended = _settled(ledger, lake, stream, waiting)
+    meant = {origin: one for origin, (one, chosen) in waiting.items() if chosen and origin not in ended}
+    others = len(waiting) - len(meant) - len(ended)
+    return Parked(meant, others, len(ended), strange, ends)
+
+
+def _headers(message: Message) -> list[tuple[str, Any]]:
+    found: Any = message.headers()
+    return list(found or [])
+
+
+def _meant(choice: Choice, envelope: Envelope, message: Message) -> bool:
+    return choice.takes(envelope, _key(message), message.timestamp()[1])
+
+
+def _key(message: Message) -> bytes | None:
+    found: Any = message.key()
+    return found if found is None or isinstance(found, bytes) else str(found).encode()
+
+
+def _waiting(message: Message, envelope: Envelope) -> Waiting:
+    return Waiting(
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        reason=envelope.reason,
+        slice_key=envelope.slice_key,
+        detail=envelope.detail,
+        key=(_key(message) or b"").decode("utf-8", "replace"),
+    )
+
+
+def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Origin]) -> set[Origin]:
+    """Those of the origins that stand in events, or that a person gave up."""
+    if not origins:
+        return set()
+    found = {discard.origin for discard in ledger.discards(stream.name)}
+    events = lake.table(stream.name, "events")
+    if events is not None:
+        # What was published is left to the DLQ, so what became an event since did so in a retry.
+        columns = ", ".join(f"origin_{name}" for name in Origin._fields)
+        accepted = query(events, f"SELECT {columns} FROM t WHERE proof IS NULL AND retries > 0")
+        found |= {Origin(*[row[f"origin_{name}"] for name in Origin._fields]) for row in accepted}  # type: ignore[arg-type]
+    return found & set(origins)
+
+
+def redrive(kafka: Kafka, stream: Stream, parked: Parked) -> Iterator[int]:
+    """Send the records back to the first tier, as they are, in transactions; yields how many are sent so far.
+
+    Two at once end one of them. One that dies in between is begun anew: what it sent comes twice, and counts once.
+
+    Raises:
+        ConfigurationError: the stream has no tier.
+        TopicDriftError: a DLQ topic is not set up as it must be.
+        SupersededAttemptError: another one sends the same stream's records back.
+        DependencyAwayError: Kafka is away.
+    """
+    if not stream.tiers:
+        raise ConfigurationError(
+            f"{stream.name} has no tier to which parked records could be sent back",
+            remedy="declare one: tiers=(timedelta(seconds=10),) in the stream's file",
+        )
+    if not parked.waiting:
+        return
+    topics = ensure(kafka, stream)
+    to = stream.tier_topics[0]
+    name = f"highwater.pub.redrive.{stream.name}"
+    least = min(int(topic.config["max.message.bytes"]) for topic in topics.values())
+    identity = sha256(repr(sorted(parked.waiting)).encode()).hexdigest()[:32]
+    sent = 0
+    with Transactions(kafka, name, stream.parked_topic, most_bytes=least) as transactions:
+        for portion in _portions(kafka, stream.parked_topic, parked):
+            records = [_record(message, to, topics[to].partitions) for message in portion]
+            sent += len(records)
+            transactions.commit(records, Mark(1, sent, identity))
+            yield sent
+
+
+def _portions(kafka: Kafka, topic: str, parked: Parked) -> Iterator[list[Message]]:
+    wanted = {(one.partition, one.offset) for one in parked.waiting.values()}
+    portion: list[Message] = []
+    for message in kafka.read(topic, parked.ends):
+        if (message.partition(), message.offset()) in wanted:
+            portion.append(message)
+        if len(portion) == RECORDS_A_TRANSACTION:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
+
+
+def _record(message: Message, topic: str, partitions: int) -> Record:
+    headers = _headers(message)
+    envelope = opened(headers)
+    assert envelope is not None, "only records with one were chosen"
+    value: Any = message.value()
+    # One try more, whatever it has behind it: where it fails again it is parked again.
+    return Record(topic, _key(message), value, wrapped(envelope, headers), partition=envelope.partition % partitions)
+
+
+def discard(ledger: Ledger, stream: Stream, parked: Parked, *, by: str, reason: str, now: datetime) -> int:
+    """Give the records up, in the ledger; returns how many. They stay on the topic, and are told as given up."""
+    return ledger.discard(stream.name, [Discard(origin, reason, by, now) for origin in parked.waiting])
+
+
+def only(parked: Parked, most: int | None) -> Parked:
+    """The oldest so many of those that are meant."""
+    if most is None or most >= len(parked.waiting):
+        return parked
+    ordered: Sequence[tuple[Origin, Waiting]] = sorted(
+        parked.waiting.items(), key=lambda item: (item[1].offset, item[1].partition)
+    )
+    kept = dict(ordered[:most])
+    return replace(parked, waiting=kept, others=parked.others + len(parked.waiting) - len(kept))

@@ -1,0 +1,120 @@
+"""The terminal: the connections of a command, and how it prints values, tables and errors.
+
+What belongs here: what every command of `highwater` shares. What does not: any command.
+
+Exit status: 0 done; 2 an error that a person has to mend, or wrong arguments; 75 a dependency is away (EX_TEMPFAIL of
+sysexits.h), so that a script may try again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from highwater.errors import ConfigurationError, HighwaterError, TemporaryError
+from highwater.settings import Settings
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+PERMANENT = 2
+TEMPORARY = 75
+
+
+def exit_status(error: HighwaterError) -> int:
+    """The exit status that an error ends the command with."""
+    return TEMPORARY if isinstance(error, TemporaryError) else PERMANENT
+
+
+def told(error: HighwaterError) -> str:
+    """An error as a person reads it, one value a line."""
+    lines = [f"error: {error.problem}"]
+    lines += [f"  stored: {error.stored}"] if error.stored is not None else []
+    lines += [f"  found:  {error.found}"] if error.found is not None else []
+    return "\n".join([*lines, f"  remedy: {error.remedy}"])
+
+
+class Deployment:
+    """The connections of this process's settings, opened when they are asked for.
+
+    Args:
+        settings: where everything is.
+        declarations: the folder of the declared streams; the shipped one if None.
+    """
+
+    def __init__(self, settings: Settings, declarations: Path | None = None) -> None:
+        self._settings = settings
+        self._declarations = declarations
+
+    def streams(self) -> dict[str, Stream]:
+        """The declared streams by name."""
+        from assets.streams import load_streams
+
+        return load_streams() if self._declarations is None else load_streams(self._declarations)
+
+    def stream(self, name: str) -> Stream:
+        """One declared stream.
+
+        Raises:
+            ConfigurationError: none is declared under that name.
+        """
+        streams = self.streams()
+        if name not in streams:
+            raise ConfigurationError(
+                f"no stream is named {name!r}",
+                found=f"declared are {', '.join(sorted(streams)) or 'none'}",
+                remedy="name one of them, or declare it in assets/streams/",
+            )
+        return streams[name]
+
+    def ledger(self) -> Ledger:
+        from resources.ledger import Ledger
+
+        return Ledger(self._settings.ledger_url)
+
+    def kafka(self) -> Kafka:
+        from resources.kafka import Kafka
+
+        return Kafka(self._settings.kafka_bootstrap, self._settings.kafka_config)
+
+    def lake(self) -> Lake:
+        from resources.lake import Lake
+
+        return Lake(self._settings.lake)
+
+
+deployment_of = click.make_pass_decorator(Deployment)
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def error_plain(error: HighwaterError) -> dict[str, Any]:
+    values = {"problem": error.problem, "stored": error.stored, "found": error.found, "remedy": error.remedy}
+    return {"error": type(error).__name__, **{name: value for name, value in values.items() if value is not None}}
+
+
+def print_json(plain: object) -> None:
+    click.echo(json.dumps(plain, indent=2))
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+def print_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as their widest value; numbers to the right."""
+    cells = [[str(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    for line in [list(names), *cells]:
+        click.echo("  ".join(_padded(text, width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _padded(text: str, width: int) -> str:
+    return text.rjust(width) if text.replace(",", "").isdigit() else text.ljust(width)

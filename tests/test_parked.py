@@ -1,0 +1,235 @@
+"""Parked records: what waits is told, sent back, or given up by a named person, and each origin has one end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from highwater import envelope
+from highwater.declaration import ON_REJECT, OnReject
+from highwater.envelope import Envelope, Origin, opened, wrapped
+from highwater.errors import ConfigurationError
+from highwater.plans import Discard
+from orchestration.build import build_defs
+from orchestration.parked import Asked, Choice, act, look, only
+from orchestration.terminal import PERMANENT
+from resources.dlq_topics import ensure
+from resources.lake import Lake
+from tests.scene import Scene
+from tests.support import Bench, Message, customers, order_message, send
+from tests.test_dlq import due, ends, published
+
+if TYPE_CHECKING:
+    from tests.conftest import TopicFactory
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def an_envelope(offset: int, reason: str = "malformed", **changes: Any) -> Envelope:
+    sound = Envelope("orders", 0, 0, offset, 1_700_000_000_000, 2, reason, "why", "orders@0000000", NOW)
+    return replace(sound, **changes)
+
+
+OWN: list[tuple[str, bytes | None]] = [("own", b"1"), ("own", None)]
+
+
+def test_an_envelope_is_read_as_it_was_written() -> None:
+    written = an_envelope(7)
+    assert opened(wrapped(written, OWN)) == written
+    assert written.origin == Origin("orders", 0, 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        (envelope.ORIGIN_TOPIC, b""),
+        (envelope.ORIGIN_GENERATION, b"-1"),
+        (envelope.ORIGIN_PARTITION, b"first"),
+        (envelope.ORIGIN_OFFSET, b""),
+        (envelope.ORIGIN_TIMESTAMP, b"today"),
+        (envelope.ATTEMPT, b"0"),
+    ],
+)
+def test_an_envelope_that_cannot_be_believed_is_none(header: str, value: bytes) -> None:
+    sound = an_envelope(7).headers()
+    assert opened([*sound, (header, value)]) is None, "of several headers of a name the last counts"
+    assert opened([one for one in sound if one[0] != header]) is None
+
+
+class Parking:
+    """A stream with records on its parked topic."""
+
+    def __init__(self, bootstrap: str, topic: str, folder: Path) -> None:
+        self.scene = Scene(bootstrap, topic, folder)
+        self.stream = replace(self.scene.stream, tiers=(timedelta(days=1), timedelta(days=2)))
+        self.lake = Lake(str(folder / "lake"))
+        self.log: list[str] = []
+        ensure(self.scene.kafka, self.stream)
+
+    def park(self, *envelopes: Envelope, key: bytes | None = b"o1", value: bytes | None = b"garbled") -> None:
+        messages = [
+            Message(key, value, 1, [*wrapped(one, OWN)])  # elsewhere than its origin, as a person may have sent it
+            for one in envelopes
+        ]
+        send(self.scene.bootstrap, self.stream.parked_topic, messages)
+
+    def accepted(self, *origins: Origin) -> None:
+        """Let records stand in events, as retries that were accepted."""
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        columns = {
+            **{f"origin_{name}": [getattr(o, name) for o in origins] for name in Origin._fields},
+            "retries": [1] * len(origins),
+            "proof": pa.array([None] * len(origins), pa.string()),
+        }
+        write_deltalake(self.lake.path(self.stream.name, "events"), pa.table(columns))
+
+    def waiting(self, choice: Choice | None = None) -> list[int]:
+        found = look(self.scene.ledger, self.scene.kafka, self.lake, self.stream, choice or Choice())
+        return sorted(origin.offset for origin in found.waiting)
+
+    def act(self, **asked: Any) -> list[int]:
+        given = Asked(**asked)
+        found = act(self.scene.ledger, self.scene.kafka, self.lake, self.stream, given, self.log.append)
+        return sorted(origin.offset for origin in found.waiting)
+
+
+@pytest.fixture
+def parking(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> Parking:
+    return Parking(bootstrap, topic(partitions=2), tmp_path)
+
+
+@pytest.mark.slow
+def test_what_waits_is_what_was_neither_accepted_nor_given_up(parking: Parking) -> None:
+    assert parking.waiting() == []
+    parking.park(*[an_envelope(n) for n in range(5)], an_envelope(3, "invalid"))
+    send(parking.scene.bootstrap, parking.stream.parked_topic, [Message(b"k", b"no envelope")])
+    parking.accepted(Origin("orders", 0, 0, 1), Origin("orders", 0, 0, 99))
+    parking.scene.ledger.discard(parking.stream.name, [Discard(an_envelope(2).origin, "test data", "ann", NOW)])
+    found = look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, Choice(reasons=["invalid"]))
+    assert {origin.offset: one.reason for origin, one in found.waiting.items()} == {3: "invalid"}
+    assert (found.others, found.settled, found.strange) == (2, 2, 1)
+    assert parking.waiting() == [0, 3, 4]
+    assert only(look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, Choice()), 2).others == 1
+
+
+@pytest.mark.slow
+def test_a_choice_is_by_reason_slice_key_and_time(parking: Parking) -> None:
+    parking.park(an_envelope(0, slice_key="orders@0000007"), an_envelope(1, "invalid"))
+    parking.park(an_envelope(2), key="ö".encode())
+    parking.park(an_envelope(3), key=None)
+    later, earlier = datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) - timedelta(hours=1)
+    assert parking.waiting(Choice(slices=["orders@0000007"])) == [0]
+    assert parking.waiting(Choice(reasons=["invalid", "other"])) == [1]
+    assert parking.waiting(Choice(keys=["ö"])) == [2]
+    assert parking.waiting(Choice(since=earlier, until=later)) == [0, 1, 2, 3]
+    assert parking.waiting(Choice(since=later)) == parking.waiting(Choice(until=earlier)) == []
+
+
+@pytest.mark.slow
+def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestration.parked.RECORDS_A_TRANSACTION", 2)
+    written = [an_envelope(n, partition=n % 2) for n in range(5)]
+    parking.park(*written[:4])
+    parking.park(written[4], key=None, value=b"\xff")
+    assert parking.act() == [0, 1, 2, 3, 4]
+    assert "nothing was done" in parking.log[-1]
+    tier = parking.stream.tier_topics[0]
+    assert published(parking.scene.bootstrap, tier) == []
+    parking.act(sure=True, by="ann")
+    assert "5 of 5" in parking.log[-1]
+    found = published(parking.scene.bootstrap, tier)
+    expected: list[tuple[Any, ...]] = [(e.partition, b"o1", b"garbled", wrapped(e, OWN)) for e in written[:4]]
+    expected.append((written[4].partition, None, b"\xff", wrapped(written[4], OWN)))
+    assert sorted(found, key=repr) == sorted(expected, key=repr)
+    assert parking.act(sure=True, by="ann", most=1) == [0], "as often as wanted"
+    assert len(published(parking.scene.bootstrap, tier)) == 6
+
+
+@pytest.mark.slow
+def test_what_is_given_up_waits_no_more_and_the_first_reason_stays(parking: Parking) -> None:
+    parking.park(*[an_envelope(n, "invalid" if n else "malformed") for n in range(3)])
+    assert parking.act(sure=True, by="ann", because="a test", choice=Choice(reasons=["invalid"])) == [1, 2]
+    assert "2 given up by ann: a test" in parking.log[-1]
+    assert parking.waiting() == [0]
+    ledger = parking.scene.ledger
+    assert ledger.discard("orders", [Discard(an_envelope(1).origin, "other", "bob", NOW)]) == 0
+    assert {(d.origin.offset, d.reason, d.discarded_by) for d in ledger.discards("orders")} == {
+        (1, "a test", "ann"),
+        (2, "a test", "ann"),
+    }
+    assert ledger.discards("payments") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "remedy"),
+    [
+        ({"sure": True}, "--by NAME"),
+        ({"sure": True, "by": "ann", "because": ""}, "--because TEXT"),
+        ({"sure": True, "by": "ann"}, "declare one"),
+    ],
+)
+def test_what_is_missing_is_told_before_anything_is_done(parking: Parking, asked: dict[str, Any], remedy: str) -> None:
+    parking.park(an_envelope(0))
+    parking.stream = replace(parking.stream, tiers=())
+    with pytest.raises(ConfigurationError) as caught:
+        parking.act(**asked)
+    assert remedy in caught.value.remedy
+    assert parking.waiting() == [0]
+
+
+@pytest.mark.slow
+def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyPatch) -> None:
+    parking.park(an_envelope(0), an_envelope(1, "invalid"), an_envelope(2))
+    scene = parking.scene
+    shown = scene.run("redrive-parked", "orders", "--reason", "malformed")
+    assert shown.exit_code == 0, shown.output
+    assert "2 parked records are meant: 2 malformed" in shown.output
+    assert "1 others wait" in shown.output
+    assert "a dry run" in shown.output
+    assert scene.run("redrive-parked", "orders", "--yes").exit_code == PERMANENT
+    assert scene.run("discard-parked", "orders", "--yes", "--by", "ann").exit_code == PERMANENT
+    given_up = scene.run(
+        "discard-parked", "orders", "--key", "o1", "--limit", "1", "--yes", "--by", "ann", "--because", "x"
+    )
+    assert "1 given up by ann: x" in given_up.output
+    sent = json.loads(scene.run("redrive-parked", "orders", "--yes", "--by", "ann", "--json").output)
+    assert [one["origin"]["offset"] for one in sent["meant"]] == [1, 2]
+
+    monkeypatch.setenv("HIGHWATER_HOME", str(scene.folder))
+    monkeypatch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", scene.bootstrap)
+    defs = build_defs(streams=[parking.stream])
+    config = {"record": True, "by": "bob", "because": "y", "until": (datetime.now(UTC) + timedelta(1)).isoformat()}
+    run = defs.resolve_job_def("orders_discard_parked").execute_in_process(
+        run_config={"ops": {"orders_discard_parked_op": {"config": config}}}, instance=dg.DagsterInstance.ephemeral()
+    )
+    assert run.success
+    assert parking.waiting() == []
+    assert {d.discarded_by for d in scene.ledger.discards("orders")} == {"ann", "bob"}
+
+
+@pytest.mark.slow
+def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None:
+    policy = {**ON_REJECT, "unresolved": OnReject.PARK}
+    bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1),), on_reject=policy)
+    bench.send(order_message("o1", 1, customer_id="late"))
+    bench.materialise(bench.plan(0, p0=(0, 1)))
+    customers(bench.lake, ["c1", "late"])
+    for _ in range(2):
+        act(bench.ledger, bench.kafka, bench.lake, bench.stream, Asked(sure=True, by="ann"), bench.log.append)
+    [piece] = due(bench)
+    assert piece.offsets >= 2
+    bench.materialise(piece)
+    assert ends(bench, "events") == {(piece.key, 0): 1}
+    proof = bench.lake.committed(bench.stream.name, "events", [piece.key])[piece.key]
+    assert (proof.counts["events"], proof.counts["superseded"], proof.counts["rejects"]) == (1, 1, 0)
+    found = look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
+    assert (len(found.waiting), found.settled) == (0, 1)

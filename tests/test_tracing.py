@@ -1,0 +1,88 @@
+"""`explain` and `locate` before there is anything to read: each says what is missing. The full story is in test_dlq."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from highwater.errors import ConfigurationError
+from highwater.plans import Loss
+from highwater.slices import OffsetRange, Slice
+from orchestration.explaining import explain
+from orchestration.locating import stream_of
+from orchestration.requests import PURPOSE, RANGE_START
+from orchestration.terminal import PERMANENT
+from resources.lake import Lake
+from resources.ledger import Ledger
+from tests.scene import Scene
+from tests.support import make_stream
+
+if TYPE_CHECKING:
+    from tests.conftest import TopicFactory
+
+
+def test_every_topic_of_a_stream_leads_to_it() -> None:
+    orders, payments = make_stream("orders"), replace(make_stream("payments"), name="payments")
+    for topic in ("payments", "payments.dlq.1", "payments.dlq.2", "payments.parked"):
+        assert stream_of([orders, payments], topic) is payments
+    with pytest.raises(ConfigurationError, match="no stream has a topic 'order'") as caught:
+        stream_of([orders], "order")
+    assert "orders.dlq.1, orders.dlq.2, orders.parked" in str(caught.value.found)
+
+
+@pytest.mark.slow
+def test_what_was_not_read_says_why(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+    scene = Scene(bootstrap, topic(partitions=2), tmp_path)
+    scene.write(15)
+    producer = scene.transaction()
+    producer.produce(scene.topic, b"open", partition=0)
+    producer.flush(30)
+    scene.run("plan", "orders", "--commit")
+    scene.ledger.record_loss(
+        [Loss("orders", scene.topic, 0, 1, OffsetRange(3, 5), "expired", "ann", datetime.now(UTC))]
+    )
+
+    def end(partition: int, offset: int) -> tuple[str, str]:
+        [found] = json.loads(scene.run("locate", scene.topic, str(partition), str(offset), "--json").output)
+        return found["end"], found["text"]
+
+    assert end(0, 3) == ("unread", "planned, and not in raw yet")
+    assert end(0, 15) == ("unplanned", "an open transaction holds it back: the last stable offset is 15")
+    assert end(1, 0) == ("unplanned", "there is no such offset yet: the high watermark is 0")
+    assert end(1, 4) == ("lost", "expired, accepted by ann, generation 0")
+    assert end(7, 0) == ("unplanned", f"{scene.topic} has no partition 7")
+    assert "there is no such offset yet" in scene.run("locate", scene.topic, "0", "99").output
+    assert scene.run("locate", "nobodys", "0", "0").exit_code == PERMANENT
+    producer.abort_transaction(30)
+
+    [piece] = scene.slices()
+    shown = scene.run("explain", piece.key)
+    assert shown.exit_code == 0, shown.output
+    assert "not whole: raw, events, rejects, dlq, current still to be written" in shown.output
+    assert "15 offsets" in shown.output
+    assert scene.run("explain", f"{scene.topic}@0000009").exit_code == PERMANENT
+    assert scene.run("explain", "no-key").exit_code == PERMANENT
+
+
+def test_runs_and_checks_are_told_where_dagster_is(tmp_path: Path) -> None:
+    stream, ledger = make_stream("orders"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    piece = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 9)}, datetime.now(UTC))
+    ledger.add([piece])
+    key = piece.key
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_run(dg.DagsterRun(job_name="orders_slice", tags={RANGE_START: key, PURPOSE: "repair"}))
+        instance.report_runless_asset_event(dg.AssetMaterialization(dg.AssetKey(["orders", "raw"]), partition=key))
+        instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                asset_key=dg.AssetKey(["orders", "current"]), check_name="versions_in_order", passed=True, partition=key
+            )
+        )
+        found = explain(ledger, Lake(str(tmp_path / "lake")), stream, key, instance)
+    assert [(run.status, run.purpose) for run in found.runs or ()] == [("NOT_STARTED", "repair")]
+    assert dict(found.checks or {}) == {"versions_in_order": "succeeded"}
