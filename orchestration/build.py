@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from orchestration.checks import stream_checks
-from orchestration.jobs import acceptance_jobs, parked_jobs, slice_job
+from orchestration.jobs import audit_job, slice_job
 from orchestration.observation import topic_asset
+from orchestration.operator_jobs import acceptance_jobs, parked_jobs
 from orchestration.resources import default_resources
-from orchestration.schedules import hourly
+from orchestration.schedules import daily_audit, hourly
 from orchestration.sensors import stream_sensors
 from orchestration.stream_assets import table_assets
 
@@ -61,11 +62,11 @@ def build_defs(
 
 
 def _stream_defs(stream: Stream, *, running: bool) -> dg.Definitions:
-    job = slice_job(stream)
+    job, audit = slice_job(stream), audit_job(stream)
     return dg.Definitions(
         assets=[topic_asset(stream), *table_assets(stream)],
         asset_checks=stream_checks(stream),
-        jobs=[job, *acceptance_jobs(stream), *parked_jobs(stream)],
+        jobs=[job, audit, *acceptance_jobs(stream), *parked_jobs(stream)],
         sensors=stream_sensors(stream, job, running=running),
-        schedules=[hourly(stream, job)],
+        schedules=[hourly(stream, job), daily_audit(stream, audit)],
     )

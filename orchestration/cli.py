@@ -15,6 +15,7 @@ import click
 
 from highwater.errors import HighwaterError
 from highwater.settings import Settings
+from orchestration.cli_audit import audit
 from orchestration.cli_parked import discard_parked, redrive_parked
 from orchestration.cli_tracing import explain, locate
 from orchestration.terminal import (
@@ -243,7 +244,7 @@ def _ranges(piece: Slice, most: int = 4) -> str:
     return " ".join([*filled[:most], *more])
 
 
-for _command in (explain, locate, redrive_parked, discard_parked):
+for _command in (audit, explain, locate, redrive_parked, discard_parked):
     main.add_command(_command)
 
 

@@ -6,16 +6,17 @@ What belongs here: arguments and output. What does not: what is gathered (`orche
 
 from __future__ import annotations
 
-import os
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
-
 import click
 
-from orchestration.terminal import Deployment, as_json_option, deployment_of, print_json, print_lines, print_table
-
-if TYPE_CHECKING:
-    import dagster as dg
+from orchestration.terminal import (
+    Deployment,
+    as_json_option,
+    dagster_instance,
+    deployment_of,
+    print_json,
+    print_lines,
+    print_table,
+)
 
 
 @click.command()
@@ -29,7 +30,7 @@ def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # n
     from orchestration.locating import stream_of
 
     stream = stream_of(deployment.streams().values(), SliceKey.parse(slice_key).topic)
-    with _instance() as instance:
+    with dagster_instance() as instance:
         found = gather(deployment.ledger(), deployment.lake(), stream, slice_key, instance)
     if as_json:
         print_json(found.to_plain())
@@ -38,14 +39,6 @@ def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # n
     for names, rows in found.tables:
         click.echo()
         print_table(names, rows)
-
-
-def _instance() -> AbstractContextManager[dg.DagsterInstance | None]:
-    if not os.environ.get("DAGSTER_HOME"):
-        return nullcontext(None)
-    import dagster as dg
-
-    return dg.DagsterInstance.get()
 
 
 @click.command()

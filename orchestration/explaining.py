@@ -6,6 +6,7 @@ What belongs here: gathering what ledger, lake and Dagster hold of one slice, wi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -218,13 +219,22 @@ def _run(record: dg.RunRecord) -> Run:
 
 
 def _checks(instance: dg.DagsterInstance, stream: Stream, key: str) -> dict[str, str]:
+    found = instance.event_log_storage.get_asset_check_partition_info(_check_keys(stream), partition_keys=[key])
+    return {info.check_key.name: info.latest_execution_status.value.lower() for info in found}
+
+
+def failing_checks(instance: dg.DagsterInstance, stream: Stream) -> dict[str, int]:
+    """For each check whose last execution failed in some slices their number."""
+    found = instance.event_log_storage.get_asset_check_partition_info(_check_keys(stream))
+    return dict(Counter(info.check_key.name for info in found if info.latest_execution_status.value == "FAILED"))
+
+
+def _check_keys(stream: Stream) -> list[dg.AssetCheckKey]:
     import dagster as dg
 
     from orchestration.checks import CHECKS
     from orchestration.stream_assets import table_key
 
-    keys = [
+    return [
         dg.AssetCheckKey(table_key(stream, checks.table), name) for checks in CHECKS for name in checks.names(stream)
     ]
-    found = instance.event_log_storage.get_asset_check_partition_info(keys, partition_keys=[key])
-    return {info.check_key.name: info.latest_execution_status.value.lower() for info in found}

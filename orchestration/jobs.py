@@ -1,19 +1,16 @@
-"""The jobs of a stream: one takes slices through all of its tables, the others do what an operator decides.
+"""The jobs of a stream that take slices through its tables, and that audit it.
 
-What belongs here: the jobs. What does not: when they run, or what comes of a decision (`orchestration.acceptance`,
-`orchestration.parked`).
+What belongs here: the jobs. What does not: when they run, those of operators (`orchestration.operator_jobs`), or what
+an audit looks at (`orchestration.audit`).
 """
 
-from collections.abc import Callable
-from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from highwater.errors import ConfigurationError
+from highwater.errors import UnbalancedError
 from orchestration.failures import told_to_dagster
-from orchestration.stream_assets import STREAM_TAG, table_keys
+from orchestration.stream_assets import STREAM_TAG, table_key, table_keys
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -35,125 +32,59 @@ def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
     )
 
 
-_ASKED: dict[str, Any] = {
-    "record": dg.Field(bool, default_value=False, description="Record it; without it only what would be is shown."),
-    "by": dg.Field(str, default_value="", description="Who accepts it; goes into the record."),
-    "topic": dg.Field(str, default_value="", description="The tier that is meant; the main topic if empty."),
-    "partitions": dg.Field([int], default_value=[], description="Only these partitions; all if empty."),
-}
-
-
-def acceptance_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_accept_loss` and `<stream>_accept_divergence`: the commands of the same names, in the UI."""
-    return [
-        _operators_job(stream, "accept_loss", _ASKED, partial(_accept, divergence=False)),
-        _operators_job(stream, "accept_divergence", _ASKED, partial(_accept, divergence=True)),
-    ]
-
-
-_MEANT: dict[str, Any] = {
-    "record": dg.Field(bool, default_value=False, description="Do it; without it only what would be done is shown."),
-    "by": dg.Field(str, default_value="", description="Who decides it; goes into the record."),
-    "reasons": dg.Field([str], default_value=[], description="Only what was rejected for these reasons; all if empty."),
-    "slices": dg.Field([str], default_value=[], description="Only what these slices rejected; all if empty."),
-    "keys": dg.Field([str], default_value=[], description="Only records with these keys; all if empty."),
-    "since": dg.Field(str, default_value="", description="Parked at this moment or later: ISO 8601, UTC."),
-    "until": dg.Field(str, default_value="", description="Parked before this moment: ISO 8601, UTC."),
-    "most": dg.Field(int, default_value=0, description="The oldest so many of those that are meant; all if 0."),
-}
-_BECAUSE = {"because": dg.Field(str, default_value="", description="Why they are given up; goes into the record.")}
-
-
-def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_redrive_parked` and `<stream>_discard_parked`: the commands of the same names, in the UI."""
-    return [
-        _operators_job(stream, "redrive_parked", _MEANT, _settle_parked),
-        _operators_job(stream, "discard_parked", {**_MEANT, **_BECAUSE}, _settle_parked),
-    ]
-
-
-def _operators_job(
-    stream: "Stream", name: str, asked: dict[str, Any], act: Callable[[dg.OpExecutionContext, "Stream"], None]
-) -> dg.JobDefinition:
-    """A job of one op that does what the command of its name does."""
-    about = f"`highwater {name.replace('_', '-')} {stream.name}` as a run; a dry run unless `record` is set."
+def audit_job(stream: "Stream") -> dg.JobDefinition:
+    """The job `<stream>_audit`: the page of `highwater audit`, on the asset of events; it fails if that has errors."""
+    about = f"`highwater audit {stream.name}` as a run; the page is an observation of {stream.name}/events."
 
     @dg.op(
-        name=f"{stream.name}_{name}_op",
+        name=f"{stream.name}_audit_op",
         description=about,
-        config_schema=asked,
         required_resource_keys={"kafka", "ledger", "lake"},
         out=dg.Out(dg.Nothing),
     )
-    def decide(context: dg.OpExecutionContext) -> None:
+    def look(context: dg.OpExecutionContext) -> None:
         with told_to_dagster(context.retry_number, lambda: None):
-            act(context, stream)
+            _audit(context, stream)
 
     @dg.job(
-        name=f"{stream.name}_{name}",
+        name=f"{stream.name}_audit",
         description=about,
         executor_def=dg.in_process_executor,
         tags={STREAM_TAG: stream.name},
     )
     def job() -> None:
-        decide()
+        look()
 
     return job
 
 
-def _settle_parked(context: dg.OpExecutionContext, stream: "Stream") -> None:
-    from orchestration import parked
+def _audit(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from orchestration.audit import audit
+    from orchestration.explaining import failing_checks
 
-    asked = context.op_config
-    choice = parked.Choice(
-        asked["reasons"], asked["slices"], asked["keys"], _moment(asked["since"]), _moment(asked["until"])
-    )
-    found = parked.act(
+    page = audit(
         context.resources.ledger.open(),
         context.resources.kafka.open(),
         context.resources.lake.open(),
         stream,
-        parked.Asked(choice, asked["most"] or None, asked["record"], asked["by"], asked.get("because")),
-        context.log.info,
+        failing_checks(context.instance, stream),
     )
-    names, rows = found.table
-    for row in rows:
-        context.log.info(", ".join(f"{name} {value}" for name, value in zip(names, row, strict=True)))
-
-
-def _moment(text: str) -> datetime | None:
-    if not text:
-        return None
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigurationError(
-            "a moment cannot be read", found=text, remedy="write it as 2026-03-01 or 2026-03-01T10:00:00"
-        ) from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _accept(context: dg.OpExecutionContext, stream: "Stream", *, divergence: bool) -> None:
-    from highwater.routing import named
-    from orchestration import acceptance
-
-    asked = context.op_config
-    if asked["record"] and not asked["by"]:
-        raise ConfigurationError(
-            "nobody is named who accepts it", remedy="set `by` in the run's configuration to a person's name"
-        )
-    found = acceptance.accept_loss(
-        context.resources.ledger.open(),
-        context.resources.kafka.open(),
-        named(stream, asked["topic"] or None),
-        acceptance.never_read(context.resources.lake.open(), stream),
-        by=asked["by"] or "nobody yet",
-        now=datetime.now(UTC),
-        partitions=set(asked["partitions"]) or None,
-        dry=not asked["record"],
-        divergence=divergence,
-    )
-    for line in found.lines or ["there is nothing to accept"]:
+    ends = page.ends
+    metadata: dict[str, int | dg.MarkdownMetadataValue] = {
+        "audit": dg.MetadataValue.md(page.markdown),
+        "errors": len(page.errors),
+        "slices not whole": len(page.unfinished),
+        "accepted": ends.accepted,
+        "waiting": sum(ends.waiting.values()),
+        "parked": ends.parked,
+        "discarded": ends.discarded,
+    }
+    context.log_event(dg.AssetObservation(table_key(stream, "events"), metadata=metadata))
+    for line in page.head:
         context.log.info(line)
-    recorded = asked["record"] and not found.nothing
-    context.log.info("recorded" if recorded else "nothing was recorded")
+    if page.errors:
+        raise UnbalancedError(
+            f"the audit of {stream.name} found {len(page.errors)} errors",
+            found=page.errors[0],
+            remedy=f"the page on {stream.name}/events names each, with its remedy; docs/operations.md explains them",
+        )

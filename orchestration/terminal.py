@@ -9,7 +9,9 @@ sysexits.h), so that a script may try again.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ from highwater.errors import ConfigurationError, HighwaterError, TemporaryError
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
+    import dagster as dg
+
     from highwater.declaration import Stream
     from resources.kafka import Kafka
     from resources.lake import Lake
@@ -88,6 +92,15 @@ class Deployment:
         from resources.lake import Lake
 
         return Lake(self._settings.lake)
+
+
+def dagster_instance() -> AbstractContextManager[dg.DagsterInstance | None]:
+    """Dagster's instance, or None where DAGSTER_HOME does not say where it is."""
+    if not os.environ.get("DAGSTER_HOME"):
+        return nullcontext(None)
+    import dagster as dg
+
+    return dg.DagsterInstance.get()
 
 
 deployment_of = click.make_pass_decorator(Deployment)

@@ -90,9 +90,7 @@ class Lake:
         opened = None if keys is not None and not keys else self.table(stream, table)
         if opened is None:
             return {}, -1
-        where = "" if keys is None else f" AND {slice_is_one_of(keys)}"
-        found = query(opened, f"SELECT proof FROM t WHERE proof IS NOT NULL{where}")
-        proofs = {proof.key: proof for proof in (Proof.from_json(str(row["proof"])) for row in found)}
+        proofs = proofs_in(opened, keys)
         return sized(opened, proofs) if keys else proofs, opened.version()
 
     def sizes(self, stream: str, table: str, keys: Sequence[str]) -> dict[str, Size]:
@@ -144,6 +142,13 @@ def query(table: DeltaTable, sql: str) -> list[dict[str, object]]:
         return _rows(result)
     except Exception as error:
         raise _away(str(table.table_uri), error) from error
+
+
+def proofs_in(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Proof]:
+    """The proofs that stand in a table as it was opened, by slice key; all of them when `keys` is None."""
+    where = "" if keys is None else f" AND {slice_is_one_of(keys)}"
+    found = query(table, f"SELECT proof FROM t WHERE proof IS NOT NULL{where}")
+    return {proof.key: proof for proof in (Proof.from_json(str(row["proof"])) for row in found)}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,237 @@
+"""What a topic must be like so that nothing acknowledged is lost: a table of rules, as pure functions.
+
+What belongs here: the rules, their levels and remedies. What does not: asking a cluster (`resources.topic_facts`).
+
+The rules follow Kafka's documentation of topic and broker settings (replication factor, `min.insync.replicas`,
+`unclean.leader.election.enable`, `retention.ms`, `cleanup.policy`, `auto.create.topics.enable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+
+SAFE_REPLICAS = 3
+SAFE_IN_SYNC = 2
+# A backlog that is half as old as retention allows leaves its owner as long again to act.
+RETENTION_PER_AGE = 2
+FOR_EVER = -1
+
+
+class Level(Enum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value of a topic or a broker, and where it is set (`DYNAMIC_TOPIC_CONFIG`, `DEFAULT_CONFIG`, ...)."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True)
+class TopicFacts:
+    """What a cluster shows of a topic.
+
+    Args:
+        topic: its name.
+        bootstrap: for the commands of the remedies.
+        brokers: how many the cluster has.
+        replicas: for each partition the number of its replicas.
+        in_sync: for each partition the number of those in sync.
+        leaderless: partitions without a leader.
+        settings: of the topic; None where the cluster forbids reading them.
+        broker_settings: of a broker; None likewise.
+        oldest_unread: age of the oldest record that no slice holds; None where there is none, or it is not known.
+    """
+
+    topic: str
+    bootstrap: str
+    brokers: int
+    replicas: Mapping[int, int]
+    in_sync: Mapping[int, int]
+    leaderless: frozenset[int]
+    settings: Mapping[str, Setting] | None
+    broker_settings: Mapping[str, Setting] | None
+    oldest_unread: timedelta | None = None
+
+    @property
+    def factor(self) -> int:
+        """Replicas of the partition that has the fewest."""
+        return min(self.replicas.values(), default=0)
+
+    @property
+    def least_in_sync(self) -> int | None:
+        """`min.insync.replicas`; None where it cannot be read."""
+        found = (self.settings or {}).get("min.insync.replicas")
+        return None if found is None else int(found.value)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one rule says of a topic.
+
+    Args:
+        rule: its name.
+        level: how much it matters.
+        value: what was found.
+        where: where that is set, empty where it is no setting.
+        remedy: the command that mends it, empty where nothing is to be mended.
+    """
+
+    rule: str
+    level: Level
+    value: str
+    where: str = ""
+    remedy: str = ""
+
+
+def judge(facts: TopicFacts) -> list[Finding]:
+    """Hold a topic against every rule, in the order of the table in docs/operations.md."""
+    return [rule(facts) for rule in RULES]
+
+
+def endurance(facts: TopicFacts) -> str:
+    """How many brokers may fail, and what follows beyond that."""
+    least = facts.least_in_sync
+    if least is None:
+        return "how many brokers may fail cannot be told: min.insync.replicas is not readable"
+    writes, reads = max(facts.factor - least, 0), max(facts.factor - 1, 0)
+    return (
+        f"{writes} of {facts.brokers} brokers may fail with writes going on, {reads} with reads; beyond that producers "
+        "with acks=all wait, and what only the lost brokers held cannot be read until one of them is back"
+    )
+
+
+def _configure(facts: TopicFacts, setting: str) -> str:
+    return (
+        f"kafka-configs --bootstrap-server {facts.bootstrap} --alter --entity-type topics --entity-name {facts.topic} "
+        f"--add-config {setting}"
+    )
+
+
+def _setting(facts: TopicFacts, name: str) -> Setting | None:
+    return (facts.settings or {}).get(name)
+
+
+def _unreadable(rule: str) -> Finding:
+    return Finding(rule, Level.UNKNOWN, "not readable", "", "allow this user DescribeConfigs on the topic")
+
+
+def _replication(facts: TopicFacts) -> Finding:
+    value = f"replication factor {facts.factor} on {facts.brokers} brokers"
+    if facts.factor >= SAFE_REPLICAS:
+        return Finding("replication", Level.OK, value)
+    if facts.brokers == 1:
+        return Finding("replication", Level.WARNING, f"{value}: for development", "", "use three brokers or more")
+    remedy = f"kafka-reassign-partitions --bootstrap-server {facts.bootstrap} with 3 replicas for {facts.topic}"
+    return Finding("replication", Level.ERROR, value, "", remedy)
+
+
+def _in_sync_minimum(facts: TopicFacts) -> Finding:
+    rule, found = "min.insync.replicas", _setting(facts, "min.insync.replicas")
+    if found is None:
+        return _unreadable(rule)
+    least, mend = int(found.value), _configure(facts, f"min.insync.replicas={SAFE_IN_SYNC}")
+    if least >= facts.factor > 1:
+        return Finding(
+            rule, Level.ERROR, f"{least} of {facts.factor}: one broker away stops writes", found.source, mend
+        )
+    if least >= SAFE_IN_SYNC:
+        return Finding(rule, Level.OK, found.value, found.source)
+    if facts.brokers == 1:
+        return Finding(rule, Level.WARNING, f"{least}: for development", found.source, "use three brokers or more")
+    text = f"{least}: an acknowledged record may stand on one broker alone"
+    return Finding(rule, Level.ERROR, text, found.source, mend)
+
+
+def _unclean(facts: TopicFacts) -> Finding:
+    rule, found = "unclean election", _setting(facts, "unclean.leader.election.enable")
+    if found is None:
+        return _unreadable(rule)
+    if found.value == "false":
+        return Finding(rule, Level.OK, "off", found.source)
+    mend = _configure(facts, "unclean.leader.election.enable=false")
+    return Finding(rule, Level.ERROR, "on: acknowledged records may be replaced", found.source, mend)
+
+
+def _retention(facts: TopicFacts) -> Finding:
+    rule, found = "retention", _setting(facts, "retention.ms")
+    if found is None:
+        return _unreadable(rule)
+    kept_ms = int(found.value)
+    if kept_ms == FOR_EVER:
+        return Finding(rule, Level.OK, "for ever", found.source)
+    kept, age = timedelta(milliseconds=kept_ms), facts.oldest_unread or timedelta(0)
+    value = f"{kept}, oldest unread record {_rounded(age)}" if facts.oldest_unread else f"{kept}, nothing unread"
+    if kept >= RETENTION_PER_AGE * age:
+        return Finding(rule, Level.OK, value, found.source)
+    mend = _configure(facts, f"retention.ms={int(4 * age.total_seconds() * 1000)}")
+    return Finding(rule, Level.ERROR if kept <= age else Level.WARNING, value, found.source, mend)
+
+
+def _rounded(age: timedelta) -> timedelta:
+    return timedelta(seconds=round(age.total_seconds()))
+
+
+def _size_limit(facts: TopicFacts) -> Finding:
+    rule, found = "retention by size", _setting(facts, "retention.bytes")
+    if found is None:
+        return _unreadable(rule)
+    if int(found.value) == FOR_EVER:
+        return Finding(rule, Level.OK, "none", found.source)
+    text = f"{int(found.value):,} bytes a partition: a burst may take records before they are read"
+    return Finding(rule, Level.WARNING, text, found.source, _configure(facts, "retention.bytes=-1"))
+
+
+def _cleanup(facts: TopicFacts) -> Finding:
+    rule, found = "cleanup", _setting(facts, "cleanup.policy")
+    if found is None:
+        return _unreadable(rule)
+    if "compact" not in found.value:
+        return Finding(rule, Level.OK, found.value, found.source)
+    text = f"{found.value}: records may be gone before they are read, and gaps cannot be told from markers"
+    return Finding(rule, Level.WARNING, text, found.source, _configure(facts, "cleanup.policy=delete"))
+
+
+def _in_sync_now(facts: TopicFacts) -> Finding:
+    rule = "replicas in sync"
+    if facts.leaderless:
+        text = f"no leader for partitions {', '.join(map(str, sorted(facts.leaderless)))}"
+        return Finding(rule, Level.ERROR, text, "", "start the brokers that hold them")
+    behind = sorted(p for p, count in facts.in_sync.items() if count < facts.replicas[p])
+    if not behind:
+        return Finding(rule, Level.OK, "all")
+    text = f"too few for partitions {', '.join(map(str, behind))}"
+    return Finding(rule, Level.WARNING, text, "", "look for a broker that is away or slow")
+
+
+def _auto_creation(facts: TopicFacts) -> Finding:
+    rule = "auto-creation"
+    found = (facts.broker_settings or {}).get("auto.create.topics.enable")
+    if found is None:
+        return Finding(rule, Level.UNKNOWN, "not readable", "", "allow this user DescribeConfigs on the cluster")
+    if found.value == "false":
+        return Finding(rule, Level.OK, "off", found.source)
+    text = "on: a mistyped name becomes a topic"
+    return Finding(rule, Level.WARNING, text, found.source, "set auto.create.topics.enable=false in server.properties")
+
+
+RULES: tuple[Callable[[TopicFacts], Finding], ...] = (
+    _replication,
+    _in_sync_minimum,
+    _unclean,
+    _retention,
+    _size_limit,
+    _cleanup,
+    _in_sync_now,
+    _auto_creation,
+)

@@ -1,0 +1,275 @@
+"""The audit of a stream: what is planned, committed and lost, how every origin ended, and how safe its topic is.
+
+What belongs here: gathering it on one page, without a JVM. What does not: the rules for topics
+(`highwater.topic_rules`), counting (`orchestration.origin_counts`), or printing (`orchestration.cli_audit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import HighwaterError
+from highwater.slices import OffsetRange
+from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
+from orchestration.origin_counts import Ends, count_ends
+from orchestration.plan_status import DlqStatus, stream_status
+from orchestration.standing import attempts
+from resources.topic_facts import topic_facts
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.plans import Loss
+    from highwater.slices import Slice
+    from orchestration.plan_status import StreamStatus
+    from orchestration.verdicts import Attempts
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+# A record is read of so many partitions to know its age: those that lag most.
+PARTITIONS_ASKED = 32
+READ_SECONDS = 5.0
+Rows = list[list[str]]
+
+
+@dataclass(frozen=True)
+class PartitionAudit:
+    """One partition of the main topic.
+
+    Args:
+        partition: its number.
+        planned: the end of what is planned.
+        committed: the end of the contiguous slices that stand whole in all tables.
+        last_stable: to where it can be read.
+        age: of the oldest record that no slice holds; None where there is none, or it was not asked.
+    """
+
+    partition: int
+    planned: int | None
+    committed: int | None
+    last_stable: int | None
+    age: timedelta | None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A stream on one page.
+
+    Args:
+        stream, topic: their names.
+        at: when it was made, in UTC.
+        partitions: of the main topic.
+        slices: planned of it.
+        unfinished: those that do not stand whole in all tables, the oldest first.
+        losses: recorded holes.
+        ends: how the origins ended.
+        dlq: the tiers and the parked topic.
+        findings: what the rules say of the topic; empty if it could not be asked.
+        endurance: how many brokers may fail.
+        problems: errors that keep something from being planned or looked at.
+        red: failing checks by name, with the number of slices; None where Dagster was not asked.
+    """
+
+    stream: str
+    topic: str
+    at: datetime
+    partitions: Sequence[PartitionAudit]
+    slices: int
+    unfinished: Sequence[str]
+    losses: Sequence[Loss]
+    ends: Ends
+    dlq: Sequence[DlqStatus]
+    findings: Sequence[Finding]
+    endurance: str
+    problems: Sequence[str]
+    red: Mapping[str, int] | None = None
+
+    @property
+    def errors(self) -> list[str]:
+        """What a person has to mend."""
+        found = [*self.problems]
+        found += [self.ends.error] if self.ends.error else []
+        found += [f"{f.rule}: {f.value}" for f in self.findings if f.level is Level.ERROR]
+        found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
+        return found
+
+    @property
+    def head(self) -> list[str]:
+        """The page's first sentences."""
+        lines = [
+            f"{self.stream}: topic {self.topic}, {self.slices:,} slices, {len(self.unfinished):,} not whole yet",
+            *[f"error: {text}" for text in self.errors],
+        ]
+        lines += [f"not whole: {', '.join(islice(self.unfinished, 5))}"] if self.unfinished else []
+        return lines + ([self.endurance] if self.endurance else [])
+
+    @property
+    def tables(self) -> list[tuple[str, list[str], Rows]]:
+        """The page's tables: title, names of columns, rows."""
+        return [
+            (
+                "Partitions",
+                ["partition", "planned to", "committed to", "last stable", "unread", "oldest unread"],
+                self._rows,
+            ),
+            ("Ends of origins", ["end", "records"], self.ends.rows),
+            ("DLQ", ["topic", "waits", "due"], [_dlq(one) for one in self.dlq]),
+            (
+                "Losses",
+                ["generation", "partition", "offsets", "reason", "accepted by"],
+                [_loss(one) for one in self.losses],
+            ),
+            ("Topic", ["rule", "level", "found", "set in", "remedy"], [_finding(one) for one in self.findings]),
+        ]
+
+    @property
+    def _rows(self) -> Rows:
+        return [
+            [
+                str(p.partition),
+                *map(_shown, (p.planned, p.committed, p.last_stable)),
+                _shown(None if p.last_stable is None else max(p.last_stable - (p.planned or 0), 0)),
+                "" if p.age is None else str(timedelta(seconds=round(p.age.total_seconds()))),
+            ]
+            for p in self.partitions
+        ]
+
+    @property
+    def markdown(self) -> str:
+        """The page for Dagster."""
+        parts = [*[f"- {line}" for line in self.head], ""]
+        for title, names, rows in self.tables:
+            if rows:
+                parts += [f"### {title}", "", _row(names), _row(["---"] * len(names)), *map(_row, rows), ""]
+        return "\n".join(parts)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "stream": self.stream,
+            "topic": self.topic,
+            "at": self.at.isoformat(),
+            "errors": self.errors,
+            "slices": self.slices,
+            "unfinished": [*self.unfinished],
+            "partitions": [
+                {**vars(p), "age": None if p.age is None else p.age.total_seconds()} for p in self.partitions
+            ],
+            "ends": {**vars(self.ends), "waiting": dict(self.ends.waiting), "sum": self.ends.sum},
+            "dlq": [{"topic": d.topic, "waiting": d.waiting, "due": d.due} for d in self.dlq],
+            "losses": [
+                dict(zip(("generation", "partition", "offsets", "reason", "by"), _loss(x), strict=True))
+                for x in self.losses
+            ],
+            "topic_rules": [{**vars(f), "level": f.level.value} for f in self.findings],
+            "endurance": self.endurance,
+            "failing_checks": None if self.red is None else dict(self.red),
+        }
+
+
+def _shown(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _dlq(one: DlqStatus) -> list[str]:
+    return [one.topic, _shown(one.waiting), _shown(one.due)]
+
+
+def _loss(one: Loss) -> list[str]:
+    return [
+        str(one.generation),
+        str(one.partition),
+        f"[{one.offsets.start}, {one.offsets.end})",
+        one.reason,
+        one.accepted_by,
+    ]
+
+
+def _finding(one: Finding) -> list[str]:
+    return [one.rule, one.level.value, one.value, one.where, one.remedy]
+
+
+def audit(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, red: Mapping[str, int] | None = None) -> Audit:
+    """Make the page. Kafka that is away is a problem on it; ledger and lake must answer.
+
+    Args:
+        ledger, kafka, lake: the connections.
+        stream: the stream.
+        red: failing checks by name; None where Dagster was not asked.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    # The lake before the plan: a slice that is committed in between is at worst told as unfinished.
+    ends, standing = count_ends(ledger, lake, stream), attempts(lake, stream)
+    pieces = ledger.slices(stream.name)
+    status = stream_status(ledger, kafka, stream, {})
+    ages = _ages(kafka, stream, status)
+    findings, facts, problems = _looked_at(kafka, stream, max(ages.values(), default=None))
+    committed = _committed(ledger, stream, [p for p in pieces if p.topic == stream.topic], standing)
+    return Audit(
+        stream=stream.name,
+        topic=stream.topic,
+        at=datetime.now(UTC),
+        partitions=[
+            PartitionAudit(p.partition, p.planned, committed.get(p.partition), p.last_stable, ages.get(p.partition))
+            for p in status.partitions
+        ],
+        slices=len(pieces),
+        unfinished=[piece.key for piece in pieces if standing.lacking(piece.key)],
+        losses=ledger.losses(stream.name),
+        ends=ends,
+        dlq=status.dlq,
+        findings=findings,
+        endurance="" if facts is None else endurance(facts),
+        problems=[*[str(error) for error in status.errors], *problems],
+        red=red,
+    )
+
+
+def _committed(ledger: Ledger, stream: Stream, pieces: Sequence[Slice], standing: Attempts) -> dict[int, int]:
+    """For each partition the end of the slices, without a gap from the first one on, that stand whole in all tables."""
+    planned = ledger.planned(stream.name, stream.topic)
+    if planned is None:
+        return {}
+    number = planned.generation.number
+    ordered = sorted((p for p in pieces if p.generation == number), key=lambda piece: piece.ordinal)
+    found = {p: start for p, start in planned.generation.starts.items() if start is not None}
+    for piece in takewhile(lambda piece: not standing.lacking(piece.key), ordered):
+        found.update({p: offsets.end for p, offsets in piece.ranges.items()})
+    return found
+
+
+def _ages(kafka: Kafka, stream: Stream, status: StreamStatus) -> dict[int, timedelta]:
+    """How old the oldest record is that no slice holds, of the partitions that lag most."""
+    lagging = sorted((p for p in status.partitions if p.lag), key=lambda p: -(p.lag or 0))[:PARTITIONS_ASKED]
+    now = datetime.now(UTC)
+    found = {}
+    for one in lagging:
+        begin = one.planned if one.planned is not None else one.log_start or 0
+        unread = OffsetRange(max(begin, one.log_start or 0), one.last_stable or 0)
+        try:
+            first = next(iter(kafka.read(stream.topic, {one.partition: unread}, seconds=READ_SECONDS)), None)
+        except HighwaterError:
+            continue  # it is lagging all the same, and only its age is not known
+        if first is not None:
+            found[one.partition] = now - datetime.fromtimestamp(first.timestamp()[1] / 1000, UTC)
+    return found
+
+
+def _looked_at(
+    kafka: Kafka, stream: Stream, oldest: timedelta | None
+) -> tuple[list[Finding], TopicFacts | None, list[str]]:
+    try:
+        facts = topic_facts(kafka, stream.topic, oldest)
+    except HighwaterError as error:
+        return [], None, [str(error)]
+    return judge(facts), facts, []

@@ -1,0 +1,142 @@
+"""The jobs with which an operator decides: the commands of the same names, as runs in the UI.
+
+What belongs here: their configuration, and handing it on. What does not: what comes of a decision
+(`orchestration.acceptance`, `orchestration.parked`).
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from highwater.errors import ConfigurationError
+from orchestration.failures import told_to_dagster
+from orchestration.stream_assets import STREAM_TAG
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+_ASKED: dict[str, Any] = {
+    "record": dg.Field(bool, default_value=False, description="Record it; without it only what would be is shown."),
+    "by": dg.Field(str, default_value="", description="Who accepts it; goes into the record."),
+    "topic": dg.Field(str, default_value="", description="The tier that is meant; the main topic if empty."),
+    "partitions": dg.Field([int], default_value=[], description="Only these partitions; all if empty."),
+}
+
+
+def acceptance_jobs(stream: "Stream") -> list[dg.JobDefinition]:
+    """`<stream>_accept_loss` and `<stream>_accept_divergence`: the commands of the same names, in the UI."""
+    return [
+        _operators_job(stream, "accept_loss", _ASKED, partial(_accept, divergence=False)),
+        _operators_job(stream, "accept_divergence", _ASKED, partial(_accept, divergence=True)),
+    ]
+
+
+_MEANT: dict[str, Any] = {
+    "record": dg.Field(bool, default_value=False, description="Do it; without it only what would be done is shown."),
+    "by": dg.Field(str, default_value="", description="Who decides it; goes into the record."),
+    "reasons": dg.Field([str], default_value=[], description="Only what was rejected for these reasons; all if empty."),
+    "slices": dg.Field([str], default_value=[], description="Only what these slices rejected; all if empty."),
+    "keys": dg.Field([str], default_value=[], description="Only records with these keys; all if empty."),
+    "since": dg.Field(str, default_value="", description="Parked at this moment or later: ISO 8601, UTC."),
+    "until": dg.Field(str, default_value="", description="Parked before this moment: ISO 8601, UTC."),
+    "most": dg.Field(int, default_value=0, description="The oldest so many of those that are meant; all if 0."),
+}
+_BECAUSE = {"because": dg.Field(str, default_value="", description="Why they are given up; goes into the record.")}
+
+
+def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
+    """`<stream>_redrive_parked` and `<stream>_discard_parked`: the commands of the same names, in the UI."""
+    return [
+        _operators_job(stream, "redrive_parked", _MEANT, _settle_parked),
+        _operators_job(stream, "discard_parked", {**_MEANT, **_BECAUSE}, _settle_parked),
+    ]
+
+
+def _operators_job(
+    stream: "Stream", name: str, asked: dict[str, Any], act: Callable[[dg.OpExecutionContext, "Stream"], None]
+) -> dg.JobDefinition:
+    """A job of one op that does what the command of its name does."""
+    about = f"`highwater {name.replace('_', '-')} {stream.name}` as a run; a dry run unless `record` is set."
+
+    @dg.op(
+        name=f"{stream.name}_{name}_op",
+        description=about,
+        config_schema=asked,
+        required_resource_keys={"kafka", "ledger", "lake"},
+        out=dg.Out(dg.Nothing),
+    )
+    def decide(context: dg.OpExecutionContext) -> None:
+        with told_to_dagster(context.retry_number, lambda: None):
+            act(context, stream)
+
+    @dg.job(
+        name=f"{stream.name}_{name}",
+        description=about,
+        executor_def=dg.in_process_executor,
+        tags={STREAM_TAG: stream.name},
+    )
+    def job() -> None:
+        decide()
+
+    return job
+
+
+def _settle_parked(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from orchestration import parked
+
+    asked = context.op_config
+    choice = parked.Choice(
+        asked["reasons"], asked["slices"], asked["keys"], _moment(asked["since"]), _moment(asked["until"])
+    )
+    found = parked.act(
+        context.resources.ledger.open(),
+        context.resources.kafka.open(),
+        context.resources.lake.open(),
+        stream,
+        parked.Asked(choice, asked["most"] or None, asked["record"], asked["by"], asked.get("because")),
+        context.log.info,
+    )
+    names, rows = found.table
+    for row in rows:
+        context.log.info(", ".join(f"{name} {value}" for name, value in zip(names, row, strict=True)))
+
+
+def _moment(text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(
+            "a moment cannot be read", found=text, remedy="write it as 2026-03-01 or 2026-03-01T10:00:00"
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _accept(context: dg.OpExecutionContext, stream: "Stream", *, divergence: bool) -> None:
+    from highwater.routing import named
+    from orchestration import acceptance
+
+    asked = context.op_config
+    if asked["record"] and not asked["by"]:
+        raise ConfigurationError(
+            "nobody is named who accepts it", remedy="set `by` in the run's configuration to a person's name"
+        )
+    found = acceptance.accept_loss(
+        context.resources.ledger.open(),
+        context.resources.kafka.open(),
+        named(stream, asked["topic"] or None),
+        acceptance.never_read(context.resources.lake.open(), stream),
+        by=asked["by"] or "nobody yet",
+        now=datetime.now(UTC),
+        partitions=set(asked["partitions"]) or None,
+        dry=not asked["record"],
+        divergence=divergence,
+    )
+    for line in found.lines or ["there is nothing to accept"]:
+        context.log.info(line)
+    recorded = asked["record"] and not found.nothing
+    context.log.info("recorded" if recorded else "nothing was recorded")

@@ -1,0 +1,76 @@
+"""What a cluster shows of a topic: replicas, settings and where they are set.
+
+What belongs here: asking. What does not: judging it (`highwater.topic_rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from highwater.topic_rules import Setting, TopicFacts
+
+if TYPE_CHECKING:
+    from resources.kafka import Kafka
+
+REQUEST_SECONDS = 10.0
+
+
+def topic_facts(kafka: Kafka, topic: str, oldest_unread: timedelta | None = None) -> TopicFacts:
+    """Ask the cluster for a topic.
+
+    Raises:
+        TopicAbsentError: there is no such topic.
+        DependencyAwayError: no broker answered in time.
+    """
+    from confluent_kafka.admin import ResourceType
+
+    partitions = kafka.description(topic).partitions
+    brokers = sorted(_brokers(kafka))
+    return TopicFacts(
+        topic=topic,
+        bootstrap=kafka.bootstrap,
+        brokers=len(brokers),
+        replicas={p.id: len(p.replicas) for p in partitions},
+        in_sync={p.id: len(p.isr) for p in partitions},
+        leaderless=frozenset(p.id for p in partitions if p.leader is None),
+        settings=_settings(kafka, ResourceType.TOPIC, topic),
+        broker_settings=_settings(kafka, ResourceType.BROKER, str(brokers[0])) if brokers else None,
+        oldest_unread=oldest_unread,
+    )
+
+
+def _brokers(kafka: Kafka) -> list[int]:
+    from confluent_kafka import KafkaException
+
+    try:
+        return list(kafka.admin().list_topics(timeout=REQUEST_SECONDS).brokers)
+    except KafkaException as error:
+        raise kafka.away(error) from error
+
+
+def _settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | None:
+    """The settings of a topic or a broker; None where the cluster forbids reading them."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import ConfigResource, ConfigSource
+
+    denied = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+    resource = ConfigResource(kind, name)
+    admin = kafka.admin()
+    try:
+        entries: Any = admin.describe_configs([resource], request_timeout=REQUEST_SECONDS)[resource].result(
+            2 * REQUEST_SECONDS
+        )
+    except KafkaException as error:
+        if error.args[0].code() in denied:
+            return None
+        raise kafka.away(error) from error
+    except TimeoutError as error:
+        raise kafka.away(error) from error
+    sources = {source.value: source.name for source in ConfigSource}
+    return {
+        name: Setting(str(entry.value), sources.get(int(entry.source), str(entry.source)))
+        for name, entry in entries.items()
+        if not entry.is_sensitive
+    }

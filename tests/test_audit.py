@@ -1,0 +1,182 @@
+"""The audit: the ends of all origins sum to what was produced, and what does not agree is told.
+
+The tables are written here, row by row, without the pipeline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from highwater.envelope import Origin
+from highwater.plans import Discard
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from orchestration.build import build_defs
+from orchestration.origin_counts import Ends, count_ends
+from orchestration.terminal import PERMANENT
+from resources.lake import Lake
+from resources.ledger import Ledger
+from tests.scene import Scene
+from tests.support import make_stream
+
+if TYPE_CHECKING:
+    from tests.conftest import TopicFactory
+
+STREAM = make_stream("orders")
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+TIER, PARKED = STREAM.tier_topics[0], STREAM.parked_topic
+
+
+def a_slice(ordinal: int, records: int, topic: str = "orders") -> Slice:
+    start = 100 * ordinal
+    return Slice("orders", topic, "A" * 22, 0, ordinal, {0: OffsetRange(start, start + records)}, NOW)
+
+
+class Written:
+    """Tables as a test writes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lake = Lake(str(folder / "lake"))
+        self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
+        self.rows: dict[str, list[dict[str, Any]]] = {
+            name: [] for name in ("raw", "events", "rejects", "dlq", "current")
+        }
+
+    def prove(self, piece: Slice, rows: Mapping[str, int], *, attempt: int = 1, **counts: int) -> None:
+        """Let a slice stand in tables, with so many rows."""
+        for table, number in rows.items():
+            proof = Proof(piece, attempt, number, {"rejects": rows.get("rejects", 0), "tombstones": 0, **counts})
+            self.rows[table].append({"slice": piece.key, "proof": proof.to_json()})
+
+    def add(self, table: str, piece: Slice, offsets: Sequence[int], **columns: object) -> None:
+        """Rows of origins of the main topic."""
+        for offset in offsets:
+            origin = {f"origin_{n}": v for n, v in Origin("orders", 0, 0, offset)._asdict().items()}
+            self.rows[table].append({"slice": piece.key, **origin, "retries": 0, **columns})
+
+    def write(self) -> None:
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        texts = ("slice", "proof", "origin_topic", "next_topic")
+        numbers = ("origin_generation", "origin_partition", "origin_offset", "retries")
+        schema = pa.schema([*[(n, pa.string()) for n in texts], *[(n, pa.int64()) for n in numbers]])
+        for table, rows in self.rows.items():
+            if rows:
+                write_deltalake(self.lake.path("orders", table), pa.Table.from_pylist(rows, schema), mode="overwrite")
+
+    def ends(self) -> Ends:
+        self.write()
+        return count_ends(self.ledger, self.lake, STREAM)
+
+
+MAIN, LATER, RETRIED = a_slice(0, 10), a_slice(1, 5), a_slice(0, 3, TIER)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Ten records: five events, a tombstone, two sent to a tier, one of them accepted, one parked, one given up."""
+    made = Written(tmp_path)
+    made.prove(MAIN, {"raw": 10, "events": 5, "rejects": 4, "dlq": 4, "current": 5}, tombstones=1)
+    made.add("events", MAIN, range(5))
+    made.add("rejects", MAIN, [6, 7], next_topic=TIER)
+    made.add("rejects", MAIN, [8, 9], next_topic=PARKED)
+    made.add("dlq", MAIN, [6, 7, 8, 9])
+    made.prove(RETRIED, {"raw": 2, "events": 1, "rejects": 0, "current": 1})
+    made.add("events", RETRIED, [6], retries=1)
+    made.ledger.discard("orders", [Discard(Origin("orders", 0, 0, 9), "garbage", "ann", NOW)])
+    return made
+
+
+SOUND = Ends(produced=10, accepted=6, tombstones=1, waiting={TIER: 1, STREAM.tier_topics[1]: 0}, parked=1, discarded=1)
+
+
+def test_every_origin_has_one_end(written: Written) -> None:
+    assert written.ends() == SOUND
+    assert SOUND.error is None
+
+
+def test_what_is_rejected_again_counts_where_it_was_sent_last(written: Written) -> None:
+    again = a_slice(1, 2, TIER)
+    written.prove(again, {"raw": 1, "events": 0, "rejects": 1, "current": 0})
+    written.add("rejects", again, [7], next_topic=PARKED, retries=1)
+    found = written.ends()
+    assert (found.waiting[TIER], found.parked, found.unpublished, found.error) == (0, 1, 1, None)
+    written.add("dlq", again, [7])
+    found = written.ends()
+    assert (found.waiting[TIER], found.parked, found.unpublished, found.error) == (0, 2, 0, None)
+
+
+def test_what_is_under_way_is_no_error(written: Written) -> None:
+    """Read and not decided; decided, and the rejects not written; decided anew, and the rejects of before."""
+    written.prove(LATER, {"raw": 5})
+    assert (written.ends().undecided, written.ends().error) == (5, None)
+    written.prove(LATER, {"events": 4})
+    written.add("events", LATER, range(100, 104))
+    assert (written.ends().undecided, written.ends().error) == (5, None)
+    written.prove(LATER, {"rejects": 1}, attempt=0)
+    assert (written.ends().undecided, written.ends().error) == (5, None)
+
+
+def test_a_row_that_is_missing_or_doubled_is_told(written: Written) -> None:
+    doubled = [row for row in written.rows["events"] if row.get("origin_offset") == 3]
+    written.rows["events"] += doubled
+    assert "1 rows of events" in str(written.ends().error)
+    written.rows["events"] = [row for row in written.rows["events"] if row.get("origin_offset") != 3]
+    assert "sum to 9, produced were 10" in str(written.ends().error)
+
+
+def test_a_reject_that_is_gone_is_told(written: Written) -> None:
+    written.rows["rejects"] = [row for row in written.rows["rejects"] if row.get("origin_offset") != 8]
+    assert "sum to 9, produced were 10" in str(written.ends().error)
+
+
+def test_a_lake_without_tables_has_no_ends(tmp_path: Path) -> None:
+    assert count_ends(Written(tmp_path).ledger, Written(tmp_path).lake, STREAM) == Ends()
+
+
+@pytest.mark.slow
+def test_the_command_and_the_job_tell_the_same(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(bootstrap, topic(partitions=2), tmp_path)
+    scene.write(15)
+    scene.run("plan", "orders", "--commit")
+    scene.write(4)
+    before = scene.run("audit", "orders")
+    assert before.exit_code == 0, before.output
+    assert "development" in before.output
+    assert "not whole" in before.output
+    page = json.loads(scene.run("audit", "--json").output)[0]
+    [first, second] = page["partitions"]
+    assert (first["planned"], first["committed"], first["last_stable"]) == (15, 0, 19)
+    assert first["age"] > 0
+    assert second["age"] is None
+    assert page["failing_checks"] is None
+    assert page["errors"] == []
+
+    for name, value in {"HIGHWATER_HOME": tmp_path, "HIGHWATER_KAFKA_BOOTSTRAP": bootstrap}.items():
+        monkeypatch.setenv(name, str(value))
+    [piece] = scene.slices()
+    found = Written(tmp_path)
+    found.prove(replace(piece), {"raw": 15, "events": 15, "rejects": 0, "current": 15})
+    found.write()
+    job = build_defs(streams=[scene.stream]).resolve_job_def("orders_audit")
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = job.execute_in_process(instance=instance, raise_on_error=False)
+        [seen] = instance.fetch_observations(dg.AssetKey(["orders", "events"]), limit=1).records
+    assert not run.success
+    observation = seen.asset_observation
+    assert observation is not None
+    assert "the ends sum to 0, produced were 15" in str(observation.metadata["audit"].value)
+    told = scene.run("audit", "orders")
+    assert told.exit_code == PERMANENT
+    assert "the ends sum to 0, produced were 15" in told.output

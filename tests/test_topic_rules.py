@@ -1,0 +1,95 @@
+"""The rules for topics: what each calls ok, a warning or an error, and the command that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from highwater.topic_rules import Level, Setting, TopicFacts, endurance, judge
+
+SETTINGS = {
+    "min.insync.replicas": "2",
+    "unclean.leader.election.enable": "false",
+    "retention.ms": "86400000",
+    "retention.bytes": "-1",
+    "cleanup.policy": "delete",
+}
+SAFE = TopicFacts(
+    topic="orders",
+    bootstrap="broker:9092",
+    brokers=3,
+    replicas={0: 3, 1: 3},
+    in_sync={0: 3, 1: 3},
+    leaderless=frozenset(),
+    settings={name: Setting(value, "DYNAMIC_TOPIC_CONFIG") for name, value in SETTINGS.items()},
+    broker_settings={"auto.create.topics.enable": Setting("false", "STATIC_BROKER_CONFIG")},
+)
+ONE = replace(SAFE, brokers=1, replicas={0: 1, 1: 1}, in_sync={0: 1, 1: 1})
+
+
+def with_setting(facts: TopicFacts, **settings: str) -> TopicFacts:
+    named = {name.replace("_", "."): Setting(value, "DEFAULT_CONFIG") for name, value in settings.items()}
+    return replace(facts, settings={**(facts.settings or {}), **named})
+
+
+def test_a_safe_topic_breaks_no_rule() -> None:
+    assert {finding.level for finding in judge(SAFE)} == {Level.OK}
+    assert endurance(SAFE).startswith("1 of 3 brokers may fail with writes going on, 2 with reads")
+
+
+@pytest.mark.parametrize(
+    ("facts", "rule", "level", "remedy"),
+    [
+        (replace(SAFE, replicas={0: 3, 1: 2}), "replication", Level.ERROR, "kafka-reassign-partitions"),
+        (ONE, "replication", Level.WARNING, "three brokers"),
+        (with_setting(SAFE, min_insync_replicas="1"), "min.insync.replicas", Level.ERROR, "min.insync.replicas=2"),
+        (with_setting(SAFE, min_insync_replicas="3"), "min.insync.replicas", Level.ERROR, "min.insync.replicas=2"),
+        (with_setting(ONE, min_insync_replicas="1"), "min.insync.replicas", Level.WARNING, "three brokers"),
+        (
+            with_setting(SAFE, unclean_leader_election_enable="true"),
+            "unclean election",
+            Level.ERROR,
+            "unclean.leader.election.enable=false",
+        ),
+        (
+            replace(SAFE, oldest_unread=timedelta(hours=13)),
+            "retention",
+            Level.WARNING,
+            f"retention.ms={52 * 3_600_000}",
+        ),
+        (replace(SAFE, oldest_unread=timedelta(hours=24)), "retention", Level.ERROR, "retention.ms="),
+        (with_setting(SAFE, retention_bytes="1000"), "retention by size", Level.WARNING, "retention.bytes=-1"),
+        (with_setting(SAFE, cleanup_policy="compact,delete"), "cleanup", Level.WARNING, "cleanup.policy=delete"),
+        (replace(SAFE, in_sync={0: 3, 1: 2}), "replicas in sync", Level.WARNING, "a broker"),
+        (replace(SAFE, leaderless=frozenset({1})), "replicas in sync", Level.ERROR, "start the brokers"),
+        (
+            replace(SAFE, broker_settings={"auto.create.topics.enable": Setting("true", "DEFAULT_CONFIG")}),
+            "auto-creation",
+            Level.WARNING,
+            "auto.create.topics.enable=false",
+        ),
+    ],
+)
+def test_each_rule_turns_alone(facts: TopicFacts, rule: str, level: Level, remedy: str) -> None:
+    found = {finding.rule: finding for finding in judge(facts)}
+    assert found[rule].level is level
+    assert remedy in found[rule].remedy
+    alone = {name for name, finding in found.items() if finding.level is not Level.OK}
+    assert alone - ({"replication", "min.insync.replicas"} if facts.factor < 3 else set()) <= {rule}
+
+
+@pytest.mark.parametrize("changes", [{"oldest_unread": timedelta(hours=12)}, {"oldest_unread": None}])
+def test_retention_of_twice_the_backlog_is_enough(changes: dict[str, Any]) -> None:
+    assert {finding.level for finding in judge(replace(SAFE, **changes))} == {Level.OK}
+    kept = with_setting(replace(SAFE, oldest_unread=timedelta(days=900)), retention_ms="-1")
+    assert {finding.level for finding in judge(kept)} == {Level.OK}
+
+
+def test_what_may_not_be_read_is_told_as_such() -> None:
+    hidden = replace(SAFE, settings=None, broker_settings=None)
+    unknown = {finding.rule for finding in judge(hidden) if finding.level is Level.UNKNOWN}
+    assert unknown == {finding.rule for finding in judge(SAFE)} - {"replication", "replicas in sync"}
+    assert "cannot be told" in endurance(hidden)
