@@ -1,4 +1,4 @@
-"""What a stream declares: topic, schema, key and version, transitions, lookup, limits, tiers.
+"""What a stream declares: topic, schema, key and version, transitions, lookup, limits, tiers, alerts.
 
 What belongs here: the types of a declaration and the checks that it does not contradict itself.
 What does not: the declared streams (`assets/streams/`) and what is done with a declaration.
@@ -108,6 +108,24 @@ class Limits:
     slices_a_run: int = 20
 
 
+@dataclass(frozen=True)
+class Alerts:
+    """Beyond what somebody is to be told.
+
+    Args:
+        reject_ratio: rejects among the records of the newest 20 slices, 0 to 1.
+        parked: records that wait for a person.
+        retries_late: how long after its due time a retry is still in no slice.
+        retention_left: time until retention takes the oldest unread record; of a topic that keeps less than twice as
+            long half of what it keeps.
+    """
+
+    reject_ratio: float = 0.5
+    parked: int = 1_000
+    retries_late: timedelta = timedelta(hours=1)
+    retention_left: timedelta = timedelta(hours=12)
+
+
 class OnReject(str, Enum):
     """What becomes of a record that is no event."""
 
@@ -151,6 +169,7 @@ class Stream:
         tiers: how long a rejected record waits before its first, second, ... retry: each is a DLQ topic,
             `<topic>.dlq.1` and so on. Between a second and seven days, each longer than the one before.
         on_reject: for each reason whether such a record is retried, or parked at once for a person.
+        alerts: beyond what somebody is told.
     """
 
     name: str
@@ -170,6 +189,7 @@ class Stream:
     on_expired: Literal["stop", "record"] = "stop"
     tiers: tuple[timedelta, ...] = ()
     on_reject: Mapping[str, OnReject] = field(default_factory=lambda: ON_REJECT)
+    alerts: Alerts = field(default_factory=Alerts)
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -223,6 +243,8 @@ def _problems(stream: Stream) -> list[str]:
         found.append("no key is declared")
     found += _start_problems(stream.start)
     found += _reject_problems(stream)
+    if not 0 <= stream.alerts.reject_ratio <= 1 or stream.alerts.parked < 0:
+        found.append("alerts: the reject ratio must be between 0 and 1, the number of parked records 0 or more")
     if not found:
         found += _typed_problems(stream)
     return found

@@ -17,6 +17,7 @@ LAKE = "HIGHWATER_LAKE"
 LEDGER_URL = "HIGHWATER_LEDGER_URL"
 KAFKA_BOOTSTRAP = "HIGHWATER_KAFKA_BOOTSTRAP"
 KAFKA_CONFIG = "HIGHWATER_KAFKA_CONFIG"
+ALERTS_URL = "HIGHWATER_ALERTS_URL"
 SPARK_REMOTE = "SPARK_REMOTE"
 SPARK_MASTER = "HIGHWATER_SPARK_MASTER"
 
@@ -28,7 +29,7 @@ DEFAULT_MASTER = "local[*]"
 class Settings:
     """Everything a deployment configures; each value has an embedded default.
 
-    `kafka_config` may hold secrets, so it is kept out of the text form.
+    `kafka_config`, `ledger_url` and `alerts_url` may hold secrets, so they are kept out of the text form.
     """
 
     home: Path
@@ -38,6 +39,7 @@ class Settings:
     kafka_config: Mapping[str, str] = field(repr=False)
     spark_remote: str | None
     spark_master: str
+    alerts_url: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -55,6 +57,7 @@ class Settings:
             kafka_config=parse_kafka_config(environment.get(KAFKA_CONFIG) or "{}"),
             spark_remote=environment.get(SPARK_REMOTE) or None,
             spark_master=environment.get(SPARK_MASTER) or DEFAULT_MASTER,
+            alerts_url=environment.get(ALERTS_URL) or None,
         )
 
 

@@ -212,7 +212,7 @@ def audit(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, red: Mapping
     ends, standing = count_ends(ledger, lake, stream), attempts(lake, stream)
     pieces = ledger.slices(stream.name)
     status = stream_status(ledger, kafka, stream, {})
-    ages = _ages(kafka, stream, status)
+    ages = oldest_unread(kafka, stream, status)
     findings, facts, problems = _looked_at(kafka, stream, max(ages.values(), default=None))
     committed = _committed(ledger, stream, [p for p in pieces if p.topic == stream.topic], standing)
     return Audit(
@@ -248,7 +248,7 @@ def _committed(ledger: Ledger, stream: Stream, pieces: Sequence[Slice], standing
     return found
 
 
-def _ages(kafka: Kafka, stream: Stream, status: StreamStatus) -> dict[int, timedelta]:
+def oldest_unread(kafka: Kafka, stream: Stream, status: StreamStatus) -> dict[int, timedelta]:
     """How old the oldest record is that no slice holds, of the partitions that lag most."""
     lagging = sorted((p for p in status.partitions if p.lag), key=lambda p: -(p.lag or 0))[:PARTITIONS_ASKED]
     now = datetime.now(UTC)

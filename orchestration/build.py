@@ -18,7 +18,7 @@ from orchestration.observation import topic_asset
 from orchestration.operator_jobs import acceptance_jobs, parked_jobs
 from orchestration.resources import default_resources
 from orchestration.schedules import daily_audit, hourly
-from orchestration.sensors import stream_sensors
+from orchestration.sensors import alerts_sensor, stream_sensors
 from orchestration.stream_assets import table_assets
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def build_defs(
         warnings.simplefilter("ignore", dg.PreviewWarning)
         parts = [_stream_defs(stream, running=running) for stream in streams]
     shared = dg.Definitions(
+        sensors=[alerts_sensor(streams, running=running)],
         resources={**default_resources(), **(resources or {})},
         # Backfills run outside of the job, with this one: a step in a process of its own once committed 22 s after its
         # run was marked as failed.

@@ -120,6 +120,19 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     )
 
 
+def count_parked(ledger: Ledger, lake: Lake, stream: Stream) -> int:
+    """Origins that were rejected for good, and neither accepted nor given up since.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    opened = {name: lake.table(stream.name, name) for name in ("rejects", "events")}
+    tables = {name: table for name, table in opened.items() if table is not None}
+    counted = _Counted(tables, stream, [])
+    there = sum(count for (topic, _), count in counted.left_over().items() if topic == stream.parked_topic)
+    return there - counted.discarded({discard.origin for discard in ledger.discards(stream.name)})
+
+
 def _main(proofs: Mapping[str, Proof], stream: Stream) -> dict[str, Proof]:
     return {key: proof for key, proof in proofs.items() if SliceKey.parse(key).topic == stream.topic}
 
@@ -183,11 +196,14 @@ class _Counted:
         return sum(Origin(*[row[f"origin_{name}"] for name in Origin._fields]) in given_up for row in found)
 
     def _last(self) -> str:
-        """The last rejection of each origin that was not accepted, as `left_over`."""
+        """The last rejection of each origin that was not accepted in a retry, as `left_over`.
+
+        One that was accepted without a retry is in two places, and the ends sum to more than was produced.
+        """
         return (
             f"WITH last AS (SELECT {_ORIGIN}, first_value(next_topic ORDER BY retries DESC) AS next_topic, "
             f"first_value(slice ORDER BY retries DESC) AS slice FROM rejects WHERE {self._mine} GROUP BY {_ORIGIN}), "
-            f"accepted AS (SELECT {_ORIGIN} FROM events WHERE {self._mine}), "
+            f"accepted AS (SELECT {_ORIGIN} FROM events WHERE {self._mine} AND retries > 0), "
             f"left_over AS (SELECT last.* FROM last LEFT ANTI JOIN accepted ON {_same('last', 'accepted')})"
         )
 

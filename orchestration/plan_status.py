@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from highwater.alerting import Alert
 from highwater.declaration import Stream
 from highwater.errors import HighwaterError, TopicAbsentError
 from highwater.history import SOUND, History
@@ -85,6 +86,7 @@ class StreamStatus:
         partitions: empty if the topic could not be looked at.
         errors: what keeps the topic, or a partition of it, from being planned.
         dlq: the tiers, and the parked topic.
+        alerts: those that are open.
     """
 
     stream: str
@@ -95,6 +97,7 @@ class StreamStatus:
     partitions: Sequence[PartitionStatus] = ()
     errors: Sequence[HighwaterError] = ()
     dlq: Sequence[DlqStatus] = ()
+    alerts: Sequence[Alert] = ()
 
     @property
     def lag(self) -> int | None:
@@ -110,7 +113,11 @@ class StreamStatus:
         lag = "lag not known" if self.lag is None else f"lag {self.lag:,}"
         head = f"{self.stream}: topic {self.topic}, {planned}, {self.slices:,} slices, {lag}"
         errors = [f"  {type(error).__name__}: {error}" for error in self.errors]
-        return [head, *errors, *[f"  {one.line}" for one in self.dlq]]
+        alerts = [
+            f"  alert since {one.since:%Y-%m-%d %H:%M} UTC: {one.what}: {one.value}; {one.remedy}"
+            for one in self.alerts
+        ]
+        return [head, *errors, *alerts, *[f"  {one.line}" for one in self.dlq]]
 
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -134,6 +141,7 @@ class StreamStatus:
             "lag": self.lag,
             "partitions": [{**vars(one), "lag": one.lag} for one in self.partitions],
             "errors": [_error_plain(error) for error in self.errors],
+            "alerts": [one.to_plain() for one in self.alerts],
             "dlq": [{**vars(one), "error": None if one.error is None else _error_plain(one.error)} for one in self.dlq],
         }
 
@@ -167,6 +175,7 @@ def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[
         topic_id=generation.topic_id if generation else None,
         partitions=partitions,
         errors=errors,
+        alerts=[one for one in ledger.alerts().values() if one.stream == stream.name and one.ended is None],
         # A broker that is away is waited for once.
         dlq=_dlq(ledger, kafka, stream) if partitions else [],
     )

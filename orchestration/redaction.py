@@ -24,11 +24,12 @@ class HiddenError(Exception):
 
 
 def secret_values(settings: Settings) -> frozenset[str]:
-    """The values that must not be stored: of Kafka's secret properties, and the password of the ledger's URL."""
+    """The values that must not be stored: of Kafka's secret properties, the ledger's password, the alerts' address."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     found = {value for name, value in settings.kafka_config.items() if _SECRET.search(name)}
+    found.add(settings.alerts_url or "")
     try:
         url = make_url(settings.ledger_url)
     except ArgumentError:

@@ -1,21 +1,26 @@
-"""The sensors of a stream: planning, retries, and repair.
+"""The sensors: planning, retries and repair of each stream, and the alerts of all.
 
 What belongs here: the shells that Dagster ticks. What does not: what a tick does (`orchestration.ticks`) and decides
 (`orchestration.requests`).
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from highwater.errors import TemporaryError
+from orchestration import alerts
+from orchestration.resources import settings
 from orchestration.ticks import Tick, plan, repair, retry, run_requests
+from resources.webhook import post
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+    from highwater.alerting import Alert
     from highwater.declaration import Stream
 
 # A slice waits so long at the most for being planned, beside its own limits.
@@ -23,6 +28,7 @@ PLANNER_SECONDS = 10
 # What is due waits so long at the most for being planned.
 RETRY_SECONDS = 10
 REPAIR_SECONDS = 60
+ALERT_SECONDS = 60
 
 
 def stream_sensors(
@@ -119,3 +125,34 @@ def _result(context: dg.SensorEvaluationContext, stream: "Stream", act: Callable
         dynamic_partitions_requests=[partitions.build_add_request(tick.keys)] if tick.keys else [],
         asset_events=tick.events,
     )
+
+
+def alerts_sensor(streams: Sequence["Stream"], *, running: bool) -> dg.SensorDefinition:
+    """The sensor `alerts` of all streams; it requests no run."""
+
+    @dg.sensor(
+        name="alerts",
+        minimum_interval_seconds=ALERT_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED,
+        description="Measures all streams against their thresholds, and tells what begins and what ends.",
+        required_resource_keys={"kafka", "ledger", "lake"},
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        connections = context.resources
+        try:
+            lines = alerts.tick(
+                connections.ledger.open(), connections.kafka.open(), connections.lake.open(), streams, _teller(context)
+            )
+        except TemporaryError as error:
+            lines = [str(error)]
+        return dg.SkipReason("; ".join(lines))
+
+    return tick
+
+
+def _teller(context: dg.SensorEvaluationContext) -> Callable[["Alert"], None]:
+    """Tells the receiver that is configured; without one the sensor's log."""
+    url = settings().alerts_url
+    if url is not None:
+        return lambda alert: post(url, alert.to_plain())
+    return lambda alert: context.log.warning(json.dumps(alert.to_plain()))

@@ -6,14 +6,15 @@ database is opened (`resources.ledger_schema`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, func, insert, literal, select, tuple_, update
+from sqlalchemy import and_, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
+from highwater.alerting import Alert
 from highwater.envelope import Origin
 from highwater.errors import HighwaterError, UnknownSliceError
 from highwater.history import Fingerprint
@@ -336,6 +337,23 @@ class Ledger:
         query = select(table).where(table.c.stream == stream).order_by(table.c.discarded_at)
         with self._reading() as connection:
             return [_discard(row) for row in connection.execute(query)]
+
+    # Alerts
+
+    def alerts(self) -> dict[tuple[str, str], Alert]:
+        """The open alerts of all streams by stream and condition, the oldest first."""
+        table = schema.alerts
+        with self._reading() as connection:
+            found = [Alert(**row._mapping) for row in connection.execute(select(table).order_by(table.c.since))]  # noqa: SLF001 - SQLAlchemy's public name
+        return {(alert.stream, alert.what): alert for alert in found}
+
+    def keep_alerts(self, open_: Mapping[tuple[str, str], Alert]) -> None:
+        """Keep these alerts, and no others."""
+        table = schema.alerts
+        with self._writing() as connection:
+            connection.execute(delete(table))
+            if open_:
+                connection.execute(insert(table), [vars(alert) for alert in open_.values()])
 
     # Leases
 

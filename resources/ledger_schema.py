@@ -117,6 +117,19 @@ discards = sa.Table(
     sa.Column("discarded_at", Utc, nullable=False),
 )
 
+alerts = sa.Table(
+    "alerts",
+    metadata,
+    sa.Column("stream", sa.String(249), primary_key=True),
+    sa.Column("what", sa.String(100), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+    sa.Column("threshold", sa.Text, nullable=False),
+    sa.Column("remedy", sa.Text, nullable=False),
+    sa.Column("since", Utc, nullable=False),
+    sa.Column("told", sa.Boolean, nullable=False),
+    sa.Column("ended", Utc),
+)
+
 leases = sa.Table(
     "leases",
     metadata,

@@ -31,6 +31,7 @@ DECLARED = (
     declaration.Lookup,
     declaration.Transitions,
     declaration.Limits,
+    declaration.Alerts,
     declaration.Answers,
 )
 

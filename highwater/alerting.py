@@ -1,0 +1,100 @@
+"""When an alert begins and when it ends: pure functions over measurements.
+
+What belongs here: the rule that one condition gives one alert and one recovery. What does not: measuring
+(`orchestration.alerts`), keeping (`resources.ledger`) or telling (`resources.webhook`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One condition as it was just measured.
+
+    Args:
+        stream: whose.
+        what: names the condition; with the stream it is the alert's identity.
+        value: what was measured, in words with its unit.
+        threshold: beyond what it matters, likewise.
+        over: whether it is beyond.
+        remedy: what the operator does.
+    """
+
+    stream: str
+    what: str
+    value: str
+    threshold: str
+    over: bool
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alert that is open, or whose recovery is still to be told.
+
+    Args:
+        told: whether the receiver took the alert.
+        ended: when the condition passed; None while it lasts.
+    """
+
+    stream: str
+    what: str
+    value: str
+    threshold: str
+    remedy: str
+    since: datetime
+    told: bool = False
+    ended: datetime | None = None
+
+    @property
+    def to_tell(self) -> bool:
+        """Whether the receiver is to be told something."""
+        return not self.told or self.ended is not None
+
+    def to_plain(self) -> dict[str, Any]:
+        """What the receiver is told."""
+        return {
+            "kind": "alert" if self.ended is None else "recovery",
+            "stream": self.stream,
+            "what": self.what,
+            "value": self.value,
+            "threshold": self.threshold,
+            "since": self.since.isoformat(),
+            "ended": None if self.ended is None else self.ended.isoformat(),
+            "remedy": self.remedy,
+        }
+
+
+Open = Mapping[tuple[str, str], Alert]
+
+
+def after(open_: Open, measures: Iterable[Measure], now: datetime) -> dict[tuple[str, str], Alert]:
+    """The alerts after some measurements.
+
+    A condition that was not measured stays as it was. One that passes before anybody was told of it leaves nothing
+    behind; one that comes back before its recovery was told goes on.
+    """
+    found = dict(open_)
+    for measure in measures:
+        name = measure.stream, measure.what
+        known = found.get(name)
+        if measure.over:
+            fresh = Alert(*name, measure.value, measure.threshold, measure.remedy, since=now)
+            found[name] = fresh if known is None else replace(known, value=measure.value, ended=None)
+        elif known is not None and known.told:
+            found[name] = replace(known, value=measure.value, ended=known.ended or now)
+        elif known is not None:
+            del found[name]
+    return found
+
+
+def told(open_: Open, alert: Alert) -> dict[tuple[str, str], Alert]:
+    """The alerts after the receiver took this one: an alert stays open, a recovery closes it."""
+    name = alert.stream, alert.what
+    rest = {key: value for key, value in open_.items() if key != name}
+    return rest if alert.ended is not None else {**rest, name: replace(alert, told=True)}

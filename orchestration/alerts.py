@@ -1,0 +1,170 @@
+"""Alerts: what is measured of each stream, and one tick that begins, ends and tells them.
+
+What belongs here: measuring against the thresholds of the declaration, and the sensor's tick. What does not: when an
+alert begins and ends (`highwater.alerting`), or sending it (`resources.webhook`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from highwater.alerting import Alert, Measure, after, told
+from highwater.errors import HighwaterError, TopicAbsentError
+from highwater.routing import JITTER
+from highwater.slices import OffsetRange
+from orchestration.audit import oldest_unread
+from orchestration.origin_counts import count_parked
+from orchestration.plan_status import stream_status
+from resources.topic_facts import topic_facts
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+# The reject ratio is that of so many slices, the newest ones.
+SLICES = 20
+LEASE_SECONDS = 60.0
+READ_SECONDS = 5.0
+Tell = Callable[[Alert], None]
+Measuring = Callable[["Ledger", "Kafka", "Lake", "Stream", datetime], Measure | None]
+
+
+def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], tell: Tell) -> list[str]:
+    """Measure all streams, and tell what begins and what ends; returns what was done, in sentences.
+
+    What cannot be measured, because something is away, leaves its alert as it is (I15). What cannot be told is told at
+    a later tick. Two ticks at once follow each other.
+
+    Raises:
+        DependencyAwayError: the ledger is away.
+        LeaseHeldError: another tick is under way.
+    """
+    now = datetime.now(UTC)
+    lines: list[str] = []
+    with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
+        measures = [found for stream in streams for found in _measured(ledger, kafka, lake, stream, now, lines)]
+        known = ledger.alerts()
+        open_ = after(known, measures, now)
+        ledger.keep_alerts(open_)
+        for alert in [alert for alert in open_.values() if alert.to_tell]:
+            try:
+                tell(alert)
+            except HighwaterError as error:
+                lines.append(str(error))
+                break  # a receiver that does not answer is not asked again and again within one tick
+            open_ = told(open_, alert)
+            ledger.keep_alerts(open_)
+            lines.append(f"told: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")
+    return lines or [f"{len(open_)} alerts are open"]
+
+
+def _measured(
+    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime, lines: list[str]
+) -> Iterator[Measure]:
+    for measure in MEASURES:
+        try:
+            found = measure(ledger, kafka, lake, stream, now)
+        except HighwaterError as error:
+            lines.append(f"{stream.name}: not measured: {error.problem}")
+        else:
+            if found is not None:
+                yield found
+
+
+def _reject_ratio(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Measure | None:
+    del kafka, now
+    keys = [piece.key for piece in ledger.slices(stream.name, stream.topic, newest=SLICES)]
+    proofs = lake.committed(stream.name, "events", keys).values()
+    records, rejects = (sum(proof.counts.get(name, 0) for proof in proofs) for name in ("raw", "rejects"))
+    if not records:
+        return None
+    limit = stream.alerts.reject_ratio
+    return Measure(
+        stream.name,
+        "reject ratio",
+        f"{rejects / records:.0%} of {records:,} records of the newest {len(keys)} slices",
+        f"{limit:.0%}",
+        rejects / records > limit,
+        f"look at the reasons in {stream.name}/rejects; highwater audit {stream.name} tells how the records ended",
+    )
+
+
+def _parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Measure | None:
+    del kafka, now
+    count, limit = count_parked(ledger, lake, stream), stream.alerts.parked
+    return Measure(
+        stream.name,
+        "parked records",
+        f"{count:,} wait for a person",
+        f"{limit:,}",
+        count > limit,
+        f"highwater redrive-parked {stream.name} lists them, sends them back; discard-parked gives them up",
+    )
+
+
+def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Measure | None:
+    del lake
+    if not stream.tiers:
+        return None
+    late = max((_lateness(ledger, kafka, stream, n, now) for n, _ in enumerate(stream.tiers)), default=timedelta(0))
+    limit = stream.alerts.retries_late
+    return Measure(
+        stream.name,
+        "age of retries",
+        f"the oldest retry is {_rounded(late)} late",
+        str(limit),
+        late > limit,
+        f"see that {stream.name}_dlq_retries runs, and what its ticks and highwater status {stream.name} say",
+    )
+
+
+def _lateness(ledger: Ledger, kafka: Kafka, stream: Stream, number: int, now: datetime) -> timedelta:
+    """How long after its latest due time the oldest record of a tier still is in no slice."""
+    topic = stream.tier_topics[number]
+    try:
+        state = kafka.topic_state(topic)
+    except TopicAbsentError:
+        return timedelta(0)
+    ends = ledger.planned_end(stream.name, topic)
+    late = timedelta(0)
+    for partition, seen in state.partitions.items():
+        begin = max(ends.get(partition, 0), seen.log_start or 0)
+        if seen.last_stable is None or begin >= seen.last_stable:
+            continue
+        unread = {partition: OffsetRange(begin, seen.last_stable)}
+        first = next(iter(kafka.read(topic, unread, seconds=READ_SECONDS)), None)
+        if first is not None:
+            written = datetime.fromtimestamp(first.timestamp()[1] / 1000, UTC)
+            late = max(late, now - written - stream.tiers[number] * (1 + JITTER))
+    return late
+
+
+def _retention_left(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Measure | None:
+    del lake, now
+    facts = topic_facts(kafka, stream.topic)
+    kept = (facts.settings or {}).get("retention.ms")
+    if kept is None or int(kept.value) < 0:
+        return None
+    ages = oldest_unread(kafka, stream, stream_status(ledger, kafka, stream, {}))
+    left = timedelta(milliseconds=int(kept.value)) - max(ages.values(), default=timedelta(0))
+    # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
+    limit = min(stream.alerts.retention_left, timedelta(milliseconds=int(kept.value)) / 2)
+    return Measure(
+        stream.name,
+        "retention before unread records",
+        f"{_rounded(left)} until retention takes the oldest unread record",
+        str(limit),
+        left < limit,
+        f"see that {stream.name}_planner runs and what its ticks say, or raise retention.ms of {stream.topic}",
+    )
+
+
+def _rounded(span: timedelta) -> timedelta:
+    return timedelta(seconds=round(span.total_seconds()))
+
+
+MEASURES: tuple[Measuring, ...] = (_reject_ratio, _parked, _late_retries, _retention_left)

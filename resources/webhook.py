@@ -1,0 +1,39 @@
+"""Telling a receiver over HTTP.
+
+What belongs here: one POST with a short patience. What does not: what is told, and when it is told again.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+
+from highwater.errors import ConfigurationError, DependencyAwayError
+
+SECONDS = 5.0
+
+
+def post(url: str, plain: Mapping[str, object], seconds: float = SECONDS) -> None:
+    """Send plain values as JSON. The URL may hold a token and is never repeated (I13).
+
+    Raises:
+        ConfigurationError: the URL is none of HTTP.
+        DependencyAwayError: nobody took it in time.
+    """
+    remedy = "see that the receiver of HIGHWATER_ALERTS_URL runs; it is told again at the next tick"
+    if not url.startswith(("http://", "https://")):
+        raise ConfigurationError("the receiver of alerts is no HTTP address", remedy="set HIGHWATER_ALERTS_URL anew")
+    request = urllib.request.Request(url, json.dumps(plain).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=seconds):
+            return
+    except urllib.error.HTTPError as error:
+        raise DependencyAwayError(
+            "the receiver of alerts refused", found=f"status {error.code}", remedy=remedy
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DependencyAwayError(
+            "the receiver of alerts did not answer", found=type(error).__name__, remedy=remedy
+        ) from None

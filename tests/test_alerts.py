@@ -1,0 +1,207 @@
+"""Alerts: one for each condition and one recovery, through restarts, hanging receivers and looks that fail."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dev.processes import LOOPBACK, free_port
+from highwater.alerting import Alert, Measure, after, told
+from highwater.declaration import Alerts
+from highwater.errors import ConfigurationError, DependencyAwayError
+from orchestration import alerts
+from orchestration.build import build_defs
+from resources.kafka import Kafka
+from resources.ledger import Ledger
+from resources.webhook import post
+from tests.scene import Scene
+from tests.support import make_stream
+from tests.test_audit import MAIN, PARKED, STREAM, Written
+
+if TYPE_CHECKING:
+    from tests.conftest import TopicFactory
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def measure(over: bool, value: str = "7") -> Measure:
+    return Measure("orders", "parked records", value, "5", over, "look")
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans())))
+def test_alerts_and_recoveries_alternate_and_none_is_told_twice(ticks: list[tuple[bool, bool]]) -> None:
+    """Each tick measures the condition, and its receiver may be away."""
+    open_: dict[tuple[str, str], Alert] = {}
+    heard: list[str] = []
+    for over, receives in ticks:
+        open_ = after(open_, [measure(over)], NOW)
+        for alert in [alert for alert in open_.values() if alert.to_tell]:
+            if receives:
+                heard.append(alert.to_plain()["kind"])
+                open_ = told(open_, alert)
+    assert heard == [("alert", "recovery")[n % 2] for n in range(len(heard))]
+    if ticks and ticks[-1][1]:
+        assert (heard[-1:] == ["alert"]) == ticks[-1][0], "whoever listens knows how it stands"
+
+
+def test_what_was_not_measured_stays_as_it_is() -> None:
+    open_ = after({}, [measure(over=True)], NOW)
+    assert after(open_, [], NOW + timedelta(hours=1)) == open_
+    later = after(open_, [measure(over=True, value="9")], NOW + timedelta(hours=1))
+    [alert] = later.values()
+    assert (alert.since, alert.value) == (NOW, "9")
+
+
+@pytest.fixture
+def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Ticks with one measure that a test sets; each opens the ledger afresh, as another daemon does."""
+
+    def tick(over: bool | None, tell: alerts.Tell) -> list[str]:
+        def measured(*_: object) -> Measure | None:
+            if over is None:
+                raise DependencyAwayError("the lake is away", remedy="wait")
+            return measure(over)
+
+        monkeypatch.setattr(alerts, "MEASURES", (measured,))
+        unused: Any = None
+        return alerts.tick(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), unused, unused, [STREAM], tell)
+
+    return tick
+
+
+def test_many_ticks_give_one_alert_and_one_recovery(ticking: Callable[..., list[str]]) -> None:
+    heard: list[Alert] = []
+    for _ in range(100):
+        ticking(True, heard.append)
+        ticking(None, heard.append)
+    assert [(alert.to_plain()["kind"], alert.value) for alert in heard] == [("alert", "7")]
+    ticking(False, heard.append)
+    ticking(False, heard.append)
+    assert [alert.to_plain()["kind"] for alert in heard] == ["alert", "recovery"]
+
+
+def test_a_receiver_that_fails_is_told_later(ticking: Callable[..., list[str]]) -> None:
+    def fails(_: Alert) -> None:
+        raise DependencyAwayError("the receiver of alerts did not answer", remedy="wait")
+
+    heard: list[Alert] = []
+    assert "did not answer" in " ".join(ticking(True, fails))
+    ticking(True, heard.append)
+    ticking(False, fails)
+    ticking(False, heard.append)
+    assert [alert.to_plain()["kind"] for alert in heard] == ["alert", "recovery"]
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Keeps what it was sent; answers by the server's `status`, or not at all while it is 0."""
+
+    def do_POST(self) -> None:
+        server: Any = self.server
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if server.status == 0:
+            time.sleep(1)
+            return
+        server.heard.append((self.headers["Content-Type"], json.loads(body)))
+        self.send_response(server.status)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[Any]:
+    server: Any = HTTPServer((LOOPBACK, 0), Receiver)
+    server.heard, server.status = [], 200
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_receiver_gets_json_and_its_address_is_never_repeated(receiver: Any) -> None:
+    url = f"http://{LOOPBACK}:{receiver.server_port}/?token=planted-secret"
+    post(url, {"kind": "alert"})
+    assert receiver.heard == [("application/json", {"kind": "alert"})]
+    told_of = []
+    for status, seconds in ((500, 5.0), (0, 0.2)):
+        receiver.status = status
+        with pytest.raises(DependencyAwayError) as caught:
+            post(url, {}, seconds)
+        told_of.append(str(caught.value) + repr(caught.value.__cause__))
+    with pytest.raises(DependencyAwayError) as caught:
+        post(f"http://{LOOPBACK}:{free_port()}/planted-secret", {})
+    with pytest.raises(ConfigurationError) as strange:
+        post("file:///planted-secret", {})
+    assert not any("planted" in text for text in [*told_of, str(caught.value), str(strange.value)])
+
+
+def test_what_the_lake_tells_is_measured(tmp_path: Path) -> None:
+    written = Written(tmp_path)
+    written.prove(MAIN, {"raw": 10, "events": 4, "rejects": 6, "dlq": 6, "current": 5}, raw=10)
+    written.add("events", MAIN, range(4))
+    written.add("rejects", MAIN, range(4, 10), next_topic=PARKED)
+    written.ledger.add([MAIN])
+    written.write()
+    away = Kafka(f"{LOOPBACK}:{free_port()}")
+    stream = replace(STREAM, alerts=Alerts(reject_ratio=0.6, parked=5))
+    asked = (written.ledger, away, written.lake, stream, NOW)
+    ratio, parked = alerts._reject_ratio(*asked), alerts._parked(*asked)
+    assert ratio is not None
+    assert parked is not None
+    assert (ratio.over, ratio.value) == (False, "60% of 10 records of the newest 1 slices")
+    assert (parked.over, parked.value) == (True, "6 wait for a person")
+    beyond = alerts._reject_ratio(*asked[:3], replace(STREAM, alerts=Alerts(reject_ratio=0.59)), NOW)
+    assert beyond is not None
+    assert beyond.over
+
+
+@pytest.mark.slow
+def test_the_sensor_tells_what_kafka_shows(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path, receiver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry that nobody plans, and a backlog that retention is about to take."""
+    from tests.conftest import create_topic
+    from tests.support import Message, send
+
+    scene = Scene(bootstrap, topic(**{"retention.ms": "20000", "message.timestamp.type": "LogAppendTime"}), tmp_path)
+    limits = Alerts(retries_late=timedelta(seconds=1), retention_left=timedelta(seconds=30))
+    stream = replace(make_stream(scene.topic), tiers=(timedelta(seconds=1),), alerts=limits)
+    create_topic(bootstrap, stream.tier_topics[0], 1, {"message.timestamp.type": "LogAppendTime"})
+    send(bootstrap, stream.tier_topics[0], [Message(b"k", b"v")])
+    scene.write(3)
+    settings = {
+        "HIGHWATER_HOME": str(tmp_path),
+        "HIGHWATER_KAFKA_BOOTSTRAP": bootstrap,
+        "HIGHWATER_ALERTS_URL": f"http://{LOOPBACK}:{receiver.server_port}/",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    time.sleep(11)
+    defs = build_defs(streams=[stream])
+    sensor = defs.get_repository_def().get_sensor_def("alerts")
+
+    def tick() -> str:
+        with dg.build_sensor_context(resources=defs.resources, instance=dg.DagsterInstance.ephemeral()) as context:
+            return str(sensor.evaluate_tick(context).skip_message)
+
+    assert "told: alert orders age of retries" in tick()
+    assert {body["what"] for _, body in receiver.heard} == {"age of retries", "retention before unread records"}
+    assert "2 alerts are open" in tick()
+    shown = scene.run("status", "orders").output
+    assert "alert since" in shown
+    assert "the oldest retry is" in shown
+    assert len(receiver.heard) == 2
