@@ -403,7 +403,7 @@ def test_the_view_in_spark_sql_takes_the_winners(
 def code_text(page: Path) -> str:
     """All that a page sets as code."""
     text = page.read_text()
-    fenced = re.findall(r"^```(?:sh|text)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    fenced = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return "\n".join([*fenced, *spans(text)])
 
 
