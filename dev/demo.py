@@ -1,7 +1,7 @@
 """`make demo`: from nothing to slices in Delta tables, held against the generator's account; ends by itself.
 
-What belongs here: the order of events of the demonstration, and its report. What does not: the stack, the generator,
-the comparison.
+What belongs here: the order of events of the demonstration. What does not: the stack, the generator, the comparison,
+the report.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
+from assets.streams import load_streams
 from dev import paths
 from dev.account import Account, account_file
 from dev.compare import Comparison
@@ -33,13 +33,17 @@ from dev.dagster_questions import (
     runs,
     slice_states,
 )
-from dev.generator import SOURCES, Order, Summary, Target, create_topic, generate
+from dev.demo_report import Figures, tell
+from dev.generator import SOURCES, Order, Target, create_topic, generate
 from dev.processes import signals_raise_interrupt
 from dev.readings import covered_ends, end_offsets
-from dev.reconcile import reconcile, report
+from dev.reconcile import reconcile
 from dev.stack import Stack
 from highwater import settings
 from highwater.errors import ConfigurationError, HighwaterError, PermanentError, TemporaryError
+from orchestration.origin_counts import Ends, count_ends
+from resources.lake import Lake
+from resources.ledger import Ledger
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,19 +69,6 @@ class DemoFailedError(PermanentError):
 
 class TooSlowError(TemporaryError):
     """The machine needed longer than the demonstration waits."""
-
-
-@dataclass
-class Figures:
-    """What the report gives beside the comparison."""
-
-    written: list[Summary] = field(default_factory=list)
-    phases: list[tuple[str, float]] = field(default_factory=list)
-    backfilled: tuple[str, ...] = ()
-    backfill_seconds: float = 0.0
-    resolved: int = 0
-    runs: int = 0
-    lag: dict[str, int] = field(default_factory=dict)
 
 
 class Demo:
@@ -141,7 +132,15 @@ class Demo:
             self.figures.runs = len(runs(ask, statuses=["SUCCESS"]))
             self.figures.lag = watch.lag()
         with self._phase("topic, tables and account are compared, record by record"):
-            return [self._compare(stream, target) for stream in STREAMS]
+            self.figures.ends = {stream: self._ends(stream) for stream in STREAMS}
+            comparisons = [self._compare(stream, target) for stream in STREAMS]
+        self.figures.seconds = self.seconds
+        return comparisons
+
+    def _ends(self, stream: str) -> Ends:
+        """How the origins ended as `highwater audit` counts them."""
+        here = settings.Settings.from_environment({settings.HOME: str(self.home)})
+        return count_ends(Ledger(here.ledger_url), Lake(here.lake), load_streams()[stream])
 
     def _backfill(self, ask: Ask, watch: _Watch, slices: Sequence[str]) -> None:
         began = time.monotonic()
@@ -353,38 +352,6 @@ def fresh_home(home: Path) -> Path:
     return home
 
 
-def tell(demo: Demo, comparisons: Sequence[Comparison]) -> None:
-    """The report."""
-    from rich.table import Table
-
-    console, figures = demo.console, demo.figures
-    console.print()
-    for comparison in comparisons:
-        report(comparison, console)
-    records = sum(summary.records for summary in figures.written)
-    busy = sum(summary.seconds for summary in figures.written)
-    slices = {c.stream: c.numbers["slices"] for c in comparisons}
-    table = Table(show_header=False, title="the demonstration", title_justify="left")
-    table.add_row("written", f"{records:,} records at {records / max(busy, 0.001):,.0f} a second")
-    table.add_row("slices", ", ".join(f"{count} of {stream}" for stream, count in slices.items()))
-    table.add_row("runs", f"{figures.runs} succeeded, none failed")
-    table.add_row(
-        "backfill",
-        f"{', '.join(figures.backfilled)} in {figures.backfill_seconds:.1f} s: nothing is there twice",
-    )
-    accepted = sum(c.numbers["accepted by a retry"] for c in comparisons)
-    table.add_row(
-        "retries",
-        f"{accepted:,} records accepted after {figures.resolved} late customers had become known; the others' orders "
-        "wait in the next tier",
-    )
-    table.add_row("lag", ", ".join(f"{lag} offsets of {stream}" for stream, lag in figures.lag.items()))
-    table.add_row("time", f"{demo.seconds:.0f} s: " + ", ".join(f"{s:.0f} s {what}" for what, s in figures.phases))
-    table.add_row("logs", str(demo.home / "logs"))
-    table.add_row("look at it", f"HIGHWATER_HOME={demo.home} make up")
-    console.print(table)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program: exit status 0 when the tables are right, 1 when something differs or failed, 130 after Ctrl-C."""
     from rich.console import Console
@@ -402,8 +369,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; everything was ended", file=sys.stderr)
         return 130
-    tell(demo, comparisons)
-    return 1 if any(comparison.differences for comparison in comparisons) else 0
+    tell(demo.console, demo.figures, comparisons, demo.home)
+    differ = any(comparison.differences for comparison in comparisons)
+    return 1 if differ or demo.figures.wrong else 0
 
 
 def _parser() -> argparse.ArgumentParser:

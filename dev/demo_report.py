@@ -1,0 +1,87 @@
+"""The report of the demonstration.
+
+What belongs here: its figures, and how they are told. What does not: what happens (`dev.demo`) and how tables are
+compared (`dev.compare`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dev.compare import Comparison
+from dev.generator import Summary
+from dev.reconcile import report
+from orchestration.origin_counts import Ends
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+@dataclass
+class Figures:
+    """What the report gives beside the comparison."""
+
+    written: list[Summary] = field(default_factory=list)
+    phases: list[tuple[str, float]] = field(default_factory=list)
+    backfilled: tuple[str, ...] = ()
+    backfill_seconds: float = 0.0
+    resolved: int = 0
+    runs: int = 0
+    seconds: float = 0.0
+    lag: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, Ends] = field(default_factory=dict)
+
+    @property
+    def wrong(self) -> list[str]:
+        """What does not agree in the ends of the origins."""
+        return [f"{stream}: {ends.error}" for stream, ends in self.ends.items() if ends.error]
+
+
+def tell(console: Console, figures: Figures, comparisons: Sequence[Comparison], home: Path) -> None:
+    """The report."""
+    from rich.table import Table
+
+    console.print()
+    for comparison in comparisons:
+        report(comparison, console)
+    records = sum(summary.records for summary in figures.written)
+    busy = sum(summary.seconds for summary in figures.written)
+    slices = {c.stream: c.numbers["slices"] for c in comparisons}
+    table = Table(show_header=False, title="the demonstration", title_justify="left")
+    table.add_row("written", f"{records:,} records at {records / max(busy, 0.001):,.0f} a second")
+    table.add_row("slices", ", ".join(f"{count} of {stream}" for stream, count in slices.items()))
+    table.add_row("runs", f"{figures.runs} succeeded, none failed")
+    table.add_row(
+        "backfill",
+        f"{', '.join(figures.backfilled)} in {figures.backfill_seconds:.1f} s: nothing is there twice",
+    )
+    accepted = sum(c.numbers["accepted by a retry"] for c in comparisons)
+    table.add_row(
+        "retries",
+        f"{accepted:,} records accepted after {figures.resolved} late customers had become known; the others' orders "
+        "wait in the next tier",
+    )
+    table.add_row("lag", ", ".join(f"{lag} offsets of {stream}" for stream, lag in figures.lag.items()))
+    table.add_row("time", f"{figures.seconds:.0f} s: " + ", ".join(f"{s:.0f} s {what}" for what, s in figures.phases))
+    table.add_row("logs", str(home / "logs"))
+    table.add_row("look at it", f"HIGHWATER_HOME={home} make up")
+    console.print(table)
+    console.print(_ends_table(figures))
+    for wrong in figures.wrong:
+        console.print(f"[red]wrong: {wrong}[/red]")
+
+
+def _ends_table(figures: Figures) -> Table:
+    """How every record of the main topics ended."""
+    from rich.table import Table
+
+    table = Table("end", *figures.ends, title="how the records ended (highwater audit)", title_justify="left")
+    counted = {stream: {row[0]: row[1] for row in ends.rows} for stream, ends in figures.ends.items()}
+    names = dict.fromkeys(name for ends in counted.values() for name in ends)
+    for name in names:
+        table.add_row(name, *[counted[stream].get(name, "") for stream in figures.ends])
+    return table
