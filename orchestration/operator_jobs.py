@@ -1,7 +1,7 @@
 """The jobs with which an operator decides: the commands of the same names, as runs in the UI.
 
 What belongs here: their configuration, and handing it on. What does not: what comes of a decision
-(`orchestration.acceptance`, `orchestration.parked`).
+(`orchestration.acceptance`, `orchestration.parked`, `orchestration.rebuilding`).
 """
 
 from collections.abc import Callable
@@ -53,6 +53,30 @@ def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
         _operators_job(stream, "redrive_parked", _MEANT, _settle_parked),
         _operators_job(stream, "discard_parked", {**_MEANT, **_BECAUSE}, _settle_parked),
     ]
+
+
+_REBUILD: dict[str, Any] = {
+    "record": dg.Field(bool, default_value=False, description="Write it; without it only what would be is shown."),
+}
+
+
+def rebuild_jobs(stream: "Stream") -> list[dg.JobDefinition]:
+    """`<stream>_rebuild_ledger`: the command of the same name, in the UI."""
+    return [_operators_job(stream, "rebuild_ledger", _REBUILD, _rebuild_ledger)]
+
+
+def _rebuild_ledger(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from orchestration import rebuilding
+
+    rebuilding.act(
+        context.resources.ledger.open(),
+        context.resources.lake.open(),
+        context.resources.kafka.open(),
+        stream,
+        context.instance.get_dynamic_partitions(stream.partitions_name),
+        context.log.info,
+        sure=context.op_config["record"],
+    )
 
 
 def _operators_job(

@@ -117,6 +117,22 @@ class Kafka:
         except KafkaException as error:
             raise self.away(error) from error
 
+    def groups(self) -> list[str]:
+        """The names of all consumer groups.
+
+        Raises:
+            DependencyAwayError: no broker answered in time.
+        """
+        from confluent_kafka import KafkaException
+
+        try:
+            found: Any = self.admin().list_consumer_groups(request_timeout=REQUEST_SECONDS).result(REQUEST_SECONDS + 1)
+        except (KafkaException, TimeoutError) as error:
+            raise self.away(error) from error
+        if found.errors:
+            raise self.away(found.errors[0])
+        return sorted(group.group_id for group in found.valid)
+
     def topic_state(self, topic: str) -> TopicState:
         """What a topic holds now.
 

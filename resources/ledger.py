@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.alerting import Alert
 from highwater.envelope import Origin
-from highwater.errors import HighwaterError, UnknownSliceError
+from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
 from highwater.history import Fingerprint
 from highwater.plans import Discard, Generation, Loss, Planned, Publication, starts_from_plain
 from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
@@ -337,6 +337,39 @@ class Ledger:
         query = select(table).where(table.c.stream == stream).order_by(table.c.discarded_at)
         with self._reading() as connection:
             return [_discard(row) for row in connection.execute(query)]
+
+    def restore(
+        self,
+        generations: Sequence[Generation],
+        slices: Sequence[Slice],
+        attempts: Mapping[str, int],
+        losses: Sequence[Loss],
+        publications: Mapping[str, Publication],
+    ) -> None:
+        """Write the plans of a stream that the ledger does not hold, all or none.
+
+        Raises:
+            LeaseHeldError: somebody planned the stream meanwhile; nothing was written.
+        """
+        streams = {piece.key: piece.stream for piece in slices}
+        try:
+            with self._writing() as connection:
+                for table, rows in (
+                    (schema.topics, [_generation_row(one) for one in generations]),
+                    (schema.slices, [{**_slice_row(p), "attempt": attempts.get(p.key, 0)} for p in slices]),
+                    (schema.losses, [_loss_row(loss) for loss in losses]),
+                    (
+                        schema.publications,
+                        [{"slice_key": k, "stream": streams[k], **vars(p)} for k, p in publications.items()],
+                    ),
+                ):
+                    if rows:
+                        connection.execute(insert(table), rows)
+        except IntegrityError:
+            raise LeaseHeldError(
+                "somebody planned the stream meanwhile; nothing was written",
+                remedy="stop the planner's sensor, empty the ledger and try again",
+            ) from None
 
     # Alerts
 

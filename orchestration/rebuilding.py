@@ -1,0 +1,216 @@
+"""A ledger that was lost, rebuilt from the lake: the proofs of the slices say what was planned, lost and published.
+
+What belongs here: `rebuild_ledger`, as a command and as a job. What does not: restoring a database from its own backup,
+which keeps more and is to be preferred.
+
+What a rebuilt ledger cannot know: what was planned and never read (it is planned anew, under the same key where the
+slices around it are there), who accepted a loss and why, who gave up a parked record, and the epochs and fingerprints
+by which replaced history is noticed, until the next slice is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from highwater.errors import ConfigurationError, UnknownSliceError
+from highwater.plans import Generation, Loss, Publication
+from highwater.slices import OffsetRange, Slice, SliceKey
+from orchestration.standing import attempts
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+BY = "rebuild_ledger"
+PUBLICATIONS = "highwater.pub."
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What the lake says of a stream's plans.
+
+    Args:
+        generations: of each topic.
+        slices: in the order of their topics and ordinals.
+        unread: those of them that the lake does not hold: the slices around them say what they were.
+        losses: holes between slices that follow each other.
+        attempts: for each slice the highest attempt that was seen.
+        publications: for each slice what was published of it.
+    """
+
+    generations: Sequence[Generation] = ()
+    slices: Sequence[Slice] = ()
+    unread: Sequence[str] = ()
+    losses: Sequence[Loss] = ()
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    publications: Mapping[str, Publication] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> list[str]:
+        """What it comes to, in sentences."""
+        topics = sorted({generation.topic for generation in self.generations})
+        lines = [f"{len(self.slices):,} slices of {', '.join(topics) or 'no topic'}"]
+        lines += [
+            f"{one.topic}: generation {one.number}, the next ordinal is {one.first_ordinal} or higher"
+            for one in self.generations
+        ]
+        lines += (
+            [f"{len(self.unread):,} of them are not in the lake: {', '.join(self.unread[:5])}"] if self.unread else []
+        )
+        lines += [
+            f"a hole in generation {loss.generation}, partition {loss.partition}: "
+            f"[{loss.offsets.start}, {loss.offsets.end}) is recorded as lost"
+            for loss in self.losses
+        ]
+        return lines
+
+
+def rebuilt(stream: Stream, pieces: Iterable[Slice], highest: Mapping[str, int], now: datetime) -> Rebuilt:
+    """Work out plans from the slices that the lake holds.
+
+    Args:
+        stream: the stream.
+        pieces: the slices of all its topics.
+        highest: by topic the highest ordinal that was seen anywhere, also beyond the lake.
+        now: in UTC.
+    """
+    found = Rebuilt()
+    by_topic: dict[str, list[Slice]] = {}
+    for piece in pieces:
+        by_topic.setdefault(piece.topic, []).append(piece)
+    for topic, mine in sorted(by_topic.items()):
+        ordered = sorted(mine, key=lambda piece: piece.ordinal)
+        part = _of_topic(stream, ordered, max(highest.get(topic, 0), ordered[-1].ordinal), now)
+        found = Rebuilt(
+            [*found.generations, *part.generations],
+            [*found.slices, *part.slices],
+            [*found.unread, *part.unread],
+            [*found.losses, *part.losses],
+        )
+    return found
+
+
+def _of_topic(stream: Stream, pieces: Sequence[Slice], highest: int, now: datetime) -> Rebuilt:
+    generations: list[Generation] = []
+    slices: list[Slice] = []
+    unread: list[str] = []
+    losses: list[Loss] = []
+    ends: dict[int, int] = {}
+    for piece in pieces:
+        if not generations or generations[-1].number != piece.generation:
+            generations.append(_generation(piece))
+            ends = dict.fromkeys(piece.ranges, 0) if piece.generation == 0 and piece.ordinal > 0 else {}
+        # A partition that joined later, or had no leader at first, begins where its first slice does.
+        joined = {p: r.start for p, r in piece.ranges.items() if p not in ends}
+        generations[-1] = replace(generations[-1], starts={**generations[-1].starts, **joined})
+        ends |= joined
+        holes = {p: OffsetRange(ends[p], r.start) for p, r in piece.ranges.items() if r.start > ends[p]}
+        before = slices[-1].ordinal if slices else -1
+        if holes and piece.ordinal > before + 1:
+            # It was planned under one of the ordinals in between, and will be read under the first of them.
+            missing = replace(piece, ordinal=before + 1, ranges=_between(piece, holes), epochs={}, marks={})
+            slices.append(missing)
+            unread.append(missing.key)
+        else:
+            losses += [
+                Loss(stream.name, piece.topic, piece.generation, p, hole, f"a hole found by {BY}", BY, now)
+                for p, hole in sorted(holes.items())
+            ]
+        slices.append(piece)
+        ends.update({p: r.end for p, r in piece.ranges.items()})
+    generations[-1] = replace(generations[-1], first_ordinal=highest + 1)
+    return Rebuilt(generations, slices, unread, losses)
+
+
+def _between(piece: Slice, holes: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
+    return {p: holes.get(p, OffsetRange(r.start, r.start)) for p, r in piece.ranges.items()}
+
+
+def _generation(first: Slice) -> Generation:
+    return Generation(
+        stream=first.stream,
+        topic=first.topic,
+        topic_id=first.topic_id,
+        number=first.generation,
+        starts={},
+        opened_at=first.planned_at,
+        opened_by=BY,
+        first_ordinal=first.ordinal,
+    )
+
+
+def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebuilt:
+    """Read what the lake holds of a stream, and how far Dagster and Kafka have seen its ordinals.
+
+    Args:
+        lake: the tables.
+        kafka: its consumer groups hold the marks of publications.
+        stream: the stream.
+        known: the keys that Dagster holds; empty where it cannot be asked.
+
+    Raises:
+        DependencyAwayError: the lake or Kafka could not be read.
+    """
+    raw, dlq = lake.committed(stream.name, "raw"), lake.committed(stream.name, "dlq")
+    marked = [group.removeprefix(PUBLICATIONS) for group in kafka.groups() if group.startswith(PUBLICATIONS)]
+    highest = _highest([*raw, *known, *marked])
+    found = rebuilt(stream, [proof.piece for proof in raw.values()], highest, datetime.now(UTC))
+    tables = attempts(lake, stream).tables().values()
+    numbers = {piece.key: max(table.get(piece.key, 0) for table in tables) for piece in found.slices}
+    published = {
+        key: Publication(proof.attempt, proof.rows or 0, datetime.now(UTC))
+        for key, proof in dlq.items()
+        if key in numbers
+    }
+    return replace(found, attempts=numbers, publications=published)
+
+
+def _highest(keys: Iterable[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for text in keys:
+        try:
+            key = SliceKey.parse(text)
+        except UnknownSliceError:
+            continue  # the mark of something else than a slice
+        found[key.topic] = max(found.get(key.topic, 0), key.ordinal)
+    return found
+
+
+def act(
+    ledger: Ledger,
+    lake: Lake,
+    kafka: Kafka,
+    stream: Stream,
+    known: Sequence[str],
+    log: Callable[[str], object],
+    *,
+    sure: bool,
+) -> Rebuilt:
+    """Rebuild the ledger of a stream, or tell what that would come to.
+
+    Raises:
+        ConfigurationError: the ledger holds slices of the stream: nothing is written over them.
+        DependencyAwayError: the lake, Kafka or the ledger is away.
+    """
+    held = sum(count for (name, _), count in ledger.counts().items() if name == stream.name)
+    if held:
+        raise ConfigurationError(
+            f"the ledger holds slices of {stream.name}",
+            stored=f"{held:,} slices",
+            found="a rebuild is for a ledger that was lost",
+            remedy="nothing is to be done; if the ledger is damaged, point HIGHWATER_LEDGER_URL at an empty database",
+        )
+    found = look(lake, kafka, stream, known)
+    for line in found.lines:
+        log(line)
+    if sure:
+        ledger.restore(found.generations, found.slices, found.attempts, found.losses, found.publications)
+        log("rebuilt")
+    else:
+        log("a dry run: nothing was written")
+    return found
