@@ -14,7 +14,7 @@ from dev import jars
 from dev.processes import LOOPBACK, Child, free_port
 from dev.server import Service
 from dev.spark_connect import START_SECONDS
-from dev.spark_local import SHORT_LIVED, environment, local_conf, spark_home, write_conf_dir
+from dev.spark_local import SMALL_QUERIES, environment, local_conf, spark_home, write_conf_dir
 
 _PACKAGE = "org.apache.spark.deploy"
 
@@ -49,8 +49,8 @@ class SparkStandalone(Service):
         """Settings of a driver on this cluster: executors on every worker, within what the workers have."""
         return {
             **local_conf(self.home, driver_memory_mb=1024),
-            **SHORT_LIVED,
-            "spark.executor.extraJavaOptions": SHORT_LIVED["spark.driver.extraJavaOptions"],
+            **SMALL_QUERIES,
+            "spark.executor.extraJavaOptions": SMALL_QUERIES["spark.driver.extraJavaOptions"],
             "spark.executor.memory": f"{self.worker_memory_mb}m",
             "spark.executor.cores": "1",
             "spark.ui.enabled": "false",

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import textwrap
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +13,7 @@ from dev.broker import EmbeddedBroker
 from dev.java import find_java
 from dev.processes import LOOPBACK
 from dev.spark_connect import SparkConnect
-from dev.spark_local import environment, escaped, local_conf, write_conf_dir
-from dev.spark_standalone import SparkStandalone
+from dev.spark_local import environment, escaped, write_conf_dir
 from tests.conftest import TopicFactory, create_topic
 from tests.support import Message, read_rows, send
 
@@ -30,31 +26,6 @@ if TYPE_CHECKING:
 def read(spark: SparkSession, bootstrap: str, topic: str, **options: str) -> DataFrame:
     reader = spark.read.format("kafka").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic)
     return reader.options(**options).load()
-
-
-# What a process with a JVM of its own does: one slice's way in small, Kafka to Delta and back.
-DRIVER = """
-import sys
-from pyspark.sql import SparkSession
-
-bootstrap, topic, table, master = sys.argv[1:]
-spark = SparkSession.builder.master(master).getOrCreate()
-reader = spark.read.format("kafka").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic)
-frame = reader.load().selectExpr("offset", "cast(value as string) value", "1 as proof").repartition(4)
-frame.withColumn("proof", frame.proof.cast("string")).selectExpr("offset", "value", "cast(null as string) proof") \\
-    .write.format("delta").save(table)
-executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
-print("EXECUTORS", executors)
-spark.stop()
-"""
-
-
-def drive(variables: dict[str, str], *arguments: str) -> str:
-    """Run the driver in a process; returns what it printed."""
-    command = [sys.executable, "-c", textwrap.dedent(DRIVER), *arguments]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 def test_backslashes_survive_the_properties_file(tmp_path: Path) -> None:
@@ -106,44 +77,6 @@ def test_the_servers_page_shows_no_password(spark: SparkSession, spark_server: S
         with urllib.request.urlopen(page, timeout=10) as answer:
             assert secret not in answer.read().decode()
     assert secret not in spark_server.log.read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.crash
-def test_a_killed_server_comes_back_under_the_same_address(tmp_path: Path) -> None:
-    from pyspark.sql import SparkSession
-
-    with SparkConnect(tmp_path, driver_memory_mb=1024) as server:
-        address = server.remote
-        server.kill()
-        server.start()
-        assert server.remote == address
-        session = SparkSession.builder.remote(address).create()
-        assert session.range(3).count() == 3
-        session.stop()
-
-
-@pytest.mark.slow
-def test_a_session_in_the_process_itself_finds_all_by_its_environment(
-    tmp_path: Path, bootstrap: str, topic: TopicFactory
-) -> None:
-    name = topic()
-    send(bootstrap, name, [Message(b"k", b"v")])
-    variables = environment(write_conf_dir(tmp_path, "local", local_conf(tmp_path, driver_memory_mb=1024)))
-    drive(variables, bootstrap, name, str(tmp_path / "table"), "local[2]")
-    assert [row["value"] for row in read_rows(str(tmp_path / "table"))] == ["v"]
-
-
-@pytest.mark.slow
-def test_a_standalone_cluster_has_its_executors_in_two_worker_processes(
-    tmp_path: Path, bootstrap: str, topic: TopicFactory
-) -> None:
-    name = topic(partitions=2)
-    send(bootstrap, name, [Message(b"k", b"v", partition) for partition in (0, 1)])
-    with SparkStandalone(tmp_path) as cluster:
-        said = drive(cluster.driver_environment(), bootstrap, name, str(tmp_path / "table"), cluster.master)
-    assert "EXECUTORS 2" in said
-    assert [row["value"] for row in read_rows(str(tmp_path / "table"))] == ["v", "v"]
 
 
 @pytest.fixture
