@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import HighwaterError
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
+from orchestration.completeness import Held, hold_against_topic
 from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_status import DlqStatus, stream_status
 from orchestration.standing import attempts
@@ -72,6 +73,7 @@ class Audit:
         endurance: how many brokers may fail.
         problems: errors that keep something from being planned or looked at.
         red: failing checks by name, with the number of slices; None where Dagster was not asked.
+        held: slices whose records were held against the topic.
     """
 
     stream: str
@@ -87,6 +89,7 @@ class Audit:
     endurance: str
     problems: Sequence[str]
     red: Mapping[str, int] | None = None
+    held: Sequence[Held] = ()
 
     @property
     def errors(self) -> list[str]:
@@ -94,6 +97,7 @@ class Audit:
         found = [*self.problems]
         found += [self.ends.error] if self.ends.error else []
         found += [f"{f.rule}: {f.value}" for f in self.findings if f.level is Level.ERROR]
+        found += [held.error for held in self.held if held.error]
         found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
         return found
 
@@ -105,7 +109,8 @@ class Audit:
             *[f"error: {text}" for text in self.errors],
         ]
         lines += [f"not whole: {', '.join(islice(self.unfinished, 5))}"] if self.unfinished else []
-        return lines + ([self.endurance] if self.endurance else [])
+        lines += [self.endurance] if self.endurance else []
+        return [*lines, *[held.line for held in self.held if not held.error]]
 
     @property
     def tables(self) -> list[tuple[str, list[str], Rows]]:
@@ -168,6 +173,7 @@ class Audit:
             "topic_rules": [{**vars(f), "level": f.level.value} for f in self.findings],
             "endurance": self.endurance,
             "failing_checks": None if self.red is None else dict(self.red),
+            "held_against_topic": [vars(held) for held in self.held],
         }
 
 
@@ -197,13 +203,22 @@ def _finding(one: Finding) -> list[str]:
     return [one.rule, one.level.value, one.value, one.where, one.remedy]
 
 
-def audit(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, red: Mapping[str, int] | None = None) -> Audit:
+def audit(
+    ledger: Ledger,
+    kafka: Kafka,
+    lake: Lake,
+    stream: Stream,
+    red: Mapping[str, int] | None = None,
+    *,
+    records_of: int = 0,
+) -> Audit:
     """Make the page. Kafka that is away is a problem on it; ledger and lake must answer.
 
     Args:
         ledger, kafka, lake: the connections.
         stream: the stream.
         red: failing checks by name; None where Dagster was not asked.
+        records_of: so many of the newest slices are held against the topic, record by record.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -232,6 +247,7 @@ def audit(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, red: Mapping
         endurance="" if facts is None else endurance(facts),
         problems=[*[str(error) for error in status.errors], *problems],
         red=red,
+        held=hold_against_topic(kafka, lake, stream, pieces[-records_of:]) if records_of else (),
     )
 
 

@@ -29,19 +29,34 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("streams", nargs=-1)
+@click.option(
+    "--records",
+    "records_of",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Hold the records of the newest N slices too.",
+)
 @as_json_option
 @deployment_of
-def audit(deployment: Deployment, streams: Sequence[str], as_json: bool) -> None:  # noqa: FBT001 - click's flag
+def audit(
+    deployment: Deployment,
+    streams: Sequence[str],
+    records_of: int,
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
     """Account for every offset and origin of the named STREAMS or all, and hold their topics against the rules.
 
-    With DAGSTER_HOME set it counts failing checks as well. Exit status 2 if something has to be mended.
+    With DAGSTER_HOME set it counts failing checks as well. With --records N it reads the newest N slices of each stream
+    from Kafka once more and compares them with raw, record by record. Exit status 2 if something has to be mended.
     """
     from orchestration.audit import audit as gather
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
     ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
     with dagster_instance() as instance:
-        found = [gather(ledger, kafka, lake, stream, _red(instance, stream)) for stream in declared]
+        found = [
+            gather(ledger, kafka, lake, stream, _red(instance, stream), records_of=records_of) for stream in declared
+        ]
     if as_json:
         print_json([one.to_plain() for one in found])
     else:

@@ -1,0 +1,95 @@
+"""Raw against the topic by a second reader: what Kafka serves and raw lacks, or has otherwise, is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from highwater.proof import Proof
+from highwater.slices import Slice
+from orchestration.completeness import Held, hold_against_topic
+from orchestration.terminal import PERMANENT
+from resources.lake import Lake
+from tests.scene import Scene
+
+if TYPE_CHECKING:
+    from tests.conftest import TopicFactory
+
+pytestmark = pytest.mark.slow
+
+
+def write_raw(lake: Lake, scene: Scene, piece: Slice) -> list[dict[str, Any]]:
+    """The rows of raw as a plain consumer reads them, with the slice's proof; returns the records."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    settings = {"group.id": "plain", "enable.partition.eof": True, "auto.offset.reset": "earliest"}
+    consumer = Consumer({"bootstrap.servers": scene.bootstrap, **settings})
+    consumer.assign([TopicPartition(scene.topic, 0, 0)])
+    rows: list[dict[str, Any]] = []
+    while not (message := consumer.poll(10) or pytest.fail("nothing came")).error():
+        rows.append(
+            {
+                "slice": piece.key,
+                "partition": 0,
+                "offset": message.offset(),
+                "timestamp": message.timestamp()[1] * 1000,
+                "key": message.key(),
+                "value": message.value(),
+            }
+        )
+    consumer.close()
+    store(lake, piece, rows)
+    return rows
+
+
+def store(lake: Lake, piece: Slice, rows: list[dict[str, Any]]) -> None:
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    schema = pa.schema(
+        [
+            ("slice", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.timestamp("us", "UTC")),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("proof", pa.string()),
+        ]
+    )
+    proof = {"slice": piece.key, "proof": Proof(piece, 1, len(rows)).to_json()}
+    write_deltalake(lake.path("orders", "raw"), pa.Table.from_pylist([*rows, proof], schema), mode="overwrite")
+
+
+def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
+    scene, lake = Scene(bootstrap, topic(), tmp_path), Lake(str(tmp_path / "lake"))
+    scene.write(9)
+    [piece] = scene.tick().slices
+    rows = write_raw(lake, scene, piece)
+
+    def held(of: Slice = piece) -> Held:
+        [found] = hold_against_topic(scene.kafka, lake, scene.stream, [of])
+        return found
+
+    assert (held().records, held().error, held().gone) == (9, None, 0)
+    assert "9 records of the topic are in raw" in scene.run("audit", "orders", "--records", "3").output
+
+    store(lake, piece, [row for row in rows if row["offset"] != 4])
+    assert held().lacking == [(0, 4)]
+    told = scene.run("audit", "orders", "--records", "1")
+    assert told.exit_code == PERMANENT
+    assert "1 records that Kafka serves are not in raw: partition 0 offset 4" in told.output
+
+    for change in ({"value": b"other"}, {"key": b"k"}, {"timestamp": rows[0]["timestamp"] - 5_000_000}):
+        store(lake, piece, [{**row, **(change if row["offset"] == 2 else {})} for row in rows])
+        assert held().altered == [(0, 2)], change
+
+    store(lake, piece, rows)
+    scene.delete_before(3)
+    assert (held().records, held().gone, held().error) == (6, 3, None)
+    assert held(replace(piece, topic_id="B" * 22)).skipped == "the topic was recreated since"
