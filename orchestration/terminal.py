@@ -54,7 +54,7 @@ class Deployment:
     """
 
     def __init__(self, settings: Settings, declarations: Path | None = None) -> None:
-        self._settings = settings
+        self.settings = settings
         self._declarations = declarations
 
     def streams(self) -> dict[str, Stream]:
@@ -81,17 +81,17 @@ class Deployment:
     def ledger(self) -> Ledger:
         from resources.ledger import Ledger
 
-        return Ledger(self._settings.ledger_url)
+        return Ledger(self.settings.ledger_url)
 
     def kafka(self) -> Kafka:
         from resources.kafka import Kafka
 
-        return Kafka(self._settings.kafka_bootstrap, self._settings.kafka_config)
+        return Kafka(self.settings.kafka_bootstrap, self.settings.kafka_config)
 
     def lake(self) -> Lake:
         from resources.lake import Lake
 
-        return Lake(self._settings.lake)
+        return Lake(self.settings.lake)
 
 
 def dagster_instance() -> AbstractContextManager[dg.DagsterInstance | None]:

@@ -62,6 +62,23 @@ def ensure(kafka: Kafka, stream: Stream) -> dict[str, Shape]:
     return wanted_ones
 
 
+def see_no_drift(kafka: Kafka, stream: Stream) -> str:
+    """Check the topics that are there, and create none; returns what was found, in words.
+
+    Raises:
+        TopicDriftError, TopicAbsentError, DependencyAwayError: as `ensure`.
+    """
+    there = 0
+    for topic, wanted in _wanted(stream, _shape(kafka, stream.topic)).items():
+        try:
+            found = _shape(kafka, topic)
+        except TopicAbsentError:
+            continue
+        _see_no_drift(kafka, topic, wanted, found)
+        there += 1
+    return f"{there} of {len(stream.tiers) + 1} are there, and set up as they must be"
+
+
 def _wanted(stream: Stream, main: Shape) -> dict[str, Shape]:
     kept = [max(LEAST_RETENTION, DELAYS_KEPT * delay) for delay in stream.tiers]
     retention = [int(span.total_seconds() * 1000) for span in kept]

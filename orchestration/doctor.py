@@ -1,0 +1,198 @@
+"""The doctor: every connection, permission and setting is tried once, and each that fails tells its remedy.
+
+What belongs here: what is tried. What does not: printing it (`orchestration.cli_doctor`).
+
+Nothing is created but one file in a local lake, which is removed again, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from highwater import settings as names
+from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, TopicAbsentError
+from highwater.topic_rules import Level, judge
+from resources.dlq_topics import see_no_drift
+from resources.lake import open_table
+from resources.topic_facts import topic_facts
+from resources.transactions import Transactions
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.settings import Settings
+    from orchestration.terminal import Deployment
+
+CONNECT_SECONDS = 3.0
+CONNECT_PORT = 15002
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One thing that was tried.
+
+    Args:
+        what: in some words.
+        text: what was found.
+        error: why it failed; None if it works.
+        warning: it works, and is not as it should be.
+    """
+
+    what: str
+    text: str = ""
+    error: HighwaterError | None = None
+    warning: bool = False
+
+    @property
+    def row(self) -> list[str]:
+        """State, what, what was found, remedy."""
+        if self.error is None:
+            return ["warning" if self.warning else "ok", self.what, self.text, ""]
+        found = f": {self.error.found}" if self.error.found else ""
+        return ["failed", self.what, f"{self.error.problem}{found}", self.error.remedy]
+
+
+Try = Callable[[], str]
+
+
+def examine(deployment: Deployment, settings: Settings, environment: Mapping[str, str]) -> Iterator[Tried]:
+    """Try everything, one after another; nothing that fails keeps the rest from being tried.
+
+    Args:
+        deployment: the connections.
+        settings: where everything is.
+        environment: for Dagster's and Java's variables.
+    """
+    yield _tried("declarations", lambda: ", ".join(sorted(deployment.streams())))
+    yield _tried("ledger", lambda: f"{sum(deployment.ledger().counts().values()):,} slices are planned")
+    yield _tried("lake", lambda: _lake(settings.lake))
+    yield _tried("Spark", lambda: _spark(settings, environment))
+    yield _tried("Dagster", lambda: _dagster(environment))
+    yield _tried("Kafka", lambda: f"{len(deployment.kafka().topics()):,} topics at {settings.kafka_bootstrap}")
+    try:
+        streams = deployment.streams().values()
+    except HighwaterError:
+        return  # told above
+    for stream in streams:
+        yield from _stream(deployment, stream)
+
+
+def _tried(what: str, attempt: Try) -> Tried:
+    try:
+        return Tried(what, attempt())
+    except HighwaterError as error:
+        return Tried(what, error=error)
+
+
+def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
+    kafka = deployment.kafka()
+    found = _tried(f"topic {stream.topic}", lambda: f"{len(kafka.topic_state(stream.topic).partitions)} partitions")
+    yield found
+    if found.error is None:
+        yield from _rules(deployment, stream)
+        yield _tried(f"DLQ topics of {stream.name}", lambda: see_no_drift(kafka, stream))
+        yield _tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
+    if stream.lookup is not None:
+        table, column = stream.lookup.table, stream.lookup.column
+        yield _tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), column))
+
+
+def _rules(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
+    try:
+        findings = judge(topic_facts(deployment.kafka(), stream.topic))
+    except HighwaterError as error:
+        yield Tried(f"topic {stream.topic}: rules", error=error)
+        return
+    for finding in findings:
+        if finding.level is not Level.OK:
+            yield Tried(f"topic {stream.topic}: {finding.rule}", finding.value, warning=True)
+
+
+def _lake(root: str) -> str:
+    if "://" in root and not root.startswith("file://"):
+        return f"{root}: another store than local files; reading is tried with the tables, writing by the first slice"
+    folder = Path(root.removeprefix("file://"))
+    at = folder if folder.exists() else next(parent for parent in folder.parents if parent.exists())
+    file = at / f".highwater-doctor-{uuid.uuid4().hex}"
+    try:
+        file.write_text("")
+        file.unlink()
+    except OSError as error:
+        raise DependencyAwayError(
+            f"nothing can be written to {at}",
+            found=error.strerror,
+            remedy="make it writable for this user, or set HIGHWATER_LAKE to another place",
+        ) from error
+    return f"{root} can be written to"
+
+
+def _reference(path: str, column: str) -> str:
+    table = open_table(path)
+    if table is None:
+        raise DependencyAwayError(
+            f"there is no table at {path}", remedy="write it; until then slices that need it fail, and are tried again"
+        )
+    columns = [field.name for field in table.schema().fields]
+    if column not in columns:
+        raise ConfigurationError(
+            f"the table at {path} has no column {column}",
+            found=", ".join(columns),
+            remedy="mend the table, or the lookup in the stream's declaration",
+        )
+    return f"version {table.version()}, with the column {column}"
+
+
+def _transactions(deployment: Deployment, stream: Stream) -> str:
+    """Open a producer by a name that the ACLs of the DLQ must allow, and ask for its mark; nothing is sent."""
+    kafka = deployment.kafka()
+    try:
+        kafka.topic_state(stream.parked_topic)
+    except TopicAbsentError:
+        return "not tried: the DLQ topics are created with the first reject"
+    with Transactions(kafka, f"highwater.pub.doctor.{stream.name}", stream.parked_topic) as transactions:
+        transactions.mark()
+    return "transactional ids and groups that begin with highwater.pub. may be used"
+
+
+def _spark(settings: Settings, environment: Mapping[str, str]) -> str:
+    if settings.spark_remote is None:
+        home = environment.get("JAVA_HOME")
+        java = shutil.which("java") or (home and shutil.which("java", path=str(Path(home) / "bin")))
+        if not java:
+            raise ConfigurationError(
+                "no Java was found for a session in the run's own process",
+                remedy=f"install Java 17 or 21, set JAVA_HOME, or set {names.SPARK_REMOTE} to a Spark Connect server",
+            )
+        return f"a session in the run's own process, on {settings.spark_master}"
+    address = settings.spark_remote.removeprefix("sc://").split("/")[0].split(";")[0]
+    host, _, port = address.partition(":")
+    try:
+        with socket.create_connection((host, int(port or CONNECT_PORT)), CONNECT_SECONDS):
+            return f"a server answers at {host}:{port or CONNECT_PORT}"
+    except (OSError, ValueError) as error:
+        raise DependencyAwayError(
+            f"no Spark Connect server answers at {host}:{port or CONNECT_PORT}",
+            found=type(error).__name__,
+            remedy=f"start it, or mend {names.SPARK_REMOTE}",
+        ) from error
+
+
+def _dagster(environment: Mapping[str, str]) -> str:
+    home = environment.get("DAGSTER_HOME")
+    if not home:
+        raise ConfigurationError(
+            "DAGSTER_HOME is not set",
+            remedy="set it to a folder with a copy of dagster.yaml; make up does so",
+        )
+    file = Path(home) / "dagster.yaml"
+    if not os.access(file, os.R_OK):
+        raise ConfigurationError(
+            f"there is no {file}", remedy="copy dagster.yaml there: it has the pools and the run monitoring"
+        )
+    return f"{file} is there"

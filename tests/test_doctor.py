@@ -1,0 +1,88 @@
+"""The doctor tries everything, and what fails keeps nothing else from being tried."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dev.processes import LOOPBACK, free_port
+from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.settings import Settings
+from orchestration import doctor
+from orchestration.terminal import PERMANENT, TEMPORARY
+from resources.dlq_topics import ensure
+from resources.lake import Lake
+from tests.conftest import create_topic
+from tests.scene import Scene
+from tests.support import customers, make_stream
+
+if TYPE_CHECKING:
+    from tests.conftest import TopicFactory
+
+
+def settings(**environment: str) -> Settings:
+    return Settings.from_environment(environment)
+
+
+def test_a_server_that_listens_is_found(tmp_path: Path) -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        assert str(port) in doctor._spark(settings(SPARK_REMOTE=f"sc://{LOOPBACK}:{port}/;token=x"), {})
+    with pytest.raises(DependencyAwayError) as caught:
+        doctor._spark(settings(SPARK_REMOTE=f"sc://{LOOPBACK}:{free_port()}/;token=planted"), {})
+    assert "planted" not in str(caught.value)
+
+
+def test_a_lake_is_written_to_and_left_clean(tmp_path: Path) -> None:
+    assert "can be written to" in doctor._lake(str(tmp_path / "not" / "yet" / "there"))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DependencyAwayError, match="nothing can be written"):
+        doctor._lake(str(tmp_path / "file"))
+    assert "another store" in doctor._lake("s3://bucket/lake")
+
+
+def test_dagster_needs_its_home_and_its_file(tmp_path: Path) -> None:
+    for environment in ({}, {"DAGSTER_HOME": str(tmp_path)}):
+        with pytest.raises(ConfigurationError):
+            doctor._dagster(environment)
+    (tmp_path / "dagster.yaml").write_text("")
+    assert "is there" in doctor._dagster({"DAGSTER_HOME": str(tmp_path)})
+
+
+def test_all_that_fails_is_told_at_once(tmp_path: Path) -> None:
+    result = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path).run("doctor", "--json")
+    states = {row["tried"]: row["state"] for row in json.loads(result.stdout)}
+    assert {name: states[name] for name in ("declarations", "ledger", "lake")} == dict.fromkeys(
+        ("declarations", "ledger", "lake"), "ok"
+    )
+    assert {states[name] for name in ("Kafka", "topic orders", "reference table reference/customers")} == {"failed"}
+    assert result.exit_code in {PERMANENT, TEMPORARY}
+    assert all(row["remedy"] for row in json.loads(result.stdout) if row["state"] == "failed")
+
+
+@pytest.mark.slow
+def test_what_a_broker_forbids_or_has_otherwise_is_told(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+    scene = Scene(bootstrap, topic(partitions=2), tmp_path)
+    customers(Lake(str(tmp_path / "lake")))
+
+    def states() -> dict[str, str]:
+        return {row["tried"]: row["state"] for row in json.loads(scene.run("doctor", "--json").stdout)}
+
+    assert states()["transactions of orders"] == "ok"
+    ensure(scene.kafka, make_stream(scene.topic))
+    found = states()
+    expected = ("Kafka", f"topic {scene.topic}", "DLQ topics of orders", "transactions of orders")
+    assert {found[name] for name in (*expected, "reference table reference/customers")} == {"ok"}
+    assert found[f"topic {scene.topic}: replication"] == "warning"
+
+    (tmp_path / "drifted").mkdir()
+    drifted = Scene(bootstrap, topic(partitions=2), tmp_path / "drifted")
+    create_topic(bootstrap, f"{drifted.topic}.parked", 1, {})
+    told = drifted.run("doctor").output
+    assert "failed" in next(line for line in told.splitlines() if "DLQ topics of orders" in line)
+    assert "--partitions 2" in told
