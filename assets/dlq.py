@@ -50,8 +50,8 @@ BYTES_A_TRANSACTION = 16 * 1024 * 1024
 _ORDER = ", ".join(ORIGIN)
 # The timestamp as a number: a producer's clock may name a year that Python's times do not know.
 _COLUMNS = (
-    f"slice, {_ORDER}, arrow_cast(origin_timestamp, 'Int64') AS origin_us, retries, reason, detail, next_topic, "
-    "first_failed_at, key, value, headers"
+    f"slice, {_ORDER}, arrow_cast(origin_timestamp, 'Int64') AS origin_us, coalesce(retries, 0) AS retries, reason, "
+    "detail, next_topic, first_failed_at, key, value, headers"
 )
 
 

@@ -242,7 +242,9 @@ class _Read:
         return f"rows kept as they are: Kafka would give {found} records, the commit recorded {standing.rows}"
 
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
-        return self.rows.where(self.rows["slice"].isin(list(attempts)))
+        from pyspark.sql import functions as F
+
+        return self.rows.where(F.col("slice").isin(list(attempts)))
 
     def release(self) -> None:
         if self.again is not None:

@@ -152,7 +152,7 @@ def _ended(
     tombstone: bool = False,
 ) -> Located:
     """How an origin ended: the last of what is known of it."""
-    rejects = sorted(_rows_of(lake, stream, "rejects", origin), key=lambda found: found["retries"])
+    rejects = sorted(_rows_of(lake, stream, "rejects", origin), key=lambda found: found["retries"] or 0)
     published = {found["slice"]: found for found in _rows_of(lake, stream, "dlq", origin)}
     facts = [_rejected(found, published.get(found["slice"])) for found in rejects]
     end, text = _end(ledger, lake, stream, origin, rejects, published)

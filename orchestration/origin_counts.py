@@ -200,9 +200,10 @@ class _Counted:
 
         One that was accepted without a retry is in two places, and the ends sum to more than was produced.
         """
+        latest = "coalesce(retries, 0) DESC"  # rows from before the column was there have null
         return (
-            f"WITH last AS (SELECT {_ORIGIN}, first_value(next_topic ORDER BY retries DESC) AS next_topic, "
-            f"first_value(slice ORDER BY retries DESC) AS slice FROM rejects WHERE {self._mine} GROUP BY {_ORIGIN}), "
+            f"WITH last AS (SELECT {_ORIGIN}, first_value(next_topic ORDER BY {latest}) AS next_topic, "
+            f"first_value(slice ORDER BY {latest}) AS slice FROM rejects WHERE {self._mine} GROUP BY {_ORIGIN}), "
             f"accepted AS (SELECT {_ORIGIN} FROM events WHERE {self._mine} AND retries > 0), "
             f"left_over AS (SELECT last.* FROM last LEFT ANTI JOIN accepted ON {_same('last', 'accepted')})"
         )

@@ -7,7 +7,8 @@ the rows mean (`assets`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -238,27 +239,80 @@ def slice_is_one_of(keys: Iterable[str]) -> str:
 def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str]) -> None:
     """Create a table if it is absent; first commits into a table that is not there yet would race.
 
+    One that is there gets the columns that it lacks: a field that was added to the stream, or a column of a newer
+    Highwater. Rows of before have null in them. A run under way writes on, without the new columns.
+
     Args:
         path: where it lies.
         columns: the columns in SQL, without `proof`, which every table has.
         searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
     """
     if _is_table(path):
+        _add_columns(spark, path, columns)
         return
     statement = (
         f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({columns}, proof STRING) USING delta PARTITIONED BY (slice) "
         # With the proof among them, a look at the proofs opens only files that hold one.
         f"TBLPROPERTIES ('delta.dataSkippingStatsColumns' = '{','.join([*searched, 'proof'])}')"
     )
+    _once(spark, path, lambda: statement)
+
+
+def _add_columns(spark: SparkSession, path: str, columns: str) -> None:
+    def statement() -> str | None:
+        """Asked at each try: another run may have added them meanwhile."""
+        there = {field.name.lower() for field in open_or_away(path).schema().fields}
+        lacking = [column for column in parts_of(columns) if name_of(column) not in there]
+        return f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(lacking)})" if lacking else None
+
+    _once(spark, path, statement)
+
+
+def _once(spark: SparkSession, path: str, statement: Callable[[], str | None]) -> None:
+    """Change a table; another run that makes the same change at the same moment is no error."""
     for tries in range(1, CREATE_TRIES + 1):
+        text = statement()
+        if text is None:
+            return
         try:
             with delta_errors(path):
-                spark.sql(statement)
-        except SupersededAttemptError:  # another first run creates the table at the same moment
-            if tries == CREATE_TRIES:
+                spark.sql(text)
+        except Exception as error:
+            same = isinstance(error, SupersededAttemptError) or "FIELD_ALREADY_EXISTS" in str(error)
+            if not same or tries == CREATE_TRIES:
                 raise
         else:
             return
+
+
+def open_or_away(path: str) -> DeltaTable:
+    """Open a table that must be there.
+
+    Raises:
+        DependencyAwayError: the storage could not be read, or the table is gone.
+    """
+    found = open_table(path)
+    if found is None:
+        raise _away(path, FileNotFoundError("the table is gone"))
+    return found
+
+
+def parts_of(columns: str) -> list[str]:
+    """The columns of a SQL list, split where a comma stands outside of brackets."""
+    parts, depth = [""], 0
+    for letter in columns:
+        depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def name_of(column: str) -> str:
+    """The name of a column in SQL, in lower case and without quotes."""
+    quoted = re.match(r"`((?:[^`]|``)+)`", column)
+    return (quoted[1].replace("``", "`") if quoted else column.split(maxsplit=1)[0]).lower()
 
 
 def rows_at(spark: SparkSession, path: str, version: int) -> DataFrame:

@@ -10,7 +10,7 @@ import pytest
 
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from resources.lake import Lake
+from resources.lake import Lake, name_of, parts_of
 
 STREAM, TABLE = "orders", "raw"
 
@@ -52,3 +52,21 @@ def test_rows_are_counted_where_a_file_has_no_statistics(lake: Lake) -> None:
         action.get("add", {}).pop("stats", None)
     log.write_text("".join(json.dumps(action) + "\n" for action in actions))
     assert told(lake) == [3, 0]
+
+
+def test_a_list_of_columns_is_split_outside_of_brackets() -> None:
+    columns = "slice STRING, amount DECIMAL(12,2), headers ARRAY<STRUCT<key: STRING, value: BINARY>>, `a``b, c` INT"
+    found = parts_of(columns.replace("b, c", "b"))
+    assert found == [
+        "slice STRING",
+        "amount DECIMAL(12,2)",
+        "headers ARRAY<STRUCT<key: STRING, value: BINARY>>",
+        "`a``b` INT",
+    ]
+    assert [name_of(column) for column in [*found, "`Odd name` INT"]] == [
+        "slice",
+        "amount",
+        "headers",
+        "a`b",
+        "odd name",
+    ]

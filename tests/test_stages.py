@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
-from assets import current, events, raw, rejects
+from assets import current, dlq, events, raw, rejects
 from assets.commit import Clock, Standing
 from assets.layout import Layout
+from highwater.declaration import Field
 from highwater.errors import (
     DependencyAwayError,
     OffsetsExpiredError,
@@ -474,3 +476,22 @@ def test_bookkeeping_is_one_row_a_slice(bench: Bench) -> None:
     for table in ("raw", "events", "rejects", "current"):
         marks = read_rows(bench.lake.path(bench.stream.name, table), "proof IS NOT NULL")
         assert len(marks) == 1
+
+
+def test_a_field_that_is_added_to_a_stream_becomes_a_column(bench: Bench) -> None:
+    """Also where two runs meet it at once; the rows of before have null in it."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    bench.send(order_message("o1", 1), order_message("o2", 1, note="seen"), order_message("o3", 1, note="too"))
+    bench.materialise(bench.plan(0, p0=(0, 1)))
+    fields = (*bench.stream.fields, Field("note", "string"))
+    bench.stream = replace(bench.stream, fields=fields)
+    later = [bench.plan(1, p0=(1, 2)), bench.plan(2, p0=(2, 3))]
+    for piece in later:
+        raw.materialise(bench.work(piece))
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(lambda piece: events.materialise(bench.work(piece)), later))
+    for stage in (rejects, dlq, current):
+        stage.materialise(bench.work(*later))
+    assert {row["key"]: row["note"] for row in bench.rows("events")} == {"o1": None, "o2": "seen", "o3": "too"}
+    assert {key: row["note"] for key, row in bench.current().items()} == {"o1": None, "o2": "seen", "o3": "too"}
