@@ -15,16 +15,25 @@ from sqlalchemy import and_, delete, func, insert, literal, select, tuple_, upda
 from sqlalchemy.exc import IntegrityError
 
 from highwater.alerting import Alert
-from highwater.envelope import Origin
 from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
-from highwater.history import Fingerprint
-from highwater.plans import Discard, Generation, Loss, Planned, Publication, starts_from_plain
-from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
+from highwater.plans import Discard, Generation, Loss, Planned, Publication
+from highwater.slices import Slice, SliceKey
 from resources import ledger_schema as schema
 from resources.leases import Lease, leased
+from resources.ledger_rows import (
+    discard_of,
+    discard_row,
+    generation_of,
+    generation_row,
+    loss_of,
+    loss_row,
+    slice_of,
+    slice_row,
+    starts_plain,
+)
 
 if TYPE_CHECKING:
-    from sqlalchemy import Row, Select
+    from sqlalchemy import Select
     from sqlalchemy.engine import Connection, Engine
 
 # A sensor tick shall answer within seconds whatever is away.
@@ -84,7 +93,7 @@ class Ledger:
                 if seen is not None and not _move_on(connection, seen):
                     return False
                 if slices:
-                    connection.execute(insert(schema.slices), [_slice_row(piece) for piece in slices])
+                    connection.execute(insert(schema.slices), [slice_row(piece) for piece in slices])
                 _insert_losses(connection, losses)
                 return True
         except IntegrityError:
@@ -101,7 +110,7 @@ class Ledger:
         with self._reading() as connection:
             for some in _portions(keys):
                 rows = connection.execute(select(table).where(table.c.slice_key.in_(some)))
-                found.update({row.slice_key: _slice(row) for row in rows})
+                found.update({row.slice_key: slice_of(row) for row in rows})
         for key in keys:
             if key not in found:
                 raise self._unknown(key)
@@ -151,7 +160,7 @@ class Ledger:
         else:
             query = query.order_by(*order).limit(limit)
         with self._reading() as connection:
-            found = [_slice(row) for row in connection.execute(query)]
+            found = [slice_of(row) for row in connection.execute(query)]
         return found if newest is None else found[::-1]
 
     def _slices_query(self, stream: str, topic: str | None, after: str | None) -> Select[Any]:
@@ -175,7 +184,7 @@ class Ledger:
         start, end = (table.c.ranges[str(partition), at].as_integer() for at in (0, 1))
         query = select(table).where(table.c.stream == stream, table.c.topic == topic, start <= offset, end > offset)
         with self._reading() as connection:
-            return [_slice(row) for row in connection.execute(query.order_by(table.c.ordinal))]
+            return [slice_of(row) for row in connection.execute(query.order_by(table.c.ordinal))]
 
     def last(self, stream: str, topic: str) -> Slice | None:
         """The newest slice of a topic, of whatever generation; found by index."""
@@ -226,7 +235,7 @@ class Ledger:
             query = select(table).where(
                 table.c.stream == stream, table.c.topic == topic, table.c.generation == generation.number
             )
-            return Planned.of(generation, last, [_loss(row) for row in connection.execute(query)])
+            return Planned.of(generation, last, [loss_of(row) for row in connection.execute(query)])
 
     def planned_end(self, stream: str, topic: str) -> dict[int, int]:
         """For each partition the end of what is planned or given up as lost."""
@@ -241,7 +250,7 @@ class Ledger:
         table = schema.topics
         query = select(table).where(table.c.stream == stream, table.c.topic == topic).order_by(table.c.generation)
         with self._reading() as connection:
-            return [_generation_of(row) for row in connection.execute(query)]
+            return [generation_of(row) for row in connection.execute(query)]
 
     def open_generation(
         self, generation: Generation, losses: Sequence[Loss] = (), seen: Generation | None = None
@@ -257,7 +266,7 @@ class Ledger:
             with self._writing() as connection:
                 if seen is not None and not _move_on(connection, seen):
                     return False
-                connection.execute(insert(schema.topics).values(_generation_row(generation)))
+                connection.execute(insert(schema.topics).values(generation_row(generation)))
                 _insert_losses(connection, losses)
                 return True
         except IntegrityError:
@@ -270,7 +279,7 @@ class Ledger:
             if not _move_on(connection, seen):
                 return False
             merged = {**seen.starts, **starts}
-            connection.execute(update(table).where(_is(seen)).values(starts=_starts_plain(merged)))
+            connection.execute(update(table).where(_is(seen)).values(starts=starts_plain(merged)))
             return True
 
     # Losses
@@ -288,7 +297,7 @@ class Ledger:
         if topic is not None:
             query = query.where(table.c.topic == topic)
         with self._reading() as connection:
-            return [_loss(row) for row in connection.execute(query)]
+            return [loss_of(row) for row in connection.execute(query)]
 
     # Publications
 
@@ -328,7 +337,7 @@ class Ledger:
         fresh = {discard.origin: discard for discard in discards if discard.origin not in known}
         if fresh:
             with self._writing() as connection:
-                connection.execute(insert(table), [_discard_row(stream, discard) for discard in fresh.values()])
+                connection.execute(insert(table), [discard_row(stream, discard) for discard in fresh.values()])
         return len(fresh)
 
     def discards(self, stream: str) -> list[Discard]:
@@ -336,7 +345,7 @@ class Ledger:
         table = schema.discards
         query = select(table).where(table.c.stream == stream).order_by(table.c.discarded_at)
         with self._reading() as connection:
-            return [_discard(row) for row in connection.execute(query)]
+            return [discard_of(row) for row in connection.execute(query)]
 
     def restore(
         self,
@@ -355,9 +364,9 @@ class Ledger:
         try:
             with self._writing() as connection:
                 for table, rows in (
-                    (schema.topics, [_generation_row(one) for one in generations]),
-                    (schema.slices, [{**_slice_row(p), "attempt": attempts.get(p.key, 0)} for p in slices]),
-                    (schema.losses, [_loss_row(loss) for loss in losses]),
+                    (schema.topics, [generation_row(one) for one in generations]),
+                    (schema.slices, [{**slice_row(p), "attempt": attempts.get(p.key, 0)} for p in slices]),
+                    (schema.losses, [loss_row(loss) for loss in losses]),
                     (
                         schema.publications,
                         [{"slice_key": k, "stream": streams[k], **vars(p)} for k, p in publications.items()],
@@ -432,123 +441,16 @@ def _last(connection: Connection, stream: str, topic: str) -> Slice | None:
     table = schema.slices
     query = select(table).where(table.c.stream == stream, table.c.topic == topic)
     row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
-    return None if row is None else _slice(row)
+    return None if row is None else slice_of(row)
 
 
 def _generation(connection: Connection, stream: str, topic: str) -> Generation | None:
     table = schema.topics
     query = select(table).where(table.c.stream == stream, table.c.topic == topic)
     row = connection.execute(query.order_by(table.c.generation.desc()).limit(1)).first()
-    return None if row is None else _generation_of(row)
+    return None if row is None else generation_of(row)
 
 
 def _insert_losses(connection: Connection, losses: Sequence[Loss]) -> None:
     if losses:
-        connection.execute(insert(schema.losses), [_loss_row(loss) for loss in losses])
-
-
-def _slice_row(piece: Slice) -> dict[str, Any]:
-    return {
-        "slice_key": piece.key,
-        "stream": piece.stream,
-        "topic": piece.topic,
-        "topic_id": piece.topic_id,
-        "generation": piece.generation,
-        "ordinal": piece.ordinal,
-        "ranges": ranges_to_plain(piece.ranges),
-        "planned_at": piece.planned_at,
-        "lag": piece.lag,
-        "extra": {
-            "epochs": {str(p): epoch for p, epoch in sorted(piece.epochs.items())},
-            "marks": {str(p): [mark.offset, mark.digest] for p, mark in sorted(piece.marks.items())},
-        },
-    }
-
-
-def _slice(row: Row[Any]) -> Slice:
-    return Slice(
-        stream=row.stream,
-        topic=row.topic,
-        topic_id=row.topic_id,
-        generation=row.generation,
-        ordinal=row.ordinal,
-        ranges=ranges_from_plain(row.ranges),
-        planned_at=row.planned_at,
-        lag=row.lag,
-        epochs={int(p): epoch for p, epoch in row.extra.get("epochs", {}).items()},
-        marks={int(p): Fingerprint(*mark) for p, mark in row.extra.get("marks", {}).items()},
-    )
-
-
-def _starts_plain(starts: dict[int, int | None]) -> dict[str, int | None]:
-    return {str(partition): starts[partition] for partition in sorted(starts)}
-
-
-def _generation_row(generation: Generation) -> dict[str, Any]:
-    return {
-        "stream": generation.stream,
-        "topic": generation.topic,
-        "topic_id": generation.topic_id,
-        "generation": generation.number,
-        "starts": _starts_plain(dict(generation.starts)),
-        "opened_at": generation.opened_at,
-        "opened_by": generation.opened_by,
-        "first_ordinal": generation.first_ordinal,
-        "revision": generation.revision,
-    }
-
-
-def _generation_of(row: Row[Any]) -> Generation:
-    return Generation(
-        stream=row.stream,
-        topic=row.topic,
-        topic_id=row.topic_id,
-        number=row.generation,
-        starts=starts_from_plain(row.starts),
-        opened_at=row.opened_at,
-        opened_by=row.opened_by,
-        first_ordinal=row.first_ordinal,
-        revision=row.revision,
-    )
-
-
-def _loss_row(loss: Loss) -> dict[str, Any]:
-    return {
-        "stream": loss.stream,
-        "topic": loss.topic,
-        "generation": loss.generation,
-        "partition": loss.partition,
-        "start": loss.offsets.start,
-        "end": loss.offsets.end,
-        "reason": loss.reason,
-        "accepted_by": loss.accepted_by,
-        "recorded_at": loss.recorded_at,
-    }
-
-
-def _loss(row: Row[Any]) -> Loss:
-    return Loss(
-        stream=row.stream,
-        topic=row.topic,
-        generation=row.generation,
-        partition=row.partition,
-        offsets=OffsetRange(row.start, row.end),
-        reason=row.reason,
-        accepted_by=row.accepted_by,
-        recorded_at=row.recorded_at,
-    )
-
-
-def _discard_row(stream: str, discard: Discard) -> dict[str, Any]:
-    return {
-        "stream": stream,
-        **{f"origin_{name}": value for name, value in discard.origin._asdict().items()},
-        "reason": discard.reason,
-        "discarded_by": discard.discarded_by,
-        "discarded_at": discard.discarded_at,
-    }
-
-
-def _discard(row: Row[Any]) -> Discard:
-    origin = Origin(row.origin_topic, row.origin_generation, row.origin_partition, row.origin_offset)
-    return Discard(origin, row.reason, row.discarded_by, row.discarded_at)
+        connection.execute(insert(schema.losses), [loss_row(loss) for loss in losses])
