@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 ORIGIN = ("origin_topic", "origin_generation", "origin_partition", "origin_offset")
 # The table of what was published.
 DLQ = "dlq"
-LEAST_MILLISECONDS, MOST_MILLISECONDS = -62_135_596_800_000, 253_402_300_799_999
 # The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.
 PROBLEM = "envelope_problem"
 
@@ -98,7 +97,7 @@ def _milliseconds() -> Column:
     from pyspark.sql import functions as F
 
     found = _header(envelope.ORIGIN_TIMESTAMP).try_cast("bigint")
-    return F.when(found.between(LEAST_MILLISECONDS, MOST_MILLISECONDS), found)
+    return F.when(found.between(envelope.LEAST_MILLISECONDS, envelope.MOST_MILLISECONDS), found)
 
 
 def _problem(work: Work) -> Column:

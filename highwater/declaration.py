@@ -218,6 +218,11 @@ class Stream:
         return f"{self.topic}.parked"
 
     @property
+    def all_topics(self) -> tuple[str, ...]:
+        """The main topic, the tiers and the parked topic."""
+        return (self.topic, *self.tier_topics, self.parked_topic)
+
+    @property
     def group(self) -> str:
         """The consumer group that mirrors the progress (I12)."""
         return f"highwater.{self.name}"

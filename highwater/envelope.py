@@ -6,7 +6,7 @@ reading as expressions of Spark (`assets.origins`). docs/dlq.md is the contract 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -27,6 +27,9 @@ FIRST_FAILED_AT = "highwater.first_failed_at"
 MOST_BYTES = 16 * 1024
 # A detail is for people; what is longer is cut, so that the envelope never outgrows its room.
 MOST_DETAIL = 1000
+
+# The years 1 to 9999, which is what readers of the tables can hold.
+LEAST_MILLISECONDS, MOST_MILLISECONDS = -62_135_596_800_000, 253_402_300_799_999
 
 Header = tuple[str, bytes | None]
 
@@ -100,14 +103,21 @@ def unwrapped(headers: Iterable[Header]) -> Sequence[Header]:
     return [header for header in headers if not header[0].startswith(PREFIX)]
 
 
-def opened(headers: Iterable[Header]) -> Envelope | None:
+def opened(headers: Iterable[Header], topics: Collection[str] | None = None) -> Envelope | None:
     """The envelope of a record on a DLQ topic; None where one is missing or cannot be believed.
 
-    Of several headers of one name the last counts.
+    Of several headers of one name the last counts. `assets.origins` reads the same in Spark.
+
+    Args:
+        headers: all of the record's.
+        topics: those of the stream: an origin on another one is not believed.
     """
-    text = {name: (value or b"").decode("utf-8", "replace") for name, value in headers if name.startswith(PREFIX)}
+    try:
+        text = {name: (value or b"").decode() for name, value in headers if name.startswith(PREFIX)}
+    except UnicodeDecodeError:
+        return None
     topic, numbers = text.get(ORIGIN_TOPIC), _numbers(text)
-    if not topic or numbers is None:
+    if not topic or numbers is None or (topics is not None and topic not in topics):
         return None
     generation, partition, offset, timestamp, attempt = numbers
     return Envelope(
@@ -124,16 +134,25 @@ def opened(headers: Iterable[Header]) -> Envelope | None:
     )
 
 
+_INT, _LONG = 2**31 - 1, 2**63 - 1
+_RANGES = {
+    ORIGIN_GENERATION: (0, _INT),
+    ORIGIN_PARTITION: (0, _INT),
+    ORIGIN_OFFSET: (0, _LONG),
+    ORIGIN_TIMESTAMP: (LEAST_MILLISECONDS, MOST_MILLISECONDS),
+    ATTEMPT: (1, _INT),
+}
+
+
 def _numbers(text: Mapping[str, str]) -> tuple[int, int, int, int, int] | None:
     """Generation, partition, offset, timestamp and attempt; None unless all are there and in their ranges."""
-    least = {ORIGIN_GENERATION: 0, ORIGIN_PARTITION: 0, ORIGIN_OFFSET: 0, ORIGIN_TIMESTAMP: None, ATTEMPT: 1}
     found = []
-    for name, lowest in least.items():
+    for name, (least, most) in _RANGES.items():
         try:
             number = int(text.get(name, ""))
         except ValueError:
             return None
-        if lowest is not None and number < lowest:
+        if not least <= number <= most:
             return None
         found.append(number)
     generation, partition, offset, timestamp, attempt = found

@@ -18,6 +18,8 @@ SAFE_IN_SYNC = 2
 # A backlog that is half as old as retention allows leaves its owner as long again to act.
 RETENTION_PER_AGE = 2
 FOR_EVER = -1
+# A thousand years: some write the greatest number there is where -1 is meant.
+LONGEST_MS = 1_000 * 365 * 24 * 3_600_000
 
 
 class Level(Enum):
@@ -163,14 +165,21 @@ def _unclean(facts: TopicFacts) -> Finding:
     return Finding(rule, Level.ERROR, "on: acknowledged records may be replaced", found.source, mend)
 
 
+def retention(facts: TopicFacts) -> timedelta | None:
+    """How long the topic keeps records; None for ever, or where that cannot be read."""
+    found = _setting(facts, "retention.ms")
+    if found is None or not 0 <= int(found.value) <= LONGEST_MS:
+        return None
+    return timedelta(milliseconds=int(found.value))
+
+
 def _retention(facts: TopicFacts) -> Finding:
     rule, found = "retention", _setting(facts, "retention.ms")
     if found is None:
         return _unreadable(rule)
-    kept_ms = int(found.value)
-    if kept_ms == FOR_EVER:
+    kept, age = retention(facts), facts.oldest_unread or timedelta(0)
+    if kept is None:
         return Finding(rule, Level.OK, "for ever", found.source)
-    kept, age = timedelta(milliseconds=kept_ms), facts.oldest_unread or timedelta(0)
     value = f"{kept}, oldest unread record {_rounded(age)}" if facts.oldest_unread else f"{kept}, nothing unread"
     if kept >= RETENTION_PER_AGE * age:
         return Finding(rule, Level.OK, value, found.source)

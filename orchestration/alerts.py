@@ -14,7 +14,8 @@ from highwater.alerting import Alert, Measure, after, told
 from highwater.errors import HighwaterError, TopicAbsentError
 from highwater.routing import JITTER
 from highwater.slices import OffsetRange
-from orchestration.audit import oldest_unread
+from highwater.topic_rules import retention
+from orchestration.audit import age_of, oldest_unread
 from orchestration.origin_counts import count_parked
 from orchestration.plan_status import stream_status
 from resources.topic_facts import topic_facts
@@ -70,6 +71,8 @@ def _measured(
             found = measure(ledger, kafka, lake, stream, now)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
+        except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others
+            lines.append(f"{stream.name}: not measured: {type(error).__name__}")
         else:
             if found is not None:
                 yield found
@@ -107,11 +110,13 @@ def _parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datet
 
 
 def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Measure | None:
-    del lake
+    del lake, now
     if not stream.tiers:
         return None
-    late = max((_lateness(ledger, kafka, stream, n, now) for n, _ in enumerate(stream.tiers)), default=timedelta(0))
-    limit = stream.alerts.retries_late
+    found = [_lateness(ledger, kafka, stream, number) for number, _ in enumerate(stream.tiers)]
+    late, limit = max(late for late, _ in found), stream.alerts.retries_late
+    if late <= limit and not all(sure for _, sure in found):
+        return None
     return Measure(
         stream.name,
         "age of retries",
@@ -122,15 +127,14 @@ def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now:
     )
 
 
-def _lateness(ledger: Ledger, kafka: Kafka, stream: Stream, number: int, now: datetime) -> timedelta:
-    """How long after its latest due time the oldest record of a tier still is in no slice."""
-    topic = stream.tier_topics[number]
+def _lateness(ledger: Ledger, kafka: Kafka, stream: Stream, number: int) -> tuple[timedelta, bool]:
+    """How long after its due time a tier's oldest record still is in no slice; and whether all could be asked."""
+    topic, late = stream.tier_topics[number], timedelta(0)
     try:
         state = kafka.topic_state(topic)
     except TopicAbsentError:
-        return timedelta(0)
+        return late, True
     ends = ledger.planned_end(stream.name, topic)
-    late = timedelta(0)
     for partition, seen in state.partitions.items():
         begin = max(ends.get(partition, 0), seen.log_start or 0)
         if seen.last_stable is None or begin >= seen.last_stable:
@@ -138,21 +142,21 @@ def _lateness(ledger: Ledger, kafka: Kafka, stream: Stream, number: int, now: da
         unread = {partition: OffsetRange(begin, seen.last_stable)}
         first = next(iter(kafka.read(topic, unread, seconds=READ_SECONDS)), None)
         if first is not None:
-            written = datetime.fromtimestamp(first.timestamp()[1] / 1000, UTC)
-            late = max(late, now - written - stream.tiers[number] * (1 + JITTER))
-    return late
+            late = max(late, age_of(first.timestamp()[1]) - stream.tiers[number] * (1 + JITTER))
+    return late, all(seen.known for seen in state.partitions.values())
 
 
 def _retention_left(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Measure | None:
     del lake, now
-    facts = topic_facts(kafka, stream.topic)
-    kept = (facts.settings or {}).get("retention.ms")
-    if kept is None or int(kept.value) < 0:
+    kept = retention(topic_facts(kafka, stream.topic))
+    if kept is None:
         return None
-    ages = oldest_unread(kafka, stream, stream_status(ledger, kafka, stream, {}))
-    left = timedelta(milliseconds=int(kept.value)) - max(ages.values(), default=timedelta(0))
+    ages, sure = oldest_unread(kafka, stream, stream_status(ledger, kafka, stream, {}))
+    left = kept - max(ages.values(), default=timedelta(0))
     # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
-    limit = min(stream.alerts.retention_left, timedelta(milliseconds=int(kept.value)) / 2)
+    limit = min(stream.alerts.retention_left, kept / 2)
+    if left >= limit and not sure:
+        return None
     return Measure(
         stream.name,
         "retention before unread records",

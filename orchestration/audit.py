@@ -6,6 +6,7 @@ What belongs here: gathering it on one page, without a JVM. What does not: the r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -227,7 +228,7 @@ def audit(
     ends, standing = count_ends(ledger, lake, stream), attempts(lake, stream)
     pieces = ledger.slices(stream.name)
     status = stream_status(ledger, kafka, stream, {})
-    ages = oldest_unread(kafka, stream, status)
+    ages, _ = oldest_unread(kafka, stream, status)
     findings, facts, problems = _looked_at(kafka, stream, max(ages.values(), default=None))
     committed = _committed(ledger, stream, [p for p in pieces if p.topic == stream.topic], standing)
     return Audit(
@@ -247,7 +248,7 @@ def audit(
         endurance="" if facts is None else endurance(facts),
         problems=[*[str(error) for error in status.errors], *problems],
         red=red,
-        held=hold_against_topic(kafka, lake, stream, pieces[-records_of:]) if records_of else (),
+        held=hold_against_topic(ledger, kafka, lake, stream, pieces[-records_of:]) if records_of else (),
     )
 
 
@@ -264,10 +265,13 @@ def _committed(ledger: Ledger, stream: Stream, pieces: Sequence[Slice], standing
     return found
 
 
-def oldest_unread(kafka: Kafka, stream: Stream, status: StreamStatus) -> dict[int, timedelta]:
-    """How old the oldest record is that no slice holds, of the partitions that lag most."""
+def oldest_unread(kafka: Kafka, stream: Stream, status: StreamStatus) -> tuple[dict[int, timedelta], bool]:
+    """The age of the oldest record that no slice holds, of the partitions that lag most; and whether all were asked.
+
+    Of a partition whose lag is markers of transactions alone there is no age.
+    """
     lagging = sorted((p for p in status.partitions if p.lag), key=lambda p: -(p.lag or 0))[:PARTITIONS_ASKED]
-    now = datetime.now(UTC)
+    sure = bool(status.partitions) and all(p.lag is not None for p in status.partitions)
     found = {}
     for one in lagging:
         begin = one.planned if one.planned is not None else one.log_start or 0
@@ -275,10 +279,15 @@ def oldest_unread(kafka: Kafka, stream: Stream, status: StreamStatus) -> dict[in
         try:
             first = next(iter(kafka.read(stream.topic, {one.partition: unread}, seconds=READ_SECONDS)), None)
         except HighwaterError:
-            continue  # it is lagging all the same, and only its age is not known
-        if first is not None:
-            found[one.partition] = now - datetime.fromtimestamp(first.timestamp()[1] / 1000, UTC)
-    return found
+            sure = False
+        else:
+            found.update({} if first is None else {one.partition: age_of(first.timestamp()[1])})
+    return found, sure
+
+
+def age_of(timestamp_ms: int) -> timedelta:
+    """How long ago a record's timestamp is; 0 for one in the future, which a producer's clock may name."""
+    return timedelta(milliseconds=max(time.time_ns() // 1_000_000 - max(timestamp_ms, 0), 0))
 
 
 def _looked_at(

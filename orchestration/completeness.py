@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.errors import HighwaterError
 from highwater.history import digest
+from highwater.plans import overtaken
 from highwater.slices import OffsetRange
 from resources.lake import slice_is_one_of, stream_rows
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
     from resources.kafka import Kafka, TopicState
     from resources.lake import Lake
+    from resources.ledger import Ledger
 
 Place = tuple[int, int]
 SAMPLES = 5
@@ -64,15 +66,22 @@ class Held:
         return self.error or f"{self.slice_key}: {self.records:,} records of the topic are in raw as they are{gone}"
 
 
-def hold_against_topic(kafka: Kafka, lake: Lake, stream: Stream, pieces: Iterable[Slice]) -> list[Held]:
+def hold_against_topic(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, pieces: Iterable[Slice]) -> list[Held]:
     """Compare slices that stand in raw; in memory is one slice's digests at a time.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyAwayError: the lake or the ledger could not be read.
     """
     wanted = list(pieces)
     standing = lake.committed(stream.name, "raw", [piece.key for piece in wanted])
-    return [_held(kafka, lake, stream, piece) for piece in wanted if piece.key in standing]
+    generations = {topic: ledger.generations(stream.name, topic) for topic in {piece.topic for piece in wanted}}
+    return [
+        Held(piece.key, skipped="other records stand under its offsets now, which was accepted")
+        if overtaken(piece, generations[piece.topic])
+        else _held(kafka, lake, stream, piece)
+        for piece in wanted
+        if piece.key in standing
+    ]
 
 
 def _held(kafka: Kafka, lake: Lake, stream: Stream, piece: Slice) -> Held:

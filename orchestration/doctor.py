@@ -91,12 +91,14 @@ def _tried(what: str, attempt: Try) -> Tried:
 
 
 def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
-    kafka = deployment.kafka()
-    found = _tried(f"topic {stream.topic}", lambda: f"{len(kafka.topic_state(stream.topic).partitions)} partitions")
+    def topic() -> str:
+        return f"{len(deployment.kafka().topic_state(stream.topic).partitions)} partitions"
+
+    found = _tried(f"topic {stream.topic}", topic)
     yield found
     if found.error is None:
         yield from _rules(deployment, stream)
-        yield _tried(f"DLQ topics of {stream.name}", lambda: see_no_drift(kafka, stream))
+        yield _tried(f"DLQ topics of {stream.name}", lambda: see_no_drift(deployment.kafka(), stream))
         yield _tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
     if stream.lookup is not None:
         table, column = stream.lookup.table, stream.lookup.column

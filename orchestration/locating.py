@@ -81,7 +81,7 @@ def stream_of(streams: Iterable[Stream], topic: str) -> Stream:
     Raises:
         ConfigurationError: none declares it.
     """
-    known = {name: stream for stream in streams for name in (stream.topic, *stream.tier_topics, stream.parked_topic)}
+    known = {name: stream for stream in streams for name in stream.all_topics}
     if topic not in known:
         raise ConfigurationError(
             f"no stream has a topic {topic!r}",
@@ -121,15 +121,19 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     where = f'proof IS NULL AND {slice_is_one_of([piece.key])} AND "partition" = {partition} AND "offset" = {offset}'
     # `octet_length` takes text alone here.
     size = "octet_length(encode(value, 'hex')) / 2 AS bytes"
-    found = query(raw, f'SELECT "timestamp", key, value IS NULL AS tombstone, {size}, headers FROM t WHERE {where}')
+    # As a number: a producer's clock may name a year that Python's times do not know.
+    time = "arrow_cast(\"timestamp\", 'Int64') / 1000 AS ms"
+    found = query(raw, f"SELECT {time}, key, value IS NULL AS tombstone, {size}, headers FROM t WHERE {where}")
+    if not found and lost:
+        return Located("lost", f"{lost[0].reason}, accepted by {lost[0].accepted_by}", piece=piece)
     if not found:
         text = "no record at this offset: a marker of a transaction, an aborted record, or one that compaction took"
         return Located("gap", text, piece=piece)
     [row] = found
-    envelope = None if piece.topic == stream.topic else opened(_headers(row["headers"]))
+    envelope = None if piece.topic == stream.topic else opened(_headers(row["headers"]), stream.all_topics)
     here = Origin(piece.topic, piece.generation, partition, offset)
     origin = here if envelope is None else envelope.origin
-    told = {"timestamp": row["timestamp"], "key": _text(row["key"]), "bytes": row["bytes"]}
+    told = {"timestamp_ms": row["ms"], "key": _text(row["key"]), "bytes": row["bytes"]}
     return _ended(ledger, lake, stream, origin, piece, told, tombstone=bool(row["tombstone"]))
 
 
@@ -152,8 +156,10 @@ def _ended(
     tombstone: bool = False,
 ) -> Located:
     """How an origin ended: the last of what is known of it."""
-    rejects = sorted(_rows_of(lake, stream, "rejects", origin), key=lambda found: found["retries"] or 0)
     published = {found["slice"]: found for found in _rows_of(lake, stream, "dlq", origin)}
+    rejects = sorted(
+        _rows_of(lake, stream, "rejects", origin), key=lambda found: _when(stream, found, published.get(found["slice"]))
+    )
     facts = [_rejected(found, published.get(found["slice"])) for found in rejects]
     end, text = _end(ledger, lake, stream, origin, rejects, published)
     if end == "unknown" and tombstone:
@@ -182,6 +188,13 @@ def _end(
     if last["slice"] not in published:
         return "rejected", f"as {last['reason']} by {last['slice']}, to be published to {last['next_topic']}"
     return ("parked" if last["next_topic"] == stream.parked_topic else "waiting"), f"on {last['next_topic']}"
+
+
+def _when(stream: Stream, found: Mapping[str, Any], published: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """The order of rejections: the main topic's slice, then tiers as they were published, then what is not yet."""
+    on_tier = not str(found["slice"]).startswith(f"{stream.topic}@")
+    at = "" if published is None else str(published["published_at"])
+    return on_tier, published is None, at, found["retries"] or 0
 
 
 def _rejected(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> str:
@@ -213,7 +226,7 @@ def _on_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, partiti
     except HighwaterError as error:
         return Located("unknown", f"{stream.parked_topic} could not be read there: {error.problem}")
     headers: Any = messages[0].headers() if messages else None
-    envelope: Envelope | None = opened(headers or ())
+    envelope: Envelope | None = opened(headers or (), stream.all_topics)
     if envelope is None:
         return Located("unknown", "no record with an envelope of ours at this offset")
     return _ended(ledger, lake, stream, envelope.origin, None, None)

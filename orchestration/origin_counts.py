@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
     from highwater.proof import Proof
+    from highwater.slices import Slice
     from resources.lake import Lake
     from resources.ledger import Ledger
 
@@ -99,7 +100,8 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
         if key in decided["rejects"] and decided["rejects"][key].attempt == p.attempt
     }
     read = sized(tables["raw"], _main(proofs_in(tables["raw"]), stream))
-    counted = _Counted(tables, stream, [key for key in decided["events"] if key not in settled])
+    open_slices = [proof.piece for key, proof in decided["events"].items() if key not in settled]
+    counted = _Counted(tables, stream, open_slices)
     rows, accepted = counted.accepted()
     left_over = counted.left_over()
     discarded = counted.discarded({discard.origin for discard in ledger.discards(stream.name)})
@@ -150,14 +152,26 @@ class _Counted:
     Args:
         tables: by name; any of them may be missing.
         stream: the stream.
-        open_slices: slices that are being decided: they are left out.
+        open_slices: slices that are being decided. They are left out, and of those of the main topic all of their
+            origins, whatever became of them in a tier: they count as undecided.
     """
 
-    def __init__(self, tables: Mapping[str, DeltaTable], stream: Stream, open_slices: Sequence[str]) -> None:
+    def __init__(self, tables: Mapping[str, DeltaTable], stream: Stream, open_slices: Sequence[Slice]) -> None:
         self._tables = tables
         topic = stream.topic.replace("'", "''")
-        left_out = f" AND NOT {slice_is_one_of(open_slices)}" if open_slices else ""
-        self._mine = f"proof IS NULL AND origin_topic = '{topic}'{left_out}"
+        conditions = ["proof IS NULL", f"origin_topic = '{topic}'"]
+        if open_slices:
+            conditions.append(f"NOT {slice_is_one_of([piece.key for piece in open_slices])}")
+        conditions += [
+            f"NOT (origin_generation = {piece.generation} AND origin_partition = {partition} "
+            f"AND origin_offset >= {offsets.start} AND origin_offset < {offsets.end})"
+            for piece in open_slices
+            if piece.topic == stream.topic
+            for partition, offsets in piece.ranges.items()
+            if len(offsets)
+        ]
+        self._mine = " AND ".join(conditions)
+        self._main = f"{topic}@"
         self._parked = stream.parked_topic.replace("'", "''")
 
     def accepted(self) -> tuple[int, int]:
@@ -198,12 +212,23 @@ class _Counted:
     def _last(self) -> str:
         """The last rejection of each origin that was not accepted in a retry, as `left_over`.
 
-        One that was accepted without a retry is in two places, and the ends sum to more than was produced.
+        The main topic's slice came first; of tiers the one that was published last, or is not published yet. One that
+        was accepted without a retry is in two places, and the ends sum to more than was produced.
         """
-        latest = "coalesce(retries, 0) DESC"  # rows from before the column was there have null
+        sent = "SELECT slice, published_at, " if "dlq" in self._tables else "SELECT slice, NULL AS published_at, "
+        origins = ", ".join(f"r.origin_{name}" for name in Origin._fields)
+        order = (
+            f"CASE WHEN starts_with(slice, '{self._main}') THEN 0 ELSE 1 END DESC, published_at DESC NULLS FIRST, "
+            "coalesce(retries, 0) DESC"  # rows from before the column was there have null
+        )
         return (
-            f"WITH last AS (SELECT {_ORIGIN}, first_value(next_topic ORDER BY {latest}) AS next_topic, "
-            f"first_value(slice ORDER BY {latest}) AS slice FROM rejects WHERE {self._mine} GROUP BY {_ORIGIN}), "
+            f"WITH sent AS ({sent}{_ORIGIN} FROM {'dlq' if 'dlq' in self._tables else 'rejects'} "
+            "WHERE proof IS NULL), "
+            f"rejected AS (SELECT {origins}, r.slice, r.next_topic, r.retries, sent.published_at "
+            f"FROM (SELECT * FROM rejects WHERE {self._mine}) r "
+            f"LEFT JOIN sent ON r.slice = sent.slice AND {_same('r', 'sent')}), "
+            f"last AS (SELECT {_ORIGIN}, first_value(next_topic ORDER BY {order}) AS next_topic, "
+            f"first_value(slice ORDER BY {order}) AS slice FROM rejected GROUP BY {_ORIGIN}), "
             f"accepted AS (SELECT {_ORIGIN} FROM events WHERE {self._mine} AND retries > 0), "
             f"left_over AS (SELECT last.* FROM last LEFT ANTI JOIN accepted ON {_same('last', 'accepted')})"
         )

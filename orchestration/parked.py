@@ -69,10 +69,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A parked record: where its latest copy stands, and why it is there."""
+    """A parked record: where its latest copy stands, when it was parked (ms since 1970), and why."""
 
     partition: int
     offset: int
+    parked_ms: int
     reason: str
     slice_key: str
     detail: str
@@ -189,7 +190,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
     waiting: dict[Origin, tuple[Waiting, bool]] = {}
     strange = 0
     for message in kafka.read(stream.parked_topic, ends):
-        envelope = opened(_headers(message))
+        envelope = opened(_headers(message), stream.all_topics)
         if envelope is None:
             strange += 1
         else:
@@ -218,6 +219,7 @@ def _waiting(message: Message, envelope: Envelope) -> Waiting:
     return Waiting(
         partition=message.partition() or 0,
         offset=message.offset() or 0,
+        parked_ms=message.timestamp()[1],
         reason=envelope.reason,
         slice_key=envelope.slice_key,
         detail=envelope.detail,
@@ -303,7 +305,7 @@ def only(parked: Parked, most: int | None) -> Parked:
     if most is None or most >= len(parked.waiting):
         return parked
     ordered: Sequence[tuple[Origin, Waiting]] = sorted(
-        parked.waiting.items(), key=lambda item: (item[1].offset, item[1].partition)
+        parked.waiting.items(), key=lambda item: (item[1].parked_ms, item[1].partition, item[1].offset)
     )
     kept = dict(ordered[:most])
     return replace(parked, waiting=kept, others=parked.others + len(parked.waiting) - len(kept))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from highwater.declaration import Start
 from highwater.errors import ConfigurationError, UnknownSliceError
 from highwater.plans import Generation, Loss, Publication
 from highwater.slices import OffsetRange, Slice, SliceKey
@@ -39,6 +40,7 @@ class Rebuilt:
         slices: in the order of their topics and ordinals.
         unread: those of them that the lake does not hold: the slices around them say what they were.
         losses: holes between slices that follow each other.
+        unknown: what cannot be worked out, in sentences.
         attempts: for each slice the highest attempt that was seen.
         publications: for each slice what was published of it.
     """
@@ -47,6 +49,7 @@ class Rebuilt:
     slices: Sequence[Slice] = ()
     unread: Sequence[str] = ()
     losses: Sequence[Loss] = ()
+    unknown: Sequence[str] = ()
     attempts: Mapping[str, int] = field(default_factory=dict)
     publications: Mapping[str, Publication] = field(default_factory=dict)
 
@@ -67,7 +70,7 @@ class Rebuilt:
             f"[{loss.offsets.start}, {loss.offsets.end}) is recorded as lost"
             for loss in self.losses
         ]
-        return lines
+        return [*lines, *self.unknown]
 
 
 def rebuilt(stream: Stream, pieces: Iterable[Slice], highest: Mapping[str, int], now: datetime) -> Rebuilt:
@@ -91,6 +94,7 @@ def rebuilt(stream: Stream, pieces: Iterable[Slice], highest: Mapping[str, int],
             [*found.slices, *part.slices],
             [*found.unread, *part.unread],
             [*found.losses, *part.losses],
+            [*found.unknown, *part.unknown],
         )
     return found
 
@@ -99,21 +103,31 @@ def _of_topic(stream: Stream, pieces: Sequence[Slice], highest: int, now: dateti
     generations: list[Generation] = []
     slices: list[Slice] = []
     unread: list[str] = []
+    unknown: list[str] = []
     losses: list[Loss] = []
     ends: dict[int, int] = {}
     for piece in pieces:
-        if not generations or generations[-1].number != piece.generation:
+        before = slices[-1] if slices else None
+        skipped = piece.ordinal > (before.ordinal if before else -1) + 1
+        opens = not generations or generations[-1].number != piece.generation
+        if opens:
             generations.append(_generation(piece))
-            ends = dict.fromkeys(piece.ranges, 0) if piece.generation == 0 and piece.ordinal > 0 else {}
-        # A partition that joined later, or had no leader at first, begins where its first slice does.
-        joined = {p: r.start for p, r in piece.ranges.items() if p not in ends}
+            ends = {}
+        if opens and skipped and not _begins_at_zero(stream, piece, before):
+            unknown.append(
+                f"{piece.key} is the first of generation {piece.generation} that was read: what was planned "
+                "before it, if anything, is not known"
+            )
+        # A partition that joins later begins at 0. One that had no leader at first begins where its first slice does.
+        zero = skipped and (not opens or _begins_at_zero(stream, piece, before))
+        joined = {p: 0 if zero else r.start for p, r in piece.ranges.items() if p not in ends}
         generations[-1] = replace(generations[-1], starts={**generations[-1].starts, **joined})
         ends |= joined
         holes = {p: OffsetRange(ends[p], r.start) for p, r in piece.ranges.items() if r.start > ends[p]}
-        before = slices[-1].ordinal if slices else -1
-        if holes and piece.ordinal > before + 1:
+        if holes and skipped:
             # It was planned under one of the ordinals in between, and will be read under the first of them.
-            missing = replace(piece, ordinal=before + 1, ranges=_between(piece, holes), epochs={}, marks={})
+            ordinal = before.ordinal + 1 if before else 0
+            missing = replace(piece, ordinal=ordinal, ranges=_between(piece, holes), epochs={}, marks={})
             slices.append(missing)
             unread.append(missing.key)
         else:
@@ -124,7 +138,14 @@ def _of_topic(stream: Stream, pieces: Sequence[Slice], highest: int, now: dateti
         slices.append(piece)
         ends.update({p: r.end for p, r in piece.ranges.items()})
     generations[-1] = replace(generations[-1], first_ordinal=highest + 1)
-    return Rebuilt(generations, slices, unread, losses)
+    return Rebuilt(generations, slices, unread, losses, unknown)
+
+
+def _begins_at_zero(stream: Stream, first: Slice, before: Slice | None) -> bool:
+    """Whether a generation whose first slices are not there began at offset 0: a new topic, or one read whole."""
+    if before is not None:
+        return first.topic_id != before.topic_id
+    return first.topic != stream.topic or stream.start == Start.EARLIEST
 
 
 def _between(piece: Slice, holes: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, delete, func, insert, literal, select, tuple_, update
+from sqlalchemy import BigInteger, and_, cast, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from highwater.alerting import Alert
@@ -181,7 +181,7 @@ class Ledger:
     def holding(self, stream: str, topic: str, partition: int, offset: int) -> list[Slice]:
         """The slices that hold an offset, one for each generation that planned it, oldest first."""
         table = schema.slices
-        start, end = (table.c.ranges[str(partition), at].as_integer() for at in (0, 1))
+        start, end = (cast(table.c.ranges[str(partition), at].as_string(), BigInteger) for at in (0, 1))
         query = select(table).where(table.c.stream == stream, table.c.topic == topic, start <= offset, end > offset)
         with self._reading() as connection:
             return [slice_of(row) for row in connection.execute(query.order_by(table.c.ordinal))]

@@ -9,10 +9,21 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from http.client import HTTPException
 
 from highwater.errors import ConfigurationError, DependencyAwayError
 
 SECONDS = 5.0
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would arrive as a GET without its body, and count as told."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 def post(url: str, plain: Mapping[str, object], seconds: float = SECONDS) -> None:
@@ -27,13 +38,13 @@ def post(url: str, plain: Mapping[str, object], seconds: float = SECONDS) -> Non
         raise ConfigurationError("the receiver of alerts is no HTTP address", remedy="set HIGHWATER_ALERTS_URL anew")
     request = urllib.request.Request(url, json.dumps(plain).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=seconds):
+        with _OPENER.open(request, timeout=seconds):
             return
     except urllib.error.HTTPError as error:
         raise DependencyAwayError(
             "the receiver of alerts refused", found=f"status {error.code}", remedy=remedy
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise DependencyAwayError(
             "the receiver of alerts did not answer", found=type(error).__name__, remedy=remedy
         ) from None

@@ -21,6 +21,7 @@ from dev.processes import LOOPBACK, free_port
 from highwater.alerting import Alert, Measure, after, told
 from highwater.declaration import Alerts
 from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.topic_rules import Setting, TopicFacts
 from orchestration import alerts
 from orchestration.build import build_defs
 from resources.kafka import Kafka
@@ -115,6 +116,7 @@ class Receiver(BaseHTTPRequestHandler):
             return
         server.heard.append((self.headers["Content-Type"], json.loads(body)))
         self.send_response(server.status)
+        self.send_header("Location", "/")
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -137,7 +139,7 @@ def test_a_receiver_gets_json_and_its_address_is_never_repeated(receiver: Any) -
     post(url, {"kind": "alert"})
     assert receiver.heard == [("application/json", {"kind": "alert"})]
     told_of = []
-    for status, seconds in ((500, 5.0), (0, 0.2)):
+    for status, seconds in ((500, 5.0), (302, 5.0), (0, 0.2)):
         receiver.status = status
         with pytest.raises(DependencyAwayError) as caught:
             post(url, {}, seconds)
@@ -146,6 +148,9 @@ def test_a_receiver_gets_json_and_its_address_is_never_repeated(receiver: Any) -
         post(f"http://{LOOPBACK}:{free_port()}/planted-secret", {})
     with pytest.raises(ConfigurationError) as strange:
         post("file:///planted-secret", {})
+    with pytest.raises(DependencyAwayError) as odd:
+        post(f"http://{LOOPBACK}/planted secret", {})
+    told_of.append(str(odd.value) + repr(odd.value.__cause__))
     assert not any("planted" in text for text in [*told_of, str(caught.value), str(strange.value)])
 
 
@@ -167,6 +172,15 @@ def test_what_the_lake_tells_is_measured(tmp_path: Path) -> None:
     beyond = alerts._reject_ratio(*asked[:3], replace(STREAM, alerts=Alerts(reject_ratio=0.59)), NOW)
     assert beyond is not None
     assert beyond.over
+
+
+def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that fails is neither an alert nor its end."""
+    facts = TopicFacts("orders", "b", 1, {0: 1}, {0: 1}, frozenset(), {"retention.ms": Setting("60000", "x")}, None)
+    monkeypatch.setattr(alerts, "topic_facts", lambda *_: facts)
+    away = Kafka(f"{LOOPBACK}:{free_port()}")
+    lake: Any = None
+    assert alerts._retention_left(Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), away, lake, STREAM, NOW) is None
 
 
 @pytest.mark.slow

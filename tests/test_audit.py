@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,8 @@ class Written:
 
         texts = ("slice", "proof", "origin_topic", "next_topic")
         numbers = ("origin_generation", "origin_partition", "origin_offset", "retries")
-        schema = pa.schema([*[(n, pa.string()) for n in texts], *[(n, pa.int64()) for n in numbers]])
+        at = ("published_at", pa.timestamp("us", "UTC"))
+        schema = pa.schema([*[(n, pa.string()) for n in texts], *[(n, pa.int64()) for n in numbers], at])
         for table, rows in self.rows.items():
             if rows:
                 write_deltalake(self.lake.path("orders", table), pa.Table.from_pylist(rows, schema), mode="overwrite")
@@ -113,6 +114,29 @@ def test_what_is_rejected_again_counts_where_it_was_sent_last(written: Written) 
     written.add("dlq", again, [7])
     found = written.ends()
     assert (found.waiting[TIER], found.parked, found.unpublished, found.error) == (0, 2, 0, None)
+
+
+def test_what_a_person_sent_again_counts_where_it_is_now(written: Written) -> None:
+    """Mended, and sent with its retries counted anew: the rejection that was published last is the last one."""
+    first, again = a_slice(1, 2, TIER), a_slice(2, 2, TIER)
+    written.prove(first, {"raw": 1, "events": 0, "rejects": 1, "dlq": 1, "current": 0})
+    written.add("rejects", first, [8], next_topic=PARKED, retries=3)
+    written.add("dlq", first, [8], published_at=NOW)
+    written.prove(again, {"raw": 1, "events": 0, "rejects": 1, "dlq": 1, "current": 0})
+    written.add("rejects", again, [8], next_topic=STREAM.tier_topics[1], retries=1)
+    assert (written.ends().unpublished, written.ends().error) == (1, None)
+    written.add("dlq", again, [8], published_at=NOW + timedelta(minutes=5))
+    found = written.ends()
+    assert (found.waiting[STREAM.tier_topics[1]], found.parked, found.error) == (1, 0, None)
+
+
+def test_a_slice_that_is_decided_anew_is_no_error(written: Written) -> None:
+    """Some of its origins were accepted in a tier meanwhile: until it is decided they all count as undecided."""
+    written.rows["events"] = [row for row in written.rows["events"] if row["slice"] != MAIN.key]
+    written.prove(MAIN, {"events": 5}, attempt=2)
+    written.add("events", MAIN, range(5))
+    found = written.ends()
+    assert (found.undecided, found.accepted, found.error) == (10, 0, None)
 
 
 def test_what_is_under_way_is_no_error(written: Written) -> None:

@@ -73,7 +73,7 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     rows = write_raw(lake, scene, piece)
 
     def held(of: Slice = piece) -> Held:
-        [found] = hold_against_topic(scene.kafka, lake, scene.stream, [of])
+        [found] = hold_against_topic(scene.ledger, scene.kafka, lake, scene.stream, [of])
         return found
 
     assert (held().records, held().error, held().gone) == (9, None, 0)

@@ -65,6 +65,16 @@ def test_all_that_fails_is_told_at_once(tmp_path: Path) -> None:
     assert all(row["remedy"] for row in json.loads(result.stdout) if row["state"] == "failed")
 
 
+def test_a_configuration_that_is_refused_is_one_line_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", '{"enable.auto.commit": "true"}')
+    result = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path).run("doctor", "--json")
+    found = {row["tried"]: row for row in json.loads(result.stdout)}
+    assert "enable.auto.commit" in found["Kafka"]["found"]
+    assert found["ledger"]["state"] == "ok"
+    assert "reference table reference/customers" in found
+    assert result.exit_code == PERMANENT
+
+
 @pytest.mark.slow
 def test_what_a_broker_forbids_or_has_otherwise_is_told(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
     scene = Scene(bootstrap, topic(partitions=2), tmp_path)

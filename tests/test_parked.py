@@ -54,10 +54,15 @@ def test_an_envelope_is_read_as_it_was_written() -> None:
         (envelope.ORIGIN_OFFSET, b""),
         (envelope.ORIGIN_TIMESTAMP, b"today"),
         (envelope.ATTEMPT, b"0"),
+        (envelope.ORIGIN_PARTITION, str(2**31).encode()),
+        (envelope.ORIGIN_TIMESTAMP, b"1767225600000000"),
+        (envelope.ORIGIN_TOPIC, b"\xff"),
     ],
 )
 def test_an_envelope_that_cannot_be_believed_is_none(header: str, value: bytes) -> None:
     sound = an_envelope(7).headers()
+    assert opened(sound, ["orders"]) is not None
+    assert opened(sound, ["payments"]) is None
     assert opened([*sound, (header, value)]) is None, "of several headers of a name the last counts"
     assert opened([one for one in sound if one[0] != header]) is None
 
@@ -71,6 +76,12 @@ class Parking:
         self.lake = Lake(str(folder / "lake"))
         self.log: list[str] = []
         ensure(self.scene.kafka, self.stream)
+
+    def envelope(self, offset: int, reason: str = "malformed", **changes: Any) -> Envelope:
+        return an_envelope(offset, reason, topic=self.stream.topic, **changes)
+
+    def origin(self, offset: int) -> Origin:
+        return self.envelope(offset).origin
 
     def park(self, *envelopes: Envelope, key: bytes | None = b"o1", value: bytes | None = b"garbled") -> None:
         messages = [
@@ -109,22 +120,23 @@ def parking(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> Parking:
 @pytest.mark.slow
 def test_what_waits_is_what_was_neither_accepted_nor_given_up(parking: Parking) -> None:
     assert parking.waiting() == []
-    parking.park(*[an_envelope(n) for n in range(5)], an_envelope(3, "invalid"))
+    parking.park(*[parking.envelope(n) for n in range(5)], parking.envelope(3, "invalid"))
     send(parking.scene.bootstrap, parking.stream.parked_topic, [Message(b"k", b"no envelope")])
-    parking.accepted(Origin("orders", 0, 0, 1), Origin("orders", 0, 0, 99))
-    parking.scene.ledger.discard(parking.stream.name, [Discard(an_envelope(2).origin, "test data", "ann", NOW)])
+    parking.park(an_envelope(8, topic="of.another.stream"))
+    parking.accepted(parking.origin(1), parking.origin(99))
+    parking.scene.ledger.discard(parking.stream.name, [Discard(parking.origin(2), "test data", "ann", NOW)])
     found = look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, Choice(reasons=["invalid"]))
     assert {origin.offset: one.reason for origin, one in found.waiting.items()} == {3: "invalid"}
-    assert (found.others, found.settled, found.strange) == (2, 2, 1)
+    assert (found.others, found.settled, found.strange) == (2, 2, 2)
     assert parking.waiting() == [0, 3, 4]
     assert only(look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, Choice()), 2).others == 1
 
 
 @pytest.mark.slow
 def test_a_choice_is_by_reason_slice_key_and_time(parking: Parking) -> None:
-    parking.park(an_envelope(0, slice_key="orders@0000007"), an_envelope(1, "invalid"))
-    parking.park(an_envelope(2), key="ö".encode())
-    parking.park(an_envelope(3), key=None)
+    parking.park(parking.envelope(0, slice_key="orders@0000007"), parking.envelope(1, "invalid"))
+    parking.park(parking.envelope(2), key="ö".encode())
+    parking.park(parking.envelope(3), key=None)
     later, earlier = datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) - timedelta(hours=1)
     assert parking.waiting(Choice(slices=["orders@0000007"])) == [0]
     assert parking.waiting(Choice(reasons=["invalid", "other"])) == [1]
@@ -136,7 +148,7 @@ def test_a_choice_is_by_reason_slice_key_and_time(parking: Parking) -> None:
 @pytest.mark.slow
 def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestration.parked.RECORDS_A_TRANSACTION", 2)
-    written = [an_envelope(n, partition=n % 2) for n in range(5)]
+    written = [parking.envelope(n, partition=n % 2) for n in range(5)]
     parking.park(*written[:4])
     parking.park(written[4], key=None, value=b"\xff")
     assert parking.act() == [0, 1, 2, 3, 4]
@@ -155,12 +167,12 @@ def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_what_is_given_up_waits_no_more_and_the_first_reason_stays(parking: Parking) -> None:
-    parking.park(*[an_envelope(n, "invalid" if n else "malformed") for n in range(3)])
+    parking.park(*[parking.envelope(n, "invalid" if n else "malformed") for n in range(3)])
     assert parking.act(sure=True, by="ann", because="a test", choice=Choice(reasons=["invalid"])) == [1, 2]
     assert "2 given up by ann: a test" in parking.log[-1]
     assert parking.waiting() == [0]
     ledger = parking.scene.ledger
-    assert ledger.discard("orders", [Discard(an_envelope(1).origin, "other", "bob", NOW)]) == 0
+    assert ledger.discard("orders", [Discard(parking.origin(1), "other", "bob", NOW)]) == 0
     assert {(d.origin.offset, d.reason, d.discarded_by) for d in ledger.discards("orders")} == {
         (1, "a test", "ann"),
         (2, "a test", "ann"),
@@ -178,7 +190,7 @@ def test_what_is_given_up_waits_no_more_and_the_first_reason_stays(parking: Park
     ],
 )
 def test_what_is_missing_is_told_before_anything_is_done(parking: Parking, asked: dict[str, Any], remedy: str) -> None:
-    parking.park(an_envelope(0))
+    parking.park(parking.envelope(0))
     parking.stream = replace(parking.stream, tiers=())
     with pytest.raises(ConfigurationError) as caught:
         parking.act(**asked)
@@ -188,7 +200,7 @@ def test_what_is_missing_is_told_before_anything_is_done(parking: Parking, asked
 
 @pytest.mark.slow
 def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyPatch) -> None:
-    parking.park(an_envelope(0), an_envelope(1, "invalid"), an_envelope(2))
+    parking.park(parking.envelope(0), parking.envelope(1, "invalid"), parking.envelope(2))
     scene = parking.scene
     shown = scene.run("redrive-parked", "orders", "--reason", "malformed")
     assert shown.exit_code == 0, shown.output

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from highwater.declaration import Start
 from highwater.slices import OffsetRange, Slice
 from orchestration.build import build_defs
 from orchestration.rebuilding import rebuilt
@@ -73,6 +74,28 @@ def test_generations_begin_anew() -> None:
     found = rebuilt(STREAM, [*reversed(pieces)], {}, NOW)
     assert [(g.number, g.starts, g.first_ordinal) for g in found.generations] == [(0, {0: 0}, 0), (1, {0: 4}, 3)]
     assert ([*found.losses], [*found.unread]) == ([], [])
+
+
+def test_a_partition_that_joined_in_a_slice_that_was_not_read_is_read_from_its_beginning() -> None:
+    found = rebuilt(STREAM, [a_slice(0, {0: (0, 9)}), a_slice(2, {0: (9, 12), 1: (100, 200)})], {}, NOW)
+    assert found.unread == ["orders@0000001"]
+    assert found.slices[1].ranges == {0: OffsetRange(9, 9), 1: OffsetRange(0, 100)}
+
+
+def test_a_generation_whose_first_slices_were_not_read() -> None:
+    """Of a topic that was made anew all is read; after a truncation nobody knows where planning went on."""
+    recreated = replace(a_slice(2, {0: (50, 60)}, 1), topic_id="B" * 22)
+    found = rebuilt(STREAM, [a_slice(0, {0: (0, 9)}), recreated], {}, NOW)
+    assert ([*found.unread], found.slices[1].ranges) == (["orders@0000001"], {0: OffsetRange(0, 50)})
+    found = rebuilt(STREAM, [a_slice(0, {0: (0, 9)}), a_slice(2, {0: (50, 60)}, 1)], {}, NOW)
+    assert ([*found.unread], [*found.losses]) == ([], [])
+    assert "what was planned before it, if anything, is not known" in found.lines[-1]
+
+
+def test_a_stream_that_began_at_the_latest_is_not_read_from_its_beginning() -> None:
+    latest = replace(STREAM, start=Start.LATEST)
+    assert rebuilt(latest, [a_slice(1, {0: (50, 60)})], {}, NOW).unread == []
+    assert rebuilt(STREAM, [a_slice(1, {0: (50, 60)})], {}, NOW).unread == ["orders@0000000"]
 
 
 @pytest.mark.slow
