@@ -119,6 +119,11 @@ class Receiver(BaseHTTPRequestHandler):
         self.send_header("Location", "/")
         self.end_headers()
 
+    def do_GET(self) -> None:
+        """Where a redirected POST would arrive, without its body."""
+        self.send_response(200)
+        self.end_headers()
+
     def log_message(self, *_: object) -> None:
         """Nothing."""
 

@@ -158,6 +158,12 @@ def test_a_row_that_is_missing_or_doubled_is_told(written: Written) -> None:
     assert "sum to 9, produced were 10" in str(written.ends().error)
 
 
+def test_an_origin_in_two_places_is_told(written: Written) -> None:
+    """Accepted without a retry, and rejected all the same."""
+    written.add("events", MAIN, [8])
+    assert "sum to 11, produced were 10" in str(written.ends().error)
+
+
 def test_a_reject_that_is_gone_is_told(written: Written) -> None:
     written.rows["rejects"] = [row for row in written.rows["rejects"] if row.get("origin_offset") != 8]
     assert "sum to 9, produced were 10" in str(written.ends().error)
