@@ -219,10 +219,11 @@ def _application(ui: str) -> str:
         return str(json.load(answer)[0]["id"])
 
 
-def _lasting(ui: str) -> bool:
+def _lasting(ui: str) -> set[int]:
+    """The jobs that ran a second ago and run still."""
     before = _running(ui)
-    time.sleep(0.5)
-    return bool(before & _running(ui))
+    time.sleep(1)
+    return before & _running(ui)
 
 
 Send = Callable[[], int]
@@ -334,9 +335,11 @@ def _outlived(task: Task, table: Path, send: Send, *, wait: bool) -> int:
     log = log_of(table)
 
     def kill() -> None:
-        # One job for half a second: the one that sleeps, not one of the short ones before it.
-        _wait(lambda: _lasting(str(task.ui)))
-        _die(task, log=log, log_then=log_of(table), running=len(_running(str(task.ui))))
+        # One job for a second: the one that sleeps, not one of the short ones before it. The look that found it is the
+        # evidence: on a busy machine a short one was over at the next.
+        while not (lasting := _lasting(str(task.ui))):
+            time.sleep(POLL)
+        _die(task, log=log, log_then=log_of(table), running=len(lasting))
 
     threading.Thread(target=kill, daemon=True).start()
     return send()
