@@ -19,9 +19,9 @@ from assets import events
 from assets.commit import Clock, commit_lock, reports, require_newer
 from assets.events import require
 from assets.layout import TABLE, Layout
-from assets.origins import ORIGIN
 from assets.parsing import field_columns, quoted, sql_type
 from assets.work import SliceReport, Work
+from highwater.envelope import ORIGIN
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.folding import BASE, RECENT, Fold, Run, merged_runs
 from resources.lake import create_table, replace_slices, rows_at, slice_is_one_of

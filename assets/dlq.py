@@ -20,9 +20,8 @@ from assets import rejects
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
 from assets.events import ORIGIN_COLUMNS, require
 from assets.origins import DLQ as TABLE
-from assets.origins import ORIGIN
 from assets.work import SliceReport, Work
-from highwater.envelope import Envelope, wrapped
+from highwater.envelope import ORIGIN, Envelope, wrapped
 from highwater.errors import ConfigurationError, DependencyAwayError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
 from resources.dlq_topics import Shape, ensure
@@ -255,15 +254,22 @@ def _published(work: Work, where: str) -> set[tuple[Any, ...]]:
 
 
 def _commit(work: Work, decisions: Sequence[Proof], standing: Standing, version: int) -> int:
-    """Keep the origins of all rejects of the slices: those of earlier publications are still among them."""
+    """Keep the origins of all rejects of the slices.
+
+    Those of earlier publications are still among them, with the time of that one: it orders an origin's rejections.
+    """
     from pyspark.sql import functions as F
 
     mine = slice_is_one_of([decision.key for decision in decisions])
     rows = rows_at(work.spark, work.lake.path(work.stream.name, rejects.TABLE), version).where(mine)
-    names = ("slice", *ORIGIN, "origin_timestamp", "attempt", "retries")
-    told = rows.select(
-        *names, "reason", "detail", "next_topic", "first_failed_at", F.current_timestamp().alias("published_at")
-    )
+    names = ("slice", *ORIGIN, "origin_timestamp", "attempt", "retries", "reason", "detail", "next_topic")
+    told = rows.select(*names, "first_failed_at", F.current_timestamp().alias("now"))
+    if any(standing.attempt(decision.key) for decision in decisions):
+        before = rows_at(work.spark, work.lake.path(work.stream.name, TABLE), standing.version).where(mine)
+        told = told.join(before.select("slice", *ORIGIN, "published_at"), ["slice", *ORIGIN], "left")
+        told = told.withColumn("published_at", F.coalesce("published_at", "now")).drop("now")
+    else:
+        told = told.withColumnRenamed("now", "published_at")
     with commit_lock(work, TABLE):
         return replace_slices(
             work.spark,

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from assets import raw
 from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled
 from assets.layout import Layout
-from assets.origins import DLQ, ORIGIN, tier_slices, with_fate, with_origins, with_superseded
+from assets.origins import DLQ, tier_slices, with_fate, with_origins, with_superseded
 from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
 from assets.work import SliceReport, Work
+from highwater.envelope import ORIGIN
 from highwater.errors import TemporaryError
 from highwater.proof import Proof
 from resources.lake import create_table, slice_is_one_of

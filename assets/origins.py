@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from highwater import envelope
+from highwater.envelope import ORIGIN
 from highwater.routing import tier_of
 from resources.lake import rows_at, slice_is_one_of
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from assets.work import Work
     from highwater.slices import Slice
 
-ORIGIN = ("origin_topic", "origin_generation", "origin_partition", "origin_offset")
 # The table of what was published.
 DLQ = "dlq"
 # The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.

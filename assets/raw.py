@@ -137,7 +137,7 @@ def _diverged(piece: Slice, diverged: Mapping[int, int]) -> HighwaterError | Non
         if offsets is not None and len(offsets) and at < offsets.end:
             return TopicTruncatedError(
                 f"{piece.key}: other records stand under planned offsets of {piece.topic} partition {partition}",
-                stored=f"[{offsets.start}, {offsets.end}) in leader epoch {piece.epochs.get(partition)}",
+                stored=f"{offsets} in leader epoch {piece.epochs.get(partition)}",
                 found=f"records of a later epoch from offset {at}",
                 remedy=f"highwater accept-divergence {_for_command(piece)} lets the slice take what is left",
             )
@@ -183,7 +183,7 @@ def _overtaken(piece: Slice, generations: Sequence[Generation]) -> HighwaterErro
     offsets = piece.ranges[partition]
     return TopicTruncatedError(
         f"{piece.key}: {piece.topic} partition {partition} holds other records under these offsets now",
-        stored=f"[{offsets.start}, {offsets.end}) of generation {piece.generation}",
+        stored=f"{offsets} of generation {piece.generation}",
         found=f"generation {later.number} begins at {later.starts[partition]}",
         remedy=f"highwater accept-loss {_for_command(piece)} lets a slice that was never read take what is left",
     )
@@ -199,7 +199,7 @@ def _range_problem(piece: Slice, partition: int, offsets: OffsetRange, state: To
     if found.log_start is not None and found.log_start > offsets.start:
         return OffsetsExpiredError(
             f"{where}: offsets were deleted before they were read",
-            stored=f"[{offsets.start}, {offsets.end})",
+            stored=f"{offsets}",
             found=f"log start offset {found.log_start}",
             remedy=f"highwater accept-loss {_for_command(piece)} --partition {partition} records the loss",
         )

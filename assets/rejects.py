@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from assets import events, raw
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
 from assets.events import SEEN, origin_columns, require
-from assets.origins import DLQ, ORIGIN, first_of_each, with_fate, with_origins
+from assets.origins import DLQ, first_of_each, with_fate, with_origins
 from assets.parsing import PERMANENT, UNRESOLVED, judged
 from assets.work import SliceReport, Work
+from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.proof import Proof
 from highwater.routing import destination

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 PREFIX = "highwater."
 ORIGIN_TOPIC = "highwater.origin.topic"
@@ -41,6 +41,15 @@ class Origin(NamedTuple):
     generation: int
     partition: int
     offset: int
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Self:
+        """The origin that a row of a table names."""
+        return cls(*[row[name] for name in ORIGIN])
+
+
+# The columns of an origin, in every table.
+ORIGIN = tuple(f"origin_{name}" for name in Origin._fields)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,10 @@ class OffsetRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end:
-            raise ValueError(f"no offset range: [{self.start}, {self.end})")
+            raise ValueError(f"no offset range: {self}")
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.end})"
 
     def __len__(self) -> int:
         """Offsets in the range. Records may be fewer: markers and compaction leave gaps."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 
+from highwater.wording import span
+
 SAFE_REPLICAS = 3
 SAFE_IN_SYNC = 2
 # A backlog that is half as old as retention allows leaves its owner as long again to act.
@@ -165,9 +167,9 @@ def _unclean(facts: TopicFacts) -> Finding:
     return Finding(rule, Level.ERROR, "on: acknowledged records may be replaced", found.source, mend)
 
 
-def retention(facts: TopicFacts) -> timedelta | None:
-    """How long the topic keeps records; None for ever, or where that cannot be read."""
-    found = _setting(facts, "retention.ms")
+def retention(settings: Mapping[str, Setting] | None) -> timedelta | None:
+    """How long a topic with these settings keeps records; None for ever, or where that cannot be read."""
+    found = (settings or {}).get("retention.ms")
     if found is None or not 0 <= int(found.value) <= LONGEST_MS:
         return None
     return timedelta(milliseconds=int(found.value))
@@ -177,18 +179,14 @@ def _retention(facts: TopicFacts) -> Finding:
     rule, found = "retention", _setting(facts, "retention.ms")
     if found is None:
         return _unreadable(rule)
-    kept, age = retention(facts), facts.oldest_unread or timedelta(0)
+    kept, age = retention(facts.settings), facts.oldest_unread or timedelta(0)
     if kept is None:
         return Finding(rule, Level.OK, "for ever", found.source)
-    value = f"{kept}, oldest unread record {_rounded(age)}" if facts.oldest_unread else f"{kept}, nothing unread"
+    value = f"{kept}, oldest unread record {span(age)}" if facts.oldest_unread else f"{kept}, nothing unread"
     if kept >= RETENTION_PER_AGE * age:
         return Finding(rule, Level.OK, value, found.source)
     mend = _configure(facts, f"retention.ms={int(4 * age.total_seconds() * 1000)}")
     return Finding(rule, Level.ERROR if kept <= age else Level.WARNING, value, found.source, mend)
-
-
-def _rounded(age: timedelta) -> timedelta:
-    return timedelta(seconds=round(age.total_seconds()))
 
 
 def _size_limit(facts: TopicFacts) -> Finding:

@@ -62,7 +62,7 @@ class Acceptance:
         """What is recorded, in sentences."""
         lost = [
             f"lost: {loss.topic} generation {loss.generation} partition {loss.partition}, "
-            f"[{loss.offsets.start}, {loss.offsets.end}), {len(loss.offsets):,} offsets: {loss.reason}"
+            f"{loss.offsets}, {len(loss.offsets):,} offsets: {loss.reason}"
             for loss in self.losses
         ]
         if self.opened is None:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from highwater.alerting import Alert, Measure, after, told
 from highwater.errors import HighwaterError, TopicAbsentError
 from highwater.routing import JITTER
-from highwater.slices import OffsetRange
 from highwater.topic_rules import retention
-from orchestration.audit import age_of, oldest_unread
+from highwater.wording import span
 from orchestration.origin_counts import count_parked
-from orchestration.plan_status import stream_status
-from resources.topic_facts import topic_facts
+from orchestration.unread import unread_ages
+from resources.topic_facts import topic_settings
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
 # The reject ratio is that of so many slices, the newest ones.
 SLICES = 20
 LEASE_SECONDS = 60.0
-READ_SECONDS = 5.0
 Tell = Callable[[Alert], None]
-Measuring = Callable[["Ledger", "Kafka", "Lake", "Stream", datetime], Measure | None]
+Measuring = Callable[["Ledger", "Kafka", "Lake", "Stream"], Measure | None]
 
 
 def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], tell: Tell) -> list[str]:
@@ -47,10 +45,11 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
     now = datetime.now(UTC)
     lines: list[str] = []
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
-        measures = [found for stream in streams for found in _measured(ledger, kafka, lake, stream, now, lines)]
+        measures = [found for stream in streams for found in _measured(ledger, kafka, lake, stream, lines)]
         known = ledger.alerts()
         open_ = after(known, measures, now)
-        ledger.keep_alerts(open_)
+        if open_ != known:
+            ledger.keep_alerts(open_)
         for alert in [alert for alert in open_.values() if alert.to_tell]:
             try:
                 tell(alert)
@@ -63,12 +62,10 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
     return lines or [f"{len(open_)} alerts are open"]
 
 
-def _measured(
-    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime, lines: list[str]
-) -> Iterator[Measure]:
+def _measured(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str]) -> Iterator[Measure]:
     for measure in MEASURES:
         try:
-            found = measure(ledger, kafka, lake, stream, now)
+            found = measure(ledger, kafka, lake, stream)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
         except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others
@@ -78,8 +75,8 @@ def _measured(
                 yield found
 
 
-def _reject_ratio(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Measure | None:
-    del kafka, now
+def _reject_ratio(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
+    del kafka
     keys = [piece.key for piece in ledger.slices(stream.name, stream.topic, newest=SLICES)]
     proofs = lake.committed(stream.name, "events", keys).values()
     records, rejects = (sum(proof.counts.get(name, 0) for proof in proofs) for name in ("raw", "rejects"))
@@ -96,8 +93,8 @@ def _reject_ratio(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now:
     )
 
 
-def _parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Measure | None:
-    del kafka, now
+def _parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
+    del kafka
     count, limit = count_parked(ledger, lake, stream), stream.alerts.parked
     return Measure(
         stream.name,
@@ -109,8 +106,8 @@ def _parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datet
     )
 
 
-def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Measure | None:
-    del lake, now
+def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
+    del lake
     if not stream.tiers:
         return None
     found = [_lateness(ledger, kafka, stream, number) for number, _ in enumerate(stream.tiers)]
@@ -120,7 +117,7 @@ def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now:
     return Measure(
         stream.name,
         "age of retries",
-        f"the oldest retry is {_rounded(late)} late",
+        f"the oldest retry is {span(late)} late",
         str(limit),
         late > limit,
         f"see that {stream.name}_dlq_retries runs, and what its ticks and highwater status {stream.name} say",
@@ -129,46 +126,33 @@ def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now:
 
 def _lateness(ledger: Ledger, kafka: Kafka, stream: Stream, number: int) -> tuple[timedelta, bool]:
     """How long after its due time a tier's oldest record still is in no slice; and whether all could be asked."""
-    topic, late = stream.tier_topics[number], timedelta(0)
     try:
-        state = kafka.topic_state(topic)
+        ages = unread_ages(ledger, kafka, stream, stream.tier_topics[number])
     except TopicAbsentError:
-        return late, True
-    ends = ledger.planned_end(stream.name, topic)
-    for partition, seen in state.partitions.items():
-        begin = max(ends.get(partition, 0), seen.log_start or 0)
-        if seen.last_stable is None or begin >= seen.last_stable:
-            continue
-        unread = {partition: OffsetRange(begin, seen.last_stable)}
-        first = next(iter(kafka.read(topic, unread, seconds=READ_SECONDS)), None)
-        if first is not None:
-            late = max(late, age_of(first.timestamp()[1]) - stream.tiers[number] * (1 + JITTER))
-    return late, all(seen.known for seen in state.partitions.values())
+        return timedelta(0), True  # nothing was published to it yet
+    age = ages.oldest or timedelta(0)
+    return max(age - stream.tiers[number] * (1 + JITTER), timedelta(0)), ages.sure
 
 
-def _retention_left(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Measure | None:
-    del lake, now
-    kept = retention(topic_facts(kafka, stream.topic))
+def _retention_left(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
+    del lake
+    kept = retention(topic_settings(kafka, stream.topic))
     if kept is None:
         return None
-    ages, sure = oldest_unread(kafka, stream, stream_status(ledger, kafka, stream, {}))
-    left = kept - max(ages.values(), default=timedelta(0))
+    ages = unread_ages(ledger, kafka, stream, stream.topic)
+    left = kept - (ages.oldest or timedelta(0))
     # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
     limit = min(stream.alerts.retention_left, kept / 2)
-    if left >= limit and not sure:
+    if left >= limit and not ages.sure:
         return None
     return Measure(
         stream.name,
         "retention before unread records",
-        f"{_rounded(left)} until retention takes the oldest unread record",
+        f"{span(left)} until retention takes the oldest unread record",
         str(limit),
         left < limit,
         f"see that {stream.name}_planner runs and what its ticks say, or raise retention.ms of {stream.topic}",
     )
-
-
-def _rounded(span: timedelta) -> timedelta:
-    return timedelta(seconds=round(span.total_seconds()))
 
 
 MEASURES: tuple[Measuring, ...] = (_reject_ratio, _parked, _late_retries, _retention_left)

@@ -6,7 +6,6 @@ What belongs here: gathering it on one page, without a JVM. What does not: the r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,12 +13,13 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import HighwaterError
-from highwater.slices import OffsetRange
 from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
+from highwater.wording import number, span
 from orchestration.completeness import Held, hold_against_topic
 from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_status import DlqStatus, stream_status
 from orchestration.standing import attempts
+from orchestration.unread import Ages, unread_ages
 from resources.topic_facts import topic_facts
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from resources.lake import Lake
     from resources.ledger import Ledger
 
-# A record is read of so many partitions to know its age: those that lag most.
-PARTITIONS_ASKED = 32
-READ_SECONDS = 5.0
 Rows = list[list[str]]
 
 
@@ -137,9 +134,9 @@ class Audit:
         return [
             [
                 str(p.partition),
-                *map(_shown, (p.planned, p.committed, p.last_stable)),
-                _shown(None if p.last_stable is None else max(p.last_stable - (p.planned or 0), 0)),
-                "" if p.age is None else str(timedelta(seconds=round(p.age.total_seconds()))),
+                *map(number, (p.planned, p.committed, p.last_stable)),
+                number(None if p.last_stable is None else max(p.last_stable - (p.planned or 0), 0)),
+                "" if p.age is None else span(p.age),
             ]
             for p in self.partitions
         ]
@@ -178,23 +175,19 @@ class Audit:
         }
 
 
-def _shown(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _dlq(one: DlqStatus) -> list[str]:
-    return [one.topic, _shown(one.waiting), _shown(one.due)]
+    return [one.topic, number(one.waiting), number(one.due)]
 
 
 def _loss(one: Loss) -> list[str]:
     return [
         str(one.generation),
         str(one.partition),
-        f"[{one.offsets.start}, {one.offsets.end})",
+        str(one.offsets),
         one.reason,
         one.accepted_by,
     ]
@@ -228,15 +221,17 @@ def audit(
     ends, standing = count_ends(ledger, lake, stream), attempts(lake, stream)
     pieces = ledger.slices(stream.name)
     status = stream_status(ledger, kafka, stream, {})
-    ages, _ = oldest_unread(kafka, stream, status)
-    findings, facts, problems = _looked_at(kafka, stream, max(ages.values(), default=None))
+    ages = _ages(ledger, kafka, stream, status)
+    findings, facts, problems = _looked_at(kafka, stream, ages.oldest)
     committed = _committed(ledger, stream, [p for p in pieces if p.topic == stream.topic], standing)
     return Audit(
         stream=stream.name,
         topic=stream.topic,
         at=datetime.now(UTC),
         partitions=[
-            PartitionAudit(p.partition, p.planned, committed.get(p.partition), p.last_stable, ages.get(p.partition))
+            PartitionAudit(
+                p.partition, p.planned, committed.get(p.partition), p.last_stable, ages.by_partition.get(p.partition)
+            )
             for p in status.partitions
         ],
         slices=len(pieces),
@@ -265,29 +260,14 @@ def _committed(ledger: Ledger, stream: Stream, pieces: Sequence[Slice], standing
     return found
 
 
-def oldest_unread(kafka: Kafka, stream: Stream, status: StreamStatus) -> tuple[dict[int, timedelta], bool]:
-    """The age of the oldest record that no slice holds, of the partitions that lag most; and whether all were asked.
-
-    Of a partition whose lag is markers of transactions alone there is no age.
-    """
-    lagging = sorted((p for p in status.partitions if p.lag), key=lambda p: -(p.lag or 0))[:PARTITIONS_ASKED]
-    sure = bool(status.partitions) and all(p.lag is not None for p in status.partitions)
-    found = {}
-    for one in lagging:
-        begin = one.planned if one.planned is not None else one.log_start or 0
-        unread = OffsetRange(max(begin, one.log_start or 0), one.last_stable or 0)
-        try:
-            first = next(iter(kafka.read(stream.topic, {one.partition: unread}, seconds=READ_SECONDS)), None)
-        except HighwaterError:
-            sure = False
-        else:
-            found.update({} if first is None else {one.partition: age_of(first.timestamp()[1])})
-    return found, sure
-
-
-def age_of(timestamp_ms: int) -> timedelta:
-    """How long ago a record's timestamp is; 0 for one in the future, which a producer's clock may name."""
-    return timedelta(milliseconds=max(time.time_ns() // 1_000_000 - max(timestamp_ms, 0), 0))
+def _ages(ledger: Ledger, kafka: Kafka, stream: Stream, status: StreamStatus) -> Ages:
+    """How old what waits is; what keeps it from being asked is in the status."""
+    nothing = Ages({}, sure=False)
+    try:
+        # A broker that is away is waited for once.
+        return unread_ages(ledger, kafka, stream, stream.topic) if status.partitions else nothing
+    except HighwaterError:
+        return nothing
 
 
 def _looked_at(

@@ -241,7 +241,7 @@ def _slice_plain(piece: Slice) -> dict[str, Any]:
 
 
 def _ranges(piece: Slice, most: int = 4) -> str:
-    filled = [f"{p}: [{r.start}, {r.end})" for p, r in sorted(piece.ranges.items()) if len(r)]
+    filled = [f"{p}: {r}" for p, r in sorted(piece.ranges.items()) if len(r)]
     more = [f"and {len(filled) - most} more"] if len(filled) > most else []
     return " ".join([*filled[:most], *more])
 

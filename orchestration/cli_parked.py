@@ -67,8 +67,6 @@ def _act(
     keys: tuple[str, ...],
     **asked: Any,
 ) -> None:
-    if asked["sure"] and not asked["by"]:
-        raise click.UsageError("--yes needs --by NAME: a person decides it")
     choice = Choice(reasons, slices, keys, _in_utc(since), _in_utc(until))
     lines: list[str] = []
     found = act(
@@ -82,10 +80,9 @@ def _act(
     if as_json:
         print_json({"stream": stream, "done": asked["sure"], "lines": lines, "meant": _plain(found)})
         return
-    print_lines(lines[: len(found.lines)])
     if found.waiting:
         print_table(*found.table)
-    print_lines(lines[len(found.lines) :] if asked["sure"] else ["a dry run: nothing was done; add --yes --by NAME"])
+    print_lines(lines)
 
 
 def _in_utc(moment: datetime | None) -> datetime | None:

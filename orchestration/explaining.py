@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.plans import left_to_read
 from highwater.slices import ranges_to_plain
-from orchestration.standing import attempts
+from highwater.wording import number
+from orchestration.standing import attempts_of, committed
 from orchestration.version_checks import ONE_CONTENT, TRANSITIONS
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Explained:
             f"{piece.key}: stream {piece.stream}, topic {piece.topic}, generation {piece.generation}",
             f"planned {piece.planned_at:%Y-%m-%d %H:%M:%S} UTC, {piece.offsets:,} offsets{lag}",
         ]
-        lines += [f"lost: partition {loss.partition} {_range(loss)}: {loss.reason}" for loss in self.lost]
+        lines += [f"lost: partition {loss.partition} {loss.offsets}: {loss.reason}" for loss in self.lost]
         if self.publication is not None:
             sent = self.publication
             lines.append(
@@ -109,14 +110,12 @@ class Explained:
     @property
     def _ranges(self) -> list[list[str]]:
         epochs = self.piece.epochs
-        return [
-            [str(p), str(r.start), str(r.end), _or_dash(epochs.get(p))] for p, r in sorted(self.piece.ranges.items())
-        ]
+        return [[str(p), str(r.start), str(r.end), number(epochs.get(p))] for p, r in sorted(self.piece.ranges.items())]
 
     @property
     def _commits(self) -> list[list[str]]:
         return [
-            [one.table, *map(_or_dash, (one.attempt, one.rows, one.bytes)), _counts(one.counts)] for one in self.commits
+            [one.table, *map(number, (one.attempt, one.rows, one.bytes)), _counts(one.counts)] for one in self.commits
         ]
 
     def to_plain(self) -> dict[str, Any]:
@@ -131,7 +130,9 @@ class Explained:
             "planned_at": piece.planned_at.isoformat(),
             "lag": piece.lag,
             "ranges": ranges_to_plain(piece.ranges),
-            "lost": [{"partition": loss.partition, "range": _range(loss), "reason": loss.reason} for loss in self.lost],
+            "lost": [
+                {"partition": loss.partition, "range": str(loss.offsets), "reason": loss.reason} for loss in self.lost
+            ],
             "commits": [{**vars(one), "counts": dict(one.counts or {})} for one in self.commits],
             "published": None if self.publication is None else self.publication.sent,
             "undone": [*self.undone],
@@ -143,17 +144,9 @@ class Explained:
 _COMMITS = ["table", "attempt", "rows", "bytes", "counts"]
 
 
-def _or_dash(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
 def _counts(counts: Mapping[str, int] | None) -> str:
     told = {name: count for name, count in (counts or {}).items() if count and not name.endswith("_us")}
     return ", ".join(f"{name} {count:,}" for name, count in told.items())
-
-
-def _range(loss: Loss) -> str:
-    return f"[{loss.offsets.start}, {loss.offsets.end})"
 
 
 def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.DagsterInstance | None) -> Explained:
@@ -171,10 +164,10 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         DependencyAwayError: the ledger or the lake could not be read.
     """
     [piece] = ledger.get([key])
-    proofs = {table: lake.committed(stream.name, table, [key]).get(key) for table in TABLES}
+    proofs = committed(lake, stream, [key])
+    standing = attempts_of(lake, stream, proofs)
     sizes = {table: lake.sizes(stream.name, table, [key]).get(key) for table in TABLES}
-    standing = attempts(lake, stream, [key])
-    commits = [_commit(table, proofs[table], sizes[table]) for table in TABLES]
+    commits = [_commit(table, proofs[table].get(key), sizes[table]) for table in TABLES]
     lost = [loss for loss in ledger.losses(stream.name) if left_to_read(piece, [loss]) != piece]
     return Explained(
         piece=piece,

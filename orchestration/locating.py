@@ -18,6 +18,7 @@ from resources.lake import query, slice_is_one_of
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.envelope import Envelope
+    from highwater.plans import Loss
     from highwater.slices import Slice
     from resources.kafka import Kafka
     from resources.lake import Lake
@@ -115,9 +116,7 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     ]
     raw = lake.table(stream.name, "raw")
     if raw is None or piece.key not in lake.committed(stream.name, "raw", [piece.key]):
-        if lost:
-            return Located("lost", f"{lost[0].reason}, accepted by {lost[0].accepted_by}", piece=piece)
-        return Located("unread", "planned, and not in raw yet", piece=piece)
+        return _lost(lost[0], piece) if lost else Located("unread", "planned, and not in raw yet", piece=piece)
     where = f'proof IS NULL AND {slice_is_one_of([piece.key])} AND "partition" = {partition} AND "offset" = {offset}'
     # `octet_length` takes text alone here.
     size = "octet_length(encode(value, 'hex')) / 2 AS bytes"
@@ -125,7 +124,7 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     time = "arrow_cast(\"timestamp\", 'Int64') / 1000 AS ms"
     found = query(raw, f"SELECT {time}, key, value IS NULL AS tombstone, {size}, headers FROM t WHERE {where}")
     if not found and lost:
-        return Located("lost", f"{lost[0].reason}, accepted by {lost[0].accepted_by}", piece=piece)
+        return _lost(lost[0], piece)
     if not found:
         text = "no record at this offset: a marker of a transaction, an aborted record, or one that compaction took"
         return Located("gap", text, piece=piece)
@@ -135,6 +134,10 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     origin = here if envelope is None else envelope.origin
     told = {"timestamp_ms": row["ms"], "key": _text(row["key"]), "bytes": row["bytes"]}
     return _ended(ledger, lake, stream, origin, piece, told, tombstone=bool(row["tombstone"]))
+
+
+def _lost(loss: Loss, piece: Slice | None) -> Located:
+    return Located("lost", f"{loss.reason}, accepted by {loss.accepted_by}, generation {loss.generation}", piece=piece)
 
 
 def _headers(found: Any) -> list[tuple[str, bytes | None]]:
@@ -157,10 +160,9 @@ def _ended(
 ) -> Located:
     """How an origin ended: the last of what is known of it."""
     published = {found["slice"]: found for found in _rows_of(lake, stream, "dlq", origin)}
-    rejects = sorted(
-        _rows_of(lake, stream, "rejects", origin), key=lambda found: _when(stream, found, published.get(found["slice"]))
-    )
-    facts = [_rejected(found, published.get(found["slice"])) for found in rejects]
+    found = _rows_of(lake, stream, "rejects", origin)
+    rejects = sorted(found, key=lambda row: _when(row, published.get(row["slice"])))
+    facts = [_rejected(row, published.get(row["slice"])) for row in rejects]
     end, text = _end(ledger, lake, stream, origin, rejects, published)
     if end == "unknown" and tombstone:
         end, text = "tombstone", "a null value is no event; it stays in raw"
@@ -190,11 +192,10 @@ def _end(
     return ("parked" if last["next_topic"] == stream.parked_topic else "waiting"), f"on {last['next_topic']}"
 
 
-def _when(stream: Stream, found: Mapping[str, Any], published: Mapping[str, Any] | None) -> tuple[Any, ...]:
-    """The order of rejections: the main topic's slice, then tiers as they were published, then what is not yet."""
-    on_tier = not str(found["slice"]).startswith(f"{stream.topic}@")
-    at = "" if published is None else str(published["published_at"])
-    return on_tier, published is None, at, found["retries"] or 0
+def _when(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """The order of rejections: as they were published, then what is not yet."""
+    at = None if published is None else published["published_at"]
+    return published is None, "" if at is None else at.isoformat(timespec="microseconds"), found["retries"] or 0
 
 
 def _rejected(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> str:
@@ -235,7 +236,7 @@ def _on_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, partiti
 def _unplanned(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, partition: int, offset: int) -> Located:
     for loss in ledger.losses(stream.name, topic):
         if loss.partition == partition and offset in loss.offsets:
-            return Located("lost", f"{loss.reason}, accepted by {loss.accepted_by}, generation {loss.generation}")
+            return _lost(loss, None)
     try:
         seen = kafka.topic_state(topic).partitions.get(partition)
     except HighwaterError as error:

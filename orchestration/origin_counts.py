@@ -9,10 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from highwater.envelope import Origin
-from highwater.errors import DependencyAwayError
+from highwater.envelope import ORIGIN, Origin
 from highwater.slices import SliceKey
-from resources.lake import proofs_in, sized, slice_is_one_of
+from resources.lake import proofs_in, query_all, sized, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -88,9 +87,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    # Downstream first: what is committed meanwhile is then decided of nothing that is not counted.
-    opened = {name: lake.table(stream.name, name) for name in ("dlq", "rejects", "events", "raw")}
-    tables = {name: table for name, table in opened.items() if table is not None}
+    tables = _opened(lake, stream, "dlq", "rejects", "events", "raw")
     if "raw" not in tables:
         return Ends()
     decided = {name: proofs_in(tables[name]) if name in tables else {} for name in ("events", "rejects")}
@@ -128,22 +125,27 @@ def count_parked(ledger: Ledger, lake: Lake, stream: Stream) -> int:
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    opened = {name: lake.table(stream.name, name) for name in ("rejects", "events")}
-    tables = {name: table for name, table in opened.items() if table is not None}
+    tables = _opened(lake, stream, "dlq", "rejects", "events")
     counted = _Counted(tables, stream, [])
     there = sum(count for (topic, _), count in counted.left_over().items() if topic == stream.parked_topic)
     return there - counted.discarded({discard.origin for discard in ledger.discards(stream.name)})
+
+
+def _opened(lake: Lake, stream: Stream, *names: str) -> dict[str, DeltaTable]:
+    """Those of the tables that are there; downstream first, so that nothing is counted that was decided meanwhile."""
+    found = {name: lake.table(stream.name, name) for name in names}
+    return {name: table for name, table in found.items() if table is not None}
 
 
 def _main(proofs: Mapping[str, Proof], stream: Stream) -> dict[str, Proof]:
     return {key: proof for key, proof in proofs.items() if SliceKey.parse(key).topic == stream.topic}
 
 
-_ORIGIN = ", ".join(f"origin_{name}" for name in Origin._fields)
+_ORIGIN = ", ".join(ORIGIN)
 
 
 def _same(one: str, other: str) -> str:
-    return " AND ".join(f"{one}.origin_{name} = {other}.origin_{name}" for name in Origin._fields)
+    return " AND ".join(f"{one}.{name} = {other}.{name}" for name in ORIGIN)
 
 
 class _Counted:
@@ -171,7 +173,6 @@ class _Counted:
             if len(offsets)
         ]
         self._mine = " AND ".join(conditions)
-        self._main = f"{topic}@"
         self._parked = stream.parked_topic.replace("'", "''")
 
     def accepted(self) -> tuple[int, int]:
@@ -188,17 +189,9 @@ class _Counted:
         """Origins that were rejected and not accepted since: where the last rejection sent them, and whether it did."""
         if "rejects" not in self._tables:
             return {}
-        sent = "false"
-        joined = ""
-        if "dlq" in self._tables:
-            sent = "d.slice IS NOT NULL"
-            joined = (
-                f"LEFT JOIN (SELECT slice, {_ORIGIN} FROM dlq WHERE proof IS NULL) d "
-                f"ON o.slice = d.slice AND {_same('o', 'd')}"
-            )
         found = self._ask(
-            f"{self._last()} SELECT o.next_topic, {sent} AS published, count(*) AS n FROM left_over o {joined} "
-            f"GROUP BY o.next_topic, {sent}"
+            f"{self._left_over} SELECT next_topic, published, count(*) AS n FROM left_over "
+            "GROUP BY next_topic, published"
         )
         return {(str(row["next_topic"]), bool(row["published"])): int(row["n"]) for row in found}
 
@@ -206,50 +199,33 @@ class _Counted:
         """Parked origins that a person gave up, and that were not accepted since."""
         if not given_up or "rejects" not in self._tables:
             return 0
-        found = self._ask(f"{self._last()} SELECT {_ORIGIN} FROM left_over WHERE next_topic = '{self._parked}'")
-        return sum(Origin(*[row[f"origin_{name}"] for name in Origin._fields]) in given_up for row in found)
+        found = self._ask(f"{self._left_over} SELECT {_ORIGIN} FROM left_over WHERE next_topic = '{self._parked}'")
+        return sum(Origin.of_row(row) in given_up for row in found)
 
-    def _last(self) -> str:
+    @property
+    def _left_over(self) -> str:
         """The last rejection of each origin that was not accepted in a retry, as `left_over`.
 
-        The main topic's slice came first; of tiers the one that was published last, or is not published yet. One that
-        was accepted without a retry is in two places, and the ends sum to more than was produced.
+        The last is the one that was published last, or is not published yet. An origin that was accepted without a
+        retry is in two places, and the ends sum to more than was produced.
         """
-        sent = "SELECT slice, published_at, " if "dlq" in self._tables else "SELECT slice, NULL AS published_at, "
-        origins = ", ".join(f"r.origin_{name}" for name in Origin._fields)
-        order = (
-            f"CASE WHEN starts_with(slice, '{self._main}') THEN 0 ELSE 1 END DESC, published_at DESC NULLS FIRST, "
-            "coalesce(retries, 0) DESC"  # rows from before the column was there have null
-        )
+        # Without the table of what was published nothing was.
+        sent = "dlq WHERE proof IS NULL" if "dlq" in self._tables else "rejects WHERE false"
+        at = "published_at" if "dlq" in self._tables else "CAST(NULL AS TIMESTAMP) AS published_at"
+        # Rows from before the column `retries` was there have null.
+        order = "ORDER BY published, published_at DESC NULLS LAST, coalesce(retries, 0) DESC"
+        accepted = f"SELECT {_ORIGIN} FROM events WHERE {self._mine} AND retries > 0"
+        nobody = f"SELECT {_ORIGIN} FROM rejects WHERE false"
         return (
-            f"WITH sent AS ({sent}{_ORIGIN} FROM {'dlq' if 'dlq' in self._tables else 'rejects'} "
-            "WHERE proof IS NULL), "
-            f"rejected AS (SELECT {origins}, r.slice, r.next_topic, r.retries, sent.published_at "
-            f"FROM (SELECT * FROM rejects WHERE {self._mine}) r "
+            f"WITH sent AS (SELECT slice, {_ORIGIN}, {at} FROM {sent}), "
+            "rejected AS (SELECT r.*, sent.published_at, sent.slice IS NOT NULL AS published "
+            f"FROM (SELECT slice, {_ORIGIN}, next_topic, retries FROM rejects WHERE {self._mine}) r "
             f"LEFT JOIN sent ON r.slice = sent.slice AND {_same('r', 'sent')}), "
-            f"last AS (SELECT {_ORIGIN}, first_value(next_topic ORDER BY {order}) AS next_topic, "
-            f"first_value(slice ORDER BY {order}) AS slice FROM rejected GROUP BY {_ORIGIN}), "
-            f"accepted AS (SELECT {_ORIGIN} FROM events WHERE {self._mine} AND retries > 0), "
+            f"last AS (SELECT {_ORIGIN}, first_value(next_topic {order}) AS next_topic, "
+            f"first_value(published {order}) AS published FROM rejected GROUP BY {_ORIGIN}), "
+            f"accepted AS ({accepted if 'events' in self._tables else nobody}), "
             f"left_over AS (SELECT last.* FROM last LEFT ANTI JOIN accepted ON {_same('last', 'accepted')})"
         )
 
     def _ask(self, sql: str) -> list[dict[str, Any]]:
-        return _ask(self._tables, sql)
-
-
-def _ask(tables: Mapping[str, DeltaTable], sql: str) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    from deltalake import QueryBuilder
-
-    builder = QueryBuilder()
-    for name, table in tables.items():
-        builder = builder.register(name, table)
-    try:
-        found: list[dict[str, Any]] = pa.table(builder.execute(sql)).to_pylist()
-    except Exception as error:
-        raise DependencyAwayError(
-            "the tables of the lake could not be counted",
-            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            remedy="see that HIGHWATER_LAKE can be read, then try again",
-        ) from error
-    return found
+        return query_all(self._tables, sql)

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from highwater.envelope import Envelope, Origin, opened, wrapped
+from highwater.envelope import ORIGIN, Envelope, Origin, opened, wrapped
 from highwater.errors import ConfigurationError, TopicAbsentError
 from highwater.plans import Discard
 from highwater.slices import OffsetRange
@@ -194,7 +193,8 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
         if envelope is None:
             strange += 1
         else:
-            waiting[envelope.origin] = _waiting(message, envelope), _meant(choice, envelope, message)
+            chosen = choice.takes(envelope, _key(message), message.timestamp()[1])
+            waiting[envelope.origin] = _waiting(message, envelope), chosen
     ended = _settled(ledger, lake, stream, waiting)
     meant = {origin: one for origin, (one, chosen) in waiting.items() if chosen and origin not in ended}
     others = len(waiting) - len(meant) - len(ended)
@@ -204,10 +204,6 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
 def _headers(message: Message) -> list[tuple[str, Any]]:
     found: Any = message.headers()
     return list(found or [])
-
-
-def _meant(choice: Choice, envelope: Envelope, message: Message) -> bool:
-    return choice.takes(envelope, _key(message), message.timestamp()[1])
 
 
 def _key(message: Message) -> bytes | None:
@@ -235,9 +231,8 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
     events = lake.table(stream.name, "events")
     if events is not None:
         # What was published is left to the DLQ, so what became an event since did so in a retry.
-        columns = ", ".join(f"origin_{name}" for name in Origin._fields)
-        accepted = query(events, f"SELECT {columns} FROM t WHERE proof IS NULL AND retries > 0")
-        found |= {Origin(*[row[f"origin_{name}"] for name in Origin._fields]) for row in accepted}  # type: ignore[arg-type]
+        accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE proof IS NULL AND retries > 0")
+        found |= {Origin.of_row(row) for row in accepted}
     return found & set(origins)
 
 
@@ -263,13 +258,12 @@ def redrive(kafka: Kafka, stream: Stream, parked: Parked) -> Iterator[int]:
     to = stream.tier_topics[0]
     name = f"highwater.pub.redrive.{stream.name}"
     least = min(int(topic.config["max.message.bytes"]) for topic in topics.values())
-    identity = sha256(repr(sorted(parked.waiting)).encode()).hexdigest()[:32]
     sent = 0
     with Transactions(kafka, name, stream.parked_topic, most_bytes=least) as transactions:
         for portion in _portions(kafka, stream.parked_topic, parked):
             records = [_record(message, to, topics[to].partitions) for message in portion]
             sent += len(records)
-            transactions.commit(records, Mark(1, sent, identity))
+            transactions.commit(records, Mark(1, sent))  # nobody goes on from it
             yield sent
 
 

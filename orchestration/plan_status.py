@@ -15,6 +15,7 @@ from highwater.declaration import Stream
 from highwater.errors import HighwaterError, TopicAbsentError
 from highwater.history import SOUND, History
 from highwater.plans import Planned
+from highwater.wording import number
 from orchestration.cutting import partition_errors, positions, see_same_topic, skipped_partitions
 from orchestration.retries import plan_tier
 from resources.history import look_back
@@ -124,8 +125,9 @@ class StreamStatus:
         """Names of columns, and a row for each partition."""
         names = ["partition", "planned to", "log start", "last stable", "high watermark", "lag", "leader", "trouble"]
         rows = [
-            [_shown(value) for value in (p.partition, p.planned, p.log_start, p.last_stable, p.high_watermark, p.lag)]
-            + [_shown(p.leader), p.trouble or ""]
+            [str(p.partition)]
+            + [number(value) for value in (p.planned, p.log_start, p.last_stable, p.high_watermark, p.lag)]
+            + ["-" if p.leader is None else str(p.leader), p.trouble or ""]
             for p in self.partitions
         ]
         return names, rows
@@ -241,7 +243,3 @@ def _errors(stream: Stream, planned: Planned | None, state: TopicState, history:
     except HighwaterError as error:
         return [error]
     return list(partition_errors(stream, planned, state, history.diverged).values())
-
-
-def _shown(value: int | None) -> str:
-    return "-" if value is None else str(value)

@@ -97,10 +97,7 @@ def _planned_lines(tick: Tick) -> list[str]:
 def _trouble_lines(tick: Tick) -> list[str]:
     result = tick.result
     skipped = [f"partition {p} of {tick.state.topic} is left out now: {why}" for p, why in result.skipped.items()]
-    losses = [
-        f"recorded as lost: partition {loss.partition}, [{loss.offsets.start}, {loss.offsets.end}), {loss.reason}"
-        for loss in result.losses
-    ]
+    losses = [f"recorded as lost: partition {loss.partition}, {loss.offsets}, {loss.reason}" for loss in result.losses]
     return [*skipped, *losses, *[str(error) for error in result.errors.values()]]
 
 

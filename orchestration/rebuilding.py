@@ -19,7 +19,7 @@ from highwater.declaration import Start
 from highwater.errors import ConfigurationError, UnknownSliceError
 from highwater.plans import Generation, Loss, Publication
 from highwater.slices import OffsetRange, Slice, SliceKey
-from orchestration.standing import attempts
+from orchestration.standing import attempts_of, committed
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -66,8 +66,7 @@ class Rebuilt:
             [f"{len(self.unread):,} of them are not in the lake: {', '.join(self.unread[:5])}"] if self.unread else []
         )
         lines += [
-            f"a hole in generation {loss.generation}, partition {loss.partition}: "
-            f"[{loss.offsets.start}, {loss.offsets.end}) is recorded as lost"
+            f"a hole in generation {loss.generation}, partition {loss.partition}: {loss.offsets} is recorded as lost"
             for loss in self.losses
         ]
         return [*lines, *self.unknown]
@@ -177,11 +176,12 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
     Raises:
         DependencyAwayError: the lake or Kafka could not be read.
     """
-    raw, dlq = lake.committed(stream.name, "raw"), lake.committed(stream.name, "dlq")
+    proofs = committed(lake, stream)
+    raw, dlq = proofs["raw"], proofs["dlq"]
     marked = [group.removeprefix(PUBLICATIONS) for group in kafka.groups() if group.startswith(PUBLICATIONS)]
     highest = _highest([*raw, *known, *marked])
     found = rebuilt(stream, [proof.piece for proof in raw.values()], highest, datetime.now(UTC))
-    tables = attempts(lake, stream).tables().values()
+    tables = attempts_of(lake, stream, proofs).tables().values()
     numbers = {piece.key: max(table.get(piece.key, 0) for table in tables) for piece in found.slices}
     published = {
         key: Publication(proof.attempt, proof.rows or 0, datetime.now(UTC))

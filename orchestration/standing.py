@@ -6,14 +6,14 @@ What belongs here: reading proofs and counting keys for checks and for repair. W
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from highwater.errors import DependencyAwayError
 from highwater.folding import BASE, RECENT, Fold
 from highwater.proof import Proof
 from highwater.slices import SliceKey
 from orchestration.verdicts import Attempts, Verdict, conserved, in_order
+from resources.lake import query, query_all, rows_by_slice, slice_is_one_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -38,8 +38,6 @@ def conservation(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, V
 
 
 def _rows(lake: Lake, stream: Stream, table: str, keys: Sequence[str]) -> dict[str, int]:
-    from resources.lake import rows_by_slice
-
     opened = lake.table(stream.name, table)
     return {} if opened is None else rows_by_slice(opened, keys)
 
@@ -53,7 +51,8 @@ def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, 
     events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
     if events is None or current is None:
         return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
-    found = {row["slice"]: row for row in _joined(lake, stream, events, current, keys)}
+    sql = _ORDER.format(slices=slice_is_one_of(keys))
+    found = {row["slice"]: row for row in query_all({"e": events, "c": current}, sql)}
     counts = {key: found.get(key, {"keys": 0, "absent": 0, "behind": 0}) for key in keys}
     return {key: in_order(row["keys"], row["absent"], row["behind"]) for key, row in counts.items()}
 
@@ -71,22 +70,16 @@ FROM brought b LEFT JOIN standing s ON b.key = s.key GROUP BY b.slice
 """
 
 
-def _joined(lake: Lake, stream: Stream, events: Any, current: Any, keys: Sequence[str]) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    from deltalake import QueryBuilder
+Proofs = Mapping[str, Mapping[str, Proof]]
 
-    from resources.lake import slice_is_one_of
 
-    try:
-        tables = QueryBuilder().register("e", events).register("c", current)
-        found: list[dict[str, Any]] = pa.table(tables.execute(_ORDER.format(slices=slice_is_one_of(keys)))).to_pylist()
-    except Exception as error:
-        raise DependencyAwayError(
-            f"events and current of {stream.name} could not be compared",
-            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            remedy=f"see that {lake.path(stream.name, 'current')} can be read, then run the check again",
-        ) from error
-    return found
+def committed(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Proofs:
+    """For each table with a proof a slice the proofs that stand in it, of these slices or of all.
+
+    Raises:
+        DependencyAwayError: the lake could not be read; a table that was never created is empty.
+    """
+    return {table: lake.committed(stream.name, table, keys) for table in ("raw", "events", "rejects", "dlq")}
 
 
 def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Attempts:
@@ -95,19 +88,19 @@ def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> A
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.
     """
-    raw, events, rejects, dlq = (
-        lake.committed(stream.name, table, keys) for table in ("raw", "events", "rejects", "dlq")
-    )
-    published = {**{key: proof for key, proof in rejects.items() if not proof.rows}, **dlq}
-    tables = {"raw": raw, "events": events, "rejects": rejects, "dlq": published}
+    return attempts_of(lake, stream, committed(lake, stream, keys))
+
+
+def attempts_of(lake: Lake, stream: Stream, proofs: Proofs) -> Attempts:
+    """The same by proofs that were read before; `current` is read now."""
+    nothing_to_publish = {key: proof for key, proof in proofs["rejects"].items() if not proof.rows}
+    tables = {**proofs, "dlq": {**nothing_to_publish, **proofs["dlq"]}}
     numbers = {name: {key: proof.attempt for key, proof in found.items()} for name, found in tables.items()}
     return Attempts(**numbers, current=_current_attempts(lake, stream))
 
 
 def _current_attempts(lake: Lake, stream: Stream) -> dict[str, int]:
     """`current` folds slices into two partitions, whose proofs name the slices in them."""
-    from resources.lake import query
-
     table = lake.table(stream.name, "current")
     if table is None:
         return {}

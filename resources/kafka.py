@@ -358,7 +358,7 @@ def _expired(message: Message, open_: Mapping[int, OffsetRange]) -> OffsetsExpir
     asked = open_.get(message.partition() or 0)
     return OffsetsExpiredError(
         f"topic {message.topic()} partition {message.partition()} does not hold the offsets that were asked for",
-        stored=f"[{asked.start}, {asked.end})" if asked else None,
+        stored=f"{asked}" if asked else None,
         found=str(message.error()),
         remedy="they were deleted by retention, or the log was cut off: highwater status gives its bounds",
     )

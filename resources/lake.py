@@ -104,8 +104,12 @@ class Lake:
         return {} if opened is None else sizes(opened, keys)
 
 
-def open_table(path: str) -> DeltaTable | None:
+def open_table(path: str, *, schema_only: bool = False) -> DeltaTable | None:
     """Open a Delta table without a JVM; None if there is none at the path.
+
+    Args:
+        path: where it lies.
+        schema_only: leave out its list of files, which grows with the table.
 
     Raises:
         DependencyAwayError: the storage could not be read.
@@ -115,7 +119,7 @@ def open_table(path: str) -> DeltaTable | None:
     if not _is_table(path):
         return None
     try:
-        return DeltaTable(path)
+        return DeltaTable(path, without_files=schema_only)
     except Exception as error:
         raise _away(path, error) from error
 
@@ -130,19 +134,37 @@ def _is_table(path: str) -> bool:
         raise _away(path, error) from error
 
 
-def query(table: DeltaTable, sql: str) -> list[dict[str, object]]:
+def query(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
     """Rows of a query over one table, named `t` in it, read without a JVM.
 
     Raises:
         DependencyAwayError: the storage could not be read.
     """
-    from deltalake import QueryBuilder
+    return query_all({"t": table}, sql)
+
+
+def query_all(tables: Mapping[str, DeltaTable], sql: str) -> list[dict[str, Any]]:
+    """Rows of a query over tables, by their names in it, read without a JVM.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    import pyarrow as pa
 
     try:
-        result = QueryBuilder().register("t", table).execute(sql)
-        return _rows(result)
+        found: list[dict[str, Any]] = pa.table(_asked(tables, sql)).to_pylist()
     except Exception as error:
-        raise _away(str(table.table_uri), error) from error
+        raise _away(", ".join(str(table.table_uri) for table in tables.values()), error) from error
+    return found
+
+
+def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
+    from deltalake import QueryBuilder
+
+    builder = QueryBuilder()
+    for name, table in tables.items():
+        builder = builder.register(name, table)
+    return builder.execute(sql)
 
 
 def proofs_in(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Proof]:
@@ -206,20 +228,12 @@ def stream_rows(table: DeltaTable, sql: str) -> Iterator[dict[str, Any]]:
         DependencyAwayError: the storage could not be read.
     """
     import pyarrow as pa
-    from deltalake import QueryBuilder
 
     try:
-        result = QueryBuilder().register("t", table).execute(sql)
-        for batch in pa.RecordBatchReader.from_stream(result):
+        for batch in pa.RecordBatchReader.from_stream(_asked({"t": table}, sql)):
             yield from batch.to_pylist()
     except Exception as error:
         raise _away(str(table.table_uri), error) from error
-
-
-def _rows(result: object) -> list[dict[str, object]]:
-    import pyarrow as pa
-
-    return [dict(row) for row in pa.table(result).to_pylist()]
 
 
 def _away(path: str, error: Exception) -> DependencyAwayError:
@@ -247,8 +261,9 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
         columns: the columns in SQL, without `proof`, which every table has.
         searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
     """
-    if _is_table(path):
-        _add_columns(spark, path, columns)
+    found = open_table(path, schema_only=True)
+    if found is not None:
+        _add_columns(spark, path, columns, found)
         return
     statement = (
         f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({columns}, proof STRING) USING delta PARTITIONED BY (slice) "
@@ -258,10 +273,11 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
     _once(spark, path, lambda: statement)
 
 
-def _add_columns(spark: SparkSession, path: str, columns: str) -> None:
+def _add_columns(spark: SparkSession, path: str, columns: str, table: DeltaTable) -> None:
     def statement() -> str | None:
         """Asked at each try: another run may have added them meanwhile."""
-        there = {field.name.lower() for field in open_or_away(path).schema().fields}
+        table.update_incremental()
+        there = {field.name.lower() for field in table.schema().fields}
         lacking = [column for column in parts_of(columns) if name_of(column) not in there]
         return f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(lacking)})" if lacking else None
 
@@ -283,18 +299,6 @@ def _once(spark: SparkSession, path: str, statement: Callable[[], str | None]) -
                 raise
         else:
             return
-
-
-def open_or_away(path: str) -> DeltaTable:
-    """Open a table that must be there.
-
-    Raises:
-        DependencyAwayError: the storage could not be read, or the table is gone.
-    """
-    found = open_table(path)
-    if found is None:
-        raise _away(path, FileNotFoundError("the table is gone"))
-    return found
 
 
 def parts_of(columns: str) -> list[str]:

@@ -35,10 +35,21 @@ def topic_facts(kafka: Kafka, topic: str, oldest_unread: timedelta | None = None
         replicas={p.id: len(p.replicas) for p in partitions},
         in_sync={p.id: len(p.isr) for p in partitions},
         leaderless=frozenset(p.id for p in partitions if p.leader is None),
-        settings=_settings(kafka, ResourceType.TOPIC, topic),
+        settings=topic_settings(kafka, topic),
         broker_settings=_settings(kafka, ResourceType.BROKER, str(brokers[0])) if brokers else None,
         oldest_unread=oldest_unread,
     )
+
+
+def topic_settings(kafka: Kafka, topic: str) -> Mapping[str, Setting] | None:
+    """The settings of a topic; None where the cluster forbids reading them.
+
+    Raises:
+        DependencyAwayError: no broker answered in time.
+    """
+    from confluent_kafka.admin import ResourceType
+
+    return _settings(kafka, ResourceType.TOPIC, topic)
 
 
 def _brokers(kafka: Kafka) -> list[int]:
@@ -51,7 +62,6 @@ def _brokers(kafka: Kafka) -> list[int]:
 
 
 def _settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | None:
-    """The settings of a topic or a broker; None where the cluster forbids reading them."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import ConfigResource, ConfigSource
 

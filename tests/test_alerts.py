@@ -21,7 +21,7 @@ from dev.processes import LOOPBACK, free_port
 from highwater.alerting import Alert, Measure, after, told
 from highwater.declaration import Alerts
 from highwater.errors import ConfigurationError, DependencyAwayError
-from highwater.topic_rules import Setting, TopicFacts
+from highwater.topic_rules import Setting
 from orchestration import alerts
 from orchestration.build import build_defs
 from resources.kafka import Kafka
@@ -168,24 +168,26 @@ def test_what_the_lake_tells_is_measured(tmp_path: Path) -> None:
     written.write()
     away = Kafka(f"{LOOPBACK}:{free_port()}")
     stream = replace(STREAM, alerts=Alerts(reject_ratio=0.6, parked=5))
-    asked = (written.ledger, away, written.lake, stream, NOW)
+    asked = (written.ledger, away, written.lake, stream)
     ratio, parked = alerts._reject_ratio(*asked), alerts._parked(*asked)
     assert ratio is not None
     assert parked is not None
     assert (ratio.over, ratio.value) == (False, "60% of 10 records of the newest 1 slices")
     assert (parked.over, parked.value) == (True, "6 wait for a person")
-    beyond = alerts._reject_ratio(*asked[:3], replace(STREAM, alerts=Alerts(reject_ratio=0.59)), NOW)
+    beyond = alerts._reject_ratio(*asked[:3], replace(STREAM, alerts=Alerts(reject_ratio=0.59)))
     assert beyond is not None
     assert beyond.over
 
 
 def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that fails is neither an alert nor its end."""
-    facts = TopicFacts("orders", "b", 1, {0: 1}, {0: 1}, frozenset(), {"retention.ms": Setting("60000", "x")}, None)
-    monkeypatch.setattr(alerts, "topic_facts", lambda *_: facts)
-    away = Kafka(f"{LOOPBACK}:{free_port()}")
+    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting("60000", "x")})
+    monkeypatch.setattr(alerts, "MEASURES", (alerts._retention_left, alerts._late_retries))
+    ledger, away = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), Kafka(f"{LOOPBACK}:{free_port()}")
     lake: Any = None
-    assert alerts._retention_left(Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), away, lake, STREAM, NOW) is None
+    lines: list[str] = []
+    assert list(alerts._measured(ledger, away, lake, STREAM, lines)) == []
+    assert [line.startswith("orders: not measured: ") for line in lines] == [True, True]
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,7 +196,7 @@ def test_the_command_and_the_job_tell_the_same(
         monkeypatch.setenv(name, str(value))
     [piece] = scene.slices()
     found = Written(tmp_path)
-    found.prove(replace(piece), {"raw": 15, "events": 15, "rejects": 0, "current": 15})
+    found.prove(piece, {"raw": 15, "events": 15, "rejects": 0, "current": 15})
     found.write()
     job = build_defs(streams=[scene.stream]).resolve_job_def("orders_audit")
     with dg.DagsterInstance.ephemeral() as instance:

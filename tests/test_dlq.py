@@ -178,10 +178,14 @@ def test_what_was_published_is_left_to_the_dlq(retried: Bench) -> None:
     bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1))
     main = bench.plan(0, p0=(0, 2))
     bench.materialise(main)
+    [first] = bench.rows("dlq")
     customers(bench.lake, ["c1", "late"])
     bench.materialise(main)
     assert ends(bench, "events") == Counter({(main.key, 1): 1})
     assert ends(bench, "rejects") == Counter({(main.key, 0): 1})
+    [again] = bench.rows("dlq")
+    assert again["attempt"] > first["attempt"]
+    assert again["published_at"] == first["published_at"], "it was published once, and then"
     [piece] = due(bench)
     bench.materialise(piece)
     bench.materialise(main)

@@ -113,7 +113,7 @@ def test_planning_goes_on_behind_a_ledger_that_was_rebuilt(
     assert "3 slices" in refused.output
     lake = Written(tmp_path)
     for piece in (before[0], before[2]):  # the second was planned and never read
-        lake.prove(replace(piece), {"raw": 8, "events": 8, "rejects": 0, "current": 8}, attempt=4)
+        lake.prove(piece, {"raw": 8, "events": 8, "rejects": 0, "current": 8}, attempt=4)
     lake.write()
     for file in tmp_path.glob("ledger.sqlite*"):
         file.unlink()

@@ -1,0 +1,18 @@
+"""How numbers and spans are written for people, the same everywhere.
+
+What belongs here: the form of a value. What does not: sentences around it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+def number(value: int | None) -> str:
+    """A count or an offset; a dash where it is not known."""
+    return "-" if value is None else f"{value:,}"
+
+
+def span(value: timedelta) -> str:
+    """A duration to the second."""
+    return str(timedelta(seconds=round(value.total_seconds())))
