@@ -104,12 +104,8 @@ class Lake:
         return {} if opened is None else sizes(opened, keys)
 
 
-def open_table(path: str, *, schema_only: bool = False) -> DeltaTable | None:
+def open_table(path: str) -> DeltaTable | None:
     """Open a Delta table without a JVM; None if there is none at the path.
-
-    Args:
-        path: where it lies.
-        schema_only: leave out its list of files, which grows with the table.
 
     Raises:
         DependencyAwayError: the storage could not be read.
@@ -119,7 +115,7 @@ def open_table(path: str, *, schema_only: bool = False) -> DeltaTable | None:
     if not _is_table(path):
         return None
     try:
-        return DeltaTable(path, without_files=schema_only)
+        return DeltaTable(path)
     except Exception as error:
         raise _away(path, error) from error
 
@@ -261,7 +257,7 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
         columns: the columns in SQL, without `proof`, which every table has.
         searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
     """
-    found = open_table(path, schema_only=True)
+    found = open_table(path)
     if found is not None:
         _add_columns(spark, path, columns, found)
         return
