@@ -6,13 +6,16 @@ What belongs here: arguments and output. What does not: what is done (`orchestra
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestration.parked import Asked, Choice, Parked, act
 from orchestration.terminal import Deployment, as_json_option, deployment_of, print_json, print_lines, print_table
+
+if TYPE_CHECKING:
+    from orchestration.parked import Parked
 
 _MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"])
 
@@ -67,6 +70,8 @@ def _act(
     keys: tuple[str, ...],
     **asked: Any,
 ) -> None:
+    from orchestration.parked import Asked, Choice, act
+
     choice = Choice(reasons, slices, keys, _in_utc(since), _in_utc(until))
     lines: list[str] = []
     found = act(
@@ -90,4 +95,4 @@ def _in_utc(moment: datetime | None) -> datetime | None:
 
 
 def _plain(found: Parked) -> list[dict[str, Any]]:
-    return [{"origin": origin._asdict(), **vars(one)} for origin, one in sorted(found.waiting.items())]
+    return [{"origin": origin._asdict(), **asdict(one)} for origin, one in sorted(found.waiting.items())]

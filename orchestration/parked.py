@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # Values of other people's records are not held: what is sent is read once more, so many at a time.
 RECORDS_A_TRANSACTION = 1_000
 SAMPLES = 10
+# Of each record's detail so many characters are held and shown.
+DETAIL = 60
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,9 @@ class Choice:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Waiting:
-    """A parked record: where its latest copy stands, when it was parked (ms since 1970), and why."""
+    """A parked record: where its latest copy stands, when it was parked (ms since 1970), and why, in a few words."""
 
     partition: int
     offset: int
@@ -114,7 +116,7 @@ class Parked:
         names = ["partition", "offset", "origin", "key", "reason", "slice", "detail"]
         shown = sorted(self.waiting.items(), key=lambda item: (item[1].partition, item[1].offset))[:SAMPLES]
         return names, [
-            [str(one.partition), str(one.offset), _text(origin), one.key, one.reason, one.slice_key, one.detail[:60]]
+            [str(one.partition), str(one.offset), _text(origin), one.key, one.reason, one.slice_key, one.detail]
             for origin, one in shown
         ]
 
@@ -172,7 +174,7 @@ def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, 
 def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choice) -> Parked:
     """Read the parked topic, and leave out what was settled since.
 
-    Held in memory is some hundred bytes for each parked record, none of their values.
+    Held in memory is 0.6 KB for each parked record, and its key; none of their values.
 
     Raises:
         DependencyAwayError: Kafka, the ledger or the lake could not be read.
@@ -218,7 +220,7 @@ def _waiting(message: Message, envelope: Envelope) -> Waiting:
         parked_ms=message.timestamp()[1],
         reason=envelope.reason,
         slice_key=envelope.slice_key,
-        detail=envelope.detail,
+        detail=envelope.detail[:DETAIL],
         key=(_key(message) or b"").decode("utf-8", "replace"),
     )
 
