@@ -93,3 +93,8 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     scene.delete_before(3)
     assert (held().records, held().gone, held().error) == (6, 3, None)
     assert held(replace(piece, topic_id="B" * 22)).skipped == "the topic was recreated since"
+
+    [opened] = scene.ledger.generations("orders", scene.topic)
+    later = replace(opened, number=1, starts={0: 5}, first_ordinal=1)
+    assert scene.ledger.open_generation(later, seen=opened)
+    assert held().skipped == "other records stand under its offsets now, which was accepted"

@@ -190,6 +190,20 @@ def test_slices_are_listed_in_the_order_of_their_plan(ledger: Ledger) -> None:
     assert ledger.slices("payments") == []
 
 
+def test_the_slices_that_hold_an_offset(ledger: Ledger) -> None:
+    """One for each generation; offsets have 64 bits, and 9 stands before 10 as a number alone."""
+    big = 2**40
+    ledger.add([piece(0, p0=(0, 9), p1=(0, big)), piece(1, p0=(9, 100), p1=(big, big + 2))])
+    ledger.add([replace(piece(2, p0=(50, 60)), generation=1)])
+
+    def holding(partition: int, offset: int) -> list[int]:
+        return [found.ordinal for found in ledger.holding("orders", "orders", partition, offset)]
+
+    assert [holding(0, n) for n in (0, 8, 9, 55, 99, 100)] == [[0], [0], [1], [1, 2], [1], []]
+    assert [holding(1, n) for n in (big - 1, big, big + 1, big + 2)] == [[0], [1], [1], []]
+    assert holding(7, 0) == []
+
+
 def test_the_last_slice_and_the_planned_ends(ledger: Ledger) -> None:
     assert ledger.last("orders", "orders") is None
     assert ledger.planned("orders", "orders") is None

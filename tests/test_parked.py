@@ -17,7 +17,7 @@ from highwater.envelope import Envelope, Origin, opened, wrapped
 from highwater.errors import ConfigurationError
 from highwater.plans import Discard
 from orchestration.build import build_defs
-from orchestration.parked import Asked, Choice, act, look, only
+from orchestration.parked import Asked, Choice, Parked, Waiting, act, look, only
 from orchestration.terminal import PERMANENT
 from resources.dlq_topics import ensure
 from resources.lake import Lake
@@ -115,6 +115,16 @@ class Parking:
 @pytest.fixture
 def parking(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> Parking:
     return Parking(bootstrap, topic(partitions=2), tmp_path)
+
+
+def test_a_limit_takes_those_that_were_parked_first() -> None:
+    """Partitions are read one after another, so the first that are found are not the oldest."""
+    waiting = {
+        Origin("orders", 0, 0, n): Waiting(partition, 10 - n, parked_ms, "malformed", "orders@0000000", "why", "o1")
+        for n, (partition, parked_ms) in enumerate([(0, 300), (0, 200), (1, 100), (1, 200)])
+    }
+    found = only(Parked(waiting, others=1, settled=0, strange=0, ends={}), 2)
+    assert ([origin.offset for origin in found.waiting], found.others) == ([2, 1], 3)
 
 
 @pytest.mark.slow

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError
 from highwater.plans import Loss
+from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from orchestration.explaining import explain
-from orchestration.locating import stream_of
+from orchestration.locating import locate, stream_of
 from orchestration.requests import PURPOSE, RANGE_START
 from orchestration.terminal import PERMANENT
+from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.scene import Scene
@@ -34,6 +37,44 @@ def test_every_topic_of_a_stream_leads_to_it() -> None:
     with pytest.raises(ConfigurationError, match="no stream has a topic 'order'") as caught:
         stream_of([orders], "order")
     assert "orders.dlq.1, orders.dlq.2, orders.parked" in str(caught.value.found)
+
+
+def test_an_offset_that_was_lost_is_no_gap_of_a_slice_that_was_read(tmp_path: Path) -> None:
+    """Retention took a part of the slice before it was read: what was accepted as lost is told as that."""
+    stream, ledger = make_stream("orders"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    ledger.add([PIECE])
+    ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(0, 4), "expired", "ann", datetime.now(UTC))])
+    lake, nobody = Lake(str(tmp_path / "lake")), Kafka(f"{LOOPBACK}:{free_port()}")
+    write_raw(lake, [5, 6, 7])
+    ends = [locate(ledger, nobody, lake, stream, "orders", 0, offset)[0].end for offset in (3, 4, 5)]
+    assert ends == ["lost", "gap", "unknown"]
+
+
+PIECE = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 9)}, datetime.now(UTC))
+
+
+def write_raw(lake: Lake, offsets: list[int]) -> None:
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    rows = [
+        {"slice": PIECE.key, "partition": 0, "offset": n, "timestamp": 0, "key": b"k", "value": b"{}", "headers": []}
+        for n in offsets
+    ]
+    schema = pa.schema(
+        [
+            ("slice", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.timestamp("us", "UTC")),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+            ("proof", pa.string()),
+        ]
+    )
+    proof = {"slice": PIECE.key, "proof": Proof(PIECE, 1, len(rows)).to_json()}
+    write_deltalake(lake.path("orders", "raw"), pa.Table.from_pylist([*rows, proof], schema))
 
 
 @pytest.mark.slow
@@ -72,9 +113,8 @@ def test_what_was_not_read_says_why(bootstrap: str, topic: TopicFactory, tmp_pat
 
 def test_runs_and_checks_are_told_where_dagster_is(tmp_path: Path) -> None:
     stream, ledger = make_stream("orders"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    piece = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 9)}, datetime.now(UTC))
-    ledger.add([piece])
-    key = piece.key
+    ledger.add([PIECE])
+    key = PIECE.key
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_run(dg.DagsterRun(job_name="orders_slice", tags={RANGE_START: key, PURPOSE: "repair"}))
         instance.report_runless_asset_event(dg.AssetMaterialization(dg.AssetKey(["orders", "raw"]), partition=key))
