@@ -183,9 +183,11 @@ class _Writer:
 
     def __exit__(self, *error: object) -> None:
         # After an error or Ctrl-C the account still learns what became of the records that are under way.
-        self._end_transaction()
-        self._plain.flush(KAFKA_SECONDS)
-        self._outbox.close()
+        try:
+            self._end_transaction()
+        finally:
+            self._plain.flush(KAFKA_SECONDS)
+            self._outbox.close()
 
     def close(self) -> None:
         """Wait for the rest.
@@ -242,8 +244,9 @@ class _Writer:
         producer.client.begin_transaction()
         for made, identity in entered:
             self._send(producer, made, identity)
-        producer.flush(KAFKA_SECONDS)
         self._open = _Open(transaction, fate)
+        if producer.flush(KAFKA_SECONDS):
+            raise self._away(f"records of a transaction were not acknowledged within {KAFKA_SECONDS:.0f} s")
 
     def _new_transactional(self) -> ReliableProducer:
         name = f"generator-{self._topic}"
@@ -259,13 +262,26 @@ class _Writer:
                 self._end_transaction()
 
     def _end_transaction(self) -> None:
+        from confluent_kafka import KafkaException
+
         open_, self._open = self._open, None
         if open_ is None or self._transactional is None:
             return
         client = self._transactional.client
         end = client.commit_transaction if open_.fate == "committed" else client.abort_transaction
-        end(KAFKA_SECONDS)
+        try:
+            end(KAFKA_SECONDS)
+        except KafkaException as error:
+            # What became of it is not known: the account leaves it open.
+            raise self._away(f"a transaction could not be {open_.fate}: {error.args[0].str()}") from error
         self._account.end_transaction(open_.identity, open_.fate)
+
+    def _away(self, found: str) -> DependencyAwayError:
+        return DependencyAwayError(
+            f"the broker at {self._target.bootstrap} did not answer in time",
+            found=found,
+            remedy="see that it runs, then start the generator again",
+        )
 
 
 def _in_transaction(batch: Sequence[Intended]) -> bool:

@@ -83,9 +83,9 @@ def local_conf(home: Path, *, driver_memory_mb: int = 2048) -> dict[str, str]:
         # The defaults of 50 and 200 cost seconds a commit on a machine of few cores.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.shuffle.partitions": "4",
-        # On local files Hadoop starts a program for each question about a link and each mode of a file: 270 a slice
-        # with Delta's usual log store and its checksum files, 80 without. Either store tells apart the writers of one
-        # JVM only (`resources.lake.Lake.takes_one_driver`).
+        # On local files Hadoop starts a program for each question about a link and each mode of a file. Without Delta's
+        # usual log store and its checksum files 25 `chmod` a slice are left. Either store tells apart the writers of
+        # one JVM only (`resources.lake.Lake.takes_one_driver`).
         "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
         "spark.databricks.delta.writeChecksumFile.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

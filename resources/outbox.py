@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ID_HEADER = "highwater.outbox.id"
 # So many ticks are written together; a crash between costs nothing, the topic tells.
 TICKS = 500
+# So many records are held in memory at once.
+PORTION = 1_000
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS outbox (
@@ -59,7 +61,7 @@ class Outbox:
         self._connection.executescript(_SCHEMA)
         self._ticks: list[tuple[int, int, str]] = []
         self._ends: dict[tuple[str, int], int] = {}
-        self._sent: set[str] = set()
+        self._handed_over = 0  # the number of the last record that this process gave to a producer
 
     def put(self, records: Iterable[tuple[str, Record]]) -> None:
         """Store records under their ids, all or none; they are safe when this returns.
@@ -75,10 +77,17 @@ class Outbox:
 
     def waiting(self) -> list[tuple[str, Record]]:
         """What is not ticked, in the order of storing."""
-        rows = self._connection.execute(
-            'SELECT id, topic, key, value, headers, fixed, time FROM outbox WHERE "offset" IS NULL ORDER BY number'
+        return [(record_id, record) for portion in self._behind(0) for _, record_id, record in portion]
+
+    def _behind(self, number: int) -> Iterator[list[tuple[int, str, Record]]]:
+        """What waits behind a record, in portions; ticks may be written between them."""
+        query = (
+            'SELECT number, id, topic, key, value, headers, fixed, time FROM outbox WHERE "offset" IS NULL '
+            "AND number > ? ORDER BY number LIMIT ?"
         )
-        return [(row[0], _record(row[1:])) for row in rows]
+        while rows := self._connection.execute(query, (number, PORTION)).fetchall():
+            yield [(row[0], row[1], _record(row[2:])) for row in rows]
+            number = rows[-1][0]
 
     def ticked(self) -> dict[str, tuple[int, int]]:
         """Partition and offset of every record that arrived, by id."""
@@ -91,7 +100,7 @@ class Outbox:
         Raises:
             DependencyAwayError: the topic could not be read; nothing may be sent yet.
         """
-        waiting = {record_id for record_id, _ in self.waiting()}
+        waiting = {row[0] for row in self._connection.execute('SELECT id FROM outbox WHERE "offset" IS NULL')}
         if not waiting:
             return 0
         found = 0
@@ -120,17 +129,17 @@ class Outbox:
 
     def send(self, producer: ReliableProducer, on_outcome: OnOutcome | None = None) -> None:
         """Hand over what waits and was not handed over by this process, in order; ticks come with `producer.poll`."""
-        waiting = [(record_id, record) for record_id, record in self.waiting() if record_id not in self._sent]
-        self._begin({record.topic for _, record in waiting})
-        for record_id, record in waiting:
-            self._sent.add(record_id)
-            try:
-                self._send(producer, record_id, record, on_outcome)
-            except (KeyStoppedError, RecordRefusedError) as error:
-                # It stays in the outbox; the others go on.
-                reason = str(error.found) if isinstance(error, RecordRefusedError) else NOT_SENT
-                if on_outcome is not None:
-                    on_outcome(record_id, Outcome(record.topic, -1, -1, -1, reason))
+        for portion in self._behind(self._handed_over):
+            self._begin({record.topic for _, _, record in portion})
+            for number, record_id, record in portion:
+                self._handed_over = number
+                try:
+                    self._send(producer, record_id, record, on_outcome)
+                except (KeyStoppedError, RecordRefusedError) as error:
+                    # It stays in the outbox; the others go on.
+                    reason = str(error.found) if isinstance(error, RecordRefusedError) else NOT_SENT
+                    if on_outcome is not None:
+                        on_outcome(record_id, Outcome(record.topic, -1, -1, -1, reason))
 
     def _send(self, producer: ReliableProducer, record_id: str, record: Record, on_outcome: OnOutcome | None) -> None:
         def ended(outcome: Outcome) -> None:
@@ -166,8 +175,20 @@ class Outbox:
             if open_.execute('SELECT 1 FROM outbox WHERE "offset" IS NULL LIMIT 1').fetchone() is None:
                 ends = [(topic, p, end) for (topic, p), end in self._ends.items()]
                 open_.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", ends)
-        # Not before: what is ticked and not written yet still counts as waiting, and would be sent twice.
-        self._sent.difference_update(record_id for _, _, record_id in ticks)
+
+    def forget(self, keep: int) -> int:
+        """Delete what arrived, save the newest so many records; returns how many are gone.
+
+        A record that is forgotten may be put once more under its id, and would be sent once more.
+
+        Args:
+            keep: 1 or more: numbers of records are not given out twice.
+        """
+        self.save()
+        with self._connection as open_:
+            newest = open_.execute("SELECT coalesce(max(number), 0) FROM outbox").fetchone()[0]
+            gone = 'DELETE FROM outbox WHERE "offset" IS NOT NULL AND number <= ?'
+            return open_.execute(gone, (newest - max(keep, 1),)).rowcount
 
     def close(self) -> None:
         """Write the ticks, and close the file."""

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.support import read_topic
 NOBODY = Kafka("127.0.0.1:1")
 KILLS = 20
 RECORDS = 3000
+RECORD = Record("t", b"k", b"v")
 
 
 def test_records_are_kept_as_they_were_put_and_in_order(tmp_path: Path) -> None:
@@ -57,6 +59,53 @@ def work(file: Path, bootstrap: str, ready: Path) -> None:
         box.send(producer)
         producer.close()
     box.close()
+
+
+class Receiver:
+    """Stands in for a producer whose broker takes every record at once; counts what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[str] = []
+
+    def send(self, record: Record, record_id: str, on_outcome: Any) -> None:
+        self.given.append(record_id)
+        if record_id != "stays":
+            on_outcome(Outcome(record.topic, 0, len(self.given), 0))
+
+
+def a_box(file: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox:
+    monkeypatch.setattr("resources.outbox.PORTION", 3)
+    monkeypatch.setattr("resources.outbox.TICKS", 2)
+    box = Outbox(file, NOBODY)
+    monkeypatch.setattr(box, "_begin", lambda topics: None)
+    return box
+
+
+def test_each_record_is_handed_over_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In portions, with ticks written between them, and with records that stay behind."""
+    box = a_box(tmp_path / "outbox.sqlite", monkeypatch)
+    receiver: Any = Receiver()
+    names = [*"abcd", "stays", *"efghij"]
+    box.put((name, RECORD) for name in names)
+    for _ in range(3):
+        box.send(receiver)
+        box.put([(f"more{len(receiver.given)}", RECORD)])
+    assert receiver.given == [*names, "more11", "more12"]
+    assert [name for name, _ in box.waiting()] == ["stays", "more13"]
+
+
+def test_what_arrived_can_be_forgotten_and_numbers_are_not_given_out_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = a_box(tmp_path / "outbox.sqlite", monkeypatch)
+    receiver: Any = Receiver()
+    box.put((name, RECORD) for name in ("a", "stays", "b", "c"))
+    box.send(receiver)
+    assert box.forget(keep=0) == 2
+    assert (set(box.ticked()), [name for name, _ in box.waiting()]) == ({"c"}, ["stays"])
+    box.put([("d", RECORD)])
+    box.send(receiver)
+    assert receiver.given == ["a", "stays", "b", "c", "d"]
 
 
 @pytest.mark.slow
