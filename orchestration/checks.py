@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 Verdicts = dict[str, dict[str, "Verdict"]]
 
 
+def page_of(name: str) -> str:
+    """The page of a check, from the top of the repository: the project has no address to link to."""
+    return f"docs/checks/{name}.md"
+
+
 @dataclass(frozen=True)
 class Checks:
     """Checks of one table that are decided together.
@@ -99,7 +104,8 @@ def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
                 name,
                 asset=table_key(stream, checks.table),
                 additional_deps=[table_key(stream, needed) for needed in checks.needs],
-                description=checks.what[name],
+                description=f"{checks.what[name]} What a red one asks for: {page_of(name)}",
+                metadata={"page": dg.MetadataValue.path(page_of(name))},
                 partitions_def=slices_of(stream),
             )
             for name in names
@@ -131,6 +137,8 @@ def evaluation(stream: "Stream", table: str, name: str, key: str, verdict: "Verd
     found: dict[str, dg.MetadataValue] = {
         number: dg.MetadataValue.int(count) for number, count in verdict.numbers.items()
     }
+    if not verdict.passed:
+        found["page"] = dg.MetadataValue.path(page_of(name))
     if verdict.samples:
         found["samples"] = _table(verdict.samples)
     return dg.AssetCheckEvaluation(

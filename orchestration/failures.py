@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import dagster as dg
 
+from highwater import errors
 from highwater.errors import HighwaterError, PermanentError
 from orchestration.redaction import harmless, secret_values, without
 from orchestration.resources import settings
@@ -29,6 +30,13 @@ def wait_seconds(tries_so_far: int) -> float:
     return FIRST_WAIT * 2.0**tries_so_far * random.uniform(0.5, 1.5)  # noqa: S311 - no secret depends on it
 
 
+def entry_of(error: HighwaterError) -> str:
+    """Where the runbook speaks of an error, from the top of the repository; of one of no named kind, its family."""
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    family = {"PermanentError": "permanent-errors", "TemporaryError": "temporary-errors"}
+    return f"docs/runbook.md#{family.get(kind.__name__, kind.__name__.lower())}"
+
+
 def as_failure(error: HighwaterError, secrets: Collection[str] = ()) -> dg.Failure:
     """The failure that Dagster shows, with the values and the remedy, and without secrets."""
     values = {"problem": error.problem, "stored": error.stored, "found": error.found, "remedy": error.remedy}
@@ -38,7 +46,11 @@ def as_failure(error: HighwaterError, secrets: Collection[str] = ()) -> dg.Failu
     return dg.Failure(
         # With the name: of a failure that is the cause of a retry, Dagster stores this text alone.
         description=without(f"{type(error).__name__}: {error}", secrets),
-        metadata={"error": dg.MetadataValue.text(type(error).__name__), **shown},
+        metadata={
+            "error": dg.MetadataValue.text(type(error).__name__),
+            **shown,
+            "runbook": dg.MetadataValue.path(entry_of(error)),
+        },
         allow_retries=not isinstance(error, PermanentError),
     )
 

@@ -5,6 +5,7 @@ What the pages say is read from their text; what holds is taken from the code, s
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from highwater import declaration, errors, settings
+from resources.producer import UndeliveredError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *DOCS.rglob("*.md")])
+RUNBOOK = "docs/runbook.md"
 CODE = ("highwater", "resources", "assets", "orchestration", "dev")
 
 DECLARED = (
@@ -243,21 +246,124 @@ def test_dagster_shows_of_a_stream_what_the_page_lists() -> None:
 # Errors
 
 
-@pytest.mark.parametrize("family", [errors.PermanentError, errors.TemporaryError])
-def test_the_page_of_operations_has_every_error_in_its_family(family: type[errors.HighwaterError]) -> None:
-    title = {
-        errors.PermanentError: "Permanent: a person has to change something",
-        errors.TemporaryError: "Temporary: the same may succeed later",
-    }[family]
-    page = section("docs/operations.md", "Errors")
-    listed = {spans(row[0])[0] for row in rows(page.split(title)[1].split("\n###")[0])}
-    kinds = {
+def entry(page: str, title: str) -> str:
+    """The text of one entry of the runbook, up to the next heading of any level."""
+    found = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^#|\Z)", text_of(page), re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{page} has no entry {title!r}"
+    return found[1]
+
+
+def entries(title: str) -> list[str]:
+    """The titles of the entries in a section of the runbook, in their order."""
+    return re.findall(r"^### (.+)$", section(RUNBOOK, title), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("family", "title"),
+    [(errors.PermanentError, "Permanent errors"), (errors.TemporaryError, "Temporary errors")],
+)
+def test_the_runbook_has_every_error_in_its_family(family: type[errors.HighwaterError], title: str) -> None:
+    kinds = [
         name
         for name, kind in inspect.getmembers(errors, inspect.isclass)
         if issubclass(kind, family) and kind is not family and kind.__module__ == errors.__name__
+    ]
+
+    assert sorted(entries(title)) == sorted(kinds)
+
+
+def alerts_measured() -> list[str]:
+    """What the alerts are called: the second argument wherever a `Measure` is made."""
+    found = []
+    for file in sorted(f for folder in CODE for f in (REPOSITORY / folder).rglob("*.py")):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Measure":
+                what = call.args[1]
+                assert isinstance(what, ast.Constant), f"{file}: an alert whose name cannot be read here"
+                found.append(str(what.value))
+    return found
+
+
+def test_the_runbook_has_every_alert() -> None:
+    from orchestration.alerts import MEASURES
+
+    assert len(alerts_measured()) == len(MEASURES)
+    assert sorted(entries("Alerts")) == sorted(alerts_measured())
+
+
+def test_every_entry_of_the_runbook_says_symptom_meaning_and_action() -> None:
+    titles = [title for part in ("Alerts", "Permanent errors", "Temporary errors") for title in entries(part)]
+    lacking = {
+        title: [word for word in ("Symptom", "Meaning", "Action") if f"- **{word}.** " not in entry(RUNBOOK, title)]
+        for title in titles
     }
 
-    assert listed == kinds
+    assert {title: words for title, words in lacking.items() if words} == {}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind is not errors.HighwaterError),
+        UndeliveredError,
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_a_failure_in_dagster_names_its_entry(kind: type[errors.HighwaterError]) -> None:
+    from orchestration.failures import as_failure
+
+    shown = as_failure(kind("wrong", remedy="mend it")).metadata["runbook"].value
+
+    page, _, anchor = str(shown).partition("#")
+    assert anchor in anchors(text_of(page))
+
+
+# Checks
+
+
+def checks_by_name() -> dict[str, tuple[str, str]]:
+    """For each check of the shipped streams its table, and what Dagster shows of it."""
+    from orchestration.build import build_defs
+
+    graph = build_defs().get_repository_def().asset_graph
+    specs = [graph.get_check_spec(key) for key in graph.asset_check_keys]
+    return {spec.name: (spec.asset_key.path[-1], f"{spec.description} {spec.metadata['page'].value}") for spec in specs}
+
+
+def test_every_check_has_a_page_and_no_page_is_of_none() -> None:
+    checks = checks_by_name()
+    pages = {file.stem for file in (DOCS / "checks").glob("*.md")}
+    listed = {spans(row[0])[0]: (spans(row[1])[0], next(links(row[0]))) for row in rows(section(RUNBOOK, "Checks"))}
+
+    assert pages == set(checks)
+    assert listed == {name: (table, f"checks/{name}.md") for name, (table, _) in checks.items()}
+
+
+def test_a_check_names_its_page_in_dagster() -> None:
+    lacking = {name for name, (_, shown) in checks_by_name().items() if shown.count(f"docs/checks/{name}.md") != 2}
+
+    assert lacking == set()
+
+
+def test_a_page_of_a_check_says_what_it_means_and_what_a_red_one_asks_for() -> None:
+    for name, (table, _) in checks_by_name().items():
+        page = f"docs/checks/{name}.md"
+        assert text_of(page).startswith(f"# {name}\n\nA check on `{table}`. ")
+        assert section(page, "What it means").strip()
+        assert section(page, "What a red one asks for").strip()
+
+
+def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
+    from orchestration.checks import evaluation
+    from orchestration.verdicts import Verdict
+
+    red, green = (
+        evaluation(example(), "current", "versions_in_order", "t@0000000", Verdict(passed, "so"))
+        for passed in (False, True)
+    )
+
+    assert red.metadata["page"].value == "docs/checks/versions_in_order.md"
+    assert "page" not in green.metadata
 
 
 # Tables
