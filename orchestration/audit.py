@@ -24,7 +24,7 @@ from resources.topic_facts import topic_facts
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.plans import Loss
+    from highwater.plans import Loss, Planned
     from highwater.slices import Slice
     from orchestration.plan_status import StreamStatus
     from orchestration.verdicts import Attempts
@@ -223,7 +223,7 @@ def audit(
     status = stream_status(ledger, kafka, stream, {})
     ages = _ages(ledger, kafka, stream, status)
     findings, facts, problems = _looked_at(kafka, stream, ages.oldest)
-    committed = _committed(ledger, stream, [p for p in pieces if p.topic == stream.topic], standing)
+    committed = committed_ends(ledger.planned(stream.name, stream.topic), pieces, standing)
     return Audit(
         stream=stream.name,
         topic=stream.topic,
@@ -247,14 +247,20 @@ def audit(
     )
 
 
-def _committed(ledger: Ledger, stream: Stream, pieces: Sequence[Slice], standing: Attempts) -> dict[int, int]:
-    """For each partition the end of the slices, without a gap from the first one on, that stand whole in all tables."""
-    planned = ledger.planned(stream.name, stream.topic)
+def committed_ends(planned: Planned | None, pieces: Sequence[Slice], standing: Attempts) -> dict[int, int]:
+    """For each partition the end of the slices, without a gap from the first one on, that stand whole in all tables.
+
+    Args:
+        planned: how far a topic is planned.
+        pieces: slices, those of other topics among them.
+        standing: what stands in the tables.
+    """
     if planned is None:
         return {}
-    number = planned.generation.number
-    ordered = sorted((p for p in pieces if p.generation == number), key=lambda piece: piece.ordinal)
-    found = {p: start for p, start in planned.generation.starts.items() if start is not None}
+    generation = planned.generation
+    mine = [p for p in pieces if p.topic == generation.topic and p.generation == generation.number]
+    found = {p: start for p, start in generation.starts.items() if start is not None}
+    ordered = sorted(mine, key=lambda piece: piece.ordinal)
     for piece in takewhile(lambda piece: not standing.lacking(piece.key), ordered):
         found.update({p: offsets.end for p, offsets in piece.ranges.items()})
     return found

@@ -219,9 +219,18 @@ def _checks(instance: dg.DagsterInstance, stream: Stream, key: str) -> dict[str,
 
 def failing_checks(instance: dg.DagsterInstance, stream: Stream) -> dict[str, int]:
     """For each check whose last execution failed in some slices their number; those that only warn are left out."""
-    keys = [key for key in _check_keys(stream) if key.name not in {ONE_CONTENT, TRANSITIONS}]
+    keys = _erring_keys(stream)
     found = instance.event_log_storage.get_asset_check_partition_info(keys)
     return dict(Counter(info.check_key.name for info in found if info.latest_execution_status.value == "FAILED"))
+
+
+def erring_checks(stream: Stream) -> list[str]:
+    """The names of the checks that do more than warn."""
+    return [key.name for key in _erring_keys(stream)]
+
+
+def _erring_keys(stream: Stream) -> list[dg.AssetCheckKey]:
+    return [key for key in _check_keys(stream) if key.name not in {ONE_CONTENT, TRANSITIONS}]
 
 
 def _check_keys(stream: Stream) -> list[dg.AssetCheckKey]:

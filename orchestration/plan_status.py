@@ -6,7 +6,7 @@ What belongs here: the value that people and scripts are shown. What does not: p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +158,18 @@ def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[
     Raises:
         DependencyAwayError: the ledger is away.
     """
-    planned = ledger.planned(stream.name, stream.topic)
+    found = topic_status(kafka, stream, ledger.planned(stream.name, stream.topic))
+    return replace(
+        found,
+        slices=sum(count for (name, _), count in counts.items() if name == stream.name),
+        alerts=[one for one in ledger.alerts().values() if one.stream == stream.name and one.ended is None],
+        # A broker that is away is waited for once.
+        dlq=_dlq(ledger, kafka, stream) if found.partitions else [],
+    )
+
+
+def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> StreamStatus:
+    """Look at the stream's topic alone, or at the tier that it is on; what goes wrong is an error in the status."""
     generation = planned.generation if planned else None
     partitions: list[PartitionStatus] = []
     errors: list[HighwaterError] = []
@@ -172,14 +183,11 @@ def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[
     return StreamStatus(
         stream=stream.name,
         topic=stream.topic,
-        slices=sum(count for (name, _), count in counts.items() if name == stream.name),
+        slices=0,
         generation=generation.number if generation else None,
         topic_id=generation.topic_id if generation else None,
         partitions=partitions,
         errors=errors,
-        alerts=[one for one in ledger.alerts().values() if one.stream == stream.name and one.ended is None],
-        # A broker that is away is waited for once.
-        dlq=_dlq(ledger, kafka, stream) if partitions else [],
     )
 
 

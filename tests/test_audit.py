@@ -189,6 +189,12 @@ def test_the_command_and_the_job_tell_the_same(
     assert (first["planned"], first["committed"], first["last_stable"]) == (15, 0, 19)
     assert first["age"] > 0
     assert second["age"] is None
+    scraped = scene.run("metrics")
+    assert scraped.exit_code == 0, scraped.output
+    of_first = f'{{partition="0",stream="orders",topic="{scene.topic}"}}'
+    assert f"highwater_lag_records{of_first} 4.0" in scraped.output
+    assert f"highwater_planned_end_offset{of_first} 15.0" in scraped.output
+    assert f"highwater_oldest_unread_age_seconds{of_first} " in scraped.output
     assert page["failing_checks"] is None
     assert page["errors"] == []
 

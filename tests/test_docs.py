@@ -366,6 +366,17 @@ def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
     assert "page" not in green.metadata
 
 
+# Metrics
+
+
+def test_the_page_of_operations_has_every_metric_with_its_labels() -> None:
+    from orchestration.metrics import FAMILIES
+
+    listed = {spans(row[0])[0]: tuple(spans(row[1])) for row in rows(section("docs/operations.md", "Metrics"))}
+
+    assert listed == {name: labels for name, (labels, _) in FAMILIES.items()}
+
+
 # Tables
 
 
