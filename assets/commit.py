@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from assets.work import SliceReport, Work
 from highwater.errors import SupersededAttemptError
+from highwater.log_fields import fields
 from resources.lake import replace_slices
 from resources.spark import is_connect
 
@@ -38,10 +39,11 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time of the block under a name."""
+        """Count the time of the block under a name, which its log lines carry."""
         begin = time.monotonic()
         try:
-            yield
+            with fields(phase=name):
+                yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from dev.paths import REPOSITORY
 from dev.processes import LOOPBACK, Child, ChildFailedError, free_port
+from highwater.settings import log_format
 
 # Seen: 7 s on a quiet machine of 2 cores, 40 s on one that runs several JVMs.
 START_SECONDS = 180.0
@@ -60,7 +61,8 @@ class DagsterServices:
         self._environment = environment
         self.port = free_port(prefer=ui_port)
         programs = Path(sys.executable).parent
-        load = ["-w", str(workspace)]
+        # Lines of Dagster's own; those of runs and ticks follow the variable by themselves.
+        load = ["-w", str(workspace), *(["--log-format", "json"] if log_format(environment) == "json" else [])]
         self.touch = self._child("dagster-instance", [programs / "dagster", "instance", "info"])
         self.webserver = self._child(
             "dagster-webserver", [programs / "dagster-webserver", "-h", LOOPBACK, "-p", str(self.port), *load]

@@ -18,11 +18,14 @@ LEDGER_URL = "HIGHWATER_LEDGER_URL"
 KAFKA_BOOTSTRAP = "HIGHWATER_KAFKA_BOOTSTRAP"
 KAFKA_CONFIG = "HIGHWATER_KAFKA_CONFIG"
 ALERTS_URL = "HIGHWATER_ALERTS_URL"
+LOG_FORMAT = "HIGHWATER_LOG_FORMAT"
 SPARK_REMOTE = "SPARK_REMOTE"
 SPARK_MASTER = "HIGHWATER_SPARK_MASTER"
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 DEFAULT_MASTER = "local[*]"
+DEFAULT_LOG_FORMAT = "text"
+LOG_FORMATS = (DEFAULT_LOG_FORMAT, "json")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,20 @@ class Settings:
             spark_master=environment.get(SPARK_MASTER) or DEFAULT_MASTER,
             alerts_url=environment.get(ALERTS_URL) or None,
         )
+
+
+def log_format(environment: Mapping[str, str]) -> str:
+    """How log lines are written: `text` or `json`.
+
+    Raises:
+        ConfigurationError: the variable has another value.
+    """
+    found = environment.get(LOG_FORMAT) or DEFAULT_LOG_FORMAT
+    if found not in LOG_FORMATS:
+        raise ConfigurationError(
+            f"{LOG_FORMAT} names no format of log lines", found=found, remedy=f"set it to {' or '.join(LOG_FORMATS)}"
+        )
+    return found
 
 
 def parse_kafka_config(text: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from highwater.errors import ConfigurationError
+from highwater.log_fields import fields
 from orchestration.failures import told_to_dagster
 from orchestration.stream_assets import STREAM_TAG
 
@@ -125,7 +126,9 @@ def _settle_parked(context: dg.OpExecutionContext, stream: "Stream") -> None:
     )
     names, rows = found.table
     for row in rows:
-        context.log.info(", ".join(f"{name} {value}" for name, value in zip(names, row, strict=True)))
+        record = dict(zip(names, row, strict=True))
+        with fields(origin=record["origin"], slice=record["slice"]):
+            context.log.info(", ".join(f"{name} {value}" for name, value in record.items()))
 
 
 def _moment(text: str) -> datetime | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.errors import TemporaryError
+from highwater.log_fields import fields
 from orchestration.ticks import plan_and_add, run_requests
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ def hourly(stream: "Stream", job: "UnresolvedAssetJobDefinition") -> dg.Schedule
             tick = plan_and_add(context.instance, context.resources, stream)
         except TemporaryError as error:
             return dg.SkipReason(str(error))
-        for line in tick.lines:
-            context.log.info(line)
+        with fields(stream=stream.name):
+            for line in tick.lines:
+                context.log.info(line)
         return run_requests(stream, tick.requests) or dg.SkipReason(tick.message)
 
     return plan

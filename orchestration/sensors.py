@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from highwater.errors import TemporaryError
+from highwater.log_fields import fields
 from orchestration import alerts
 from orchestration.resources import settings
 from orchestration.ticks import Tick, plan, repair, retry, run_requests
@@ -111,12 +112,14 @@ def _sensor(
 
 def _result(context: dg.SensorEvaluationContext, stream: "Stream", act: Callable[[], Tick]) -> dg.SensorResult:
     """A tick as Dagster takes it; a dependency that is away is a reason to skip, never an empty look (I15)."""
-    try:
-        tick = act()
-    except TemporaryError as error:
-        return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
-    for line in tick.lines:
-        context.log.info(line)
+    with fields(stream=stream.name):
+        try:
+            tick = act()
+        except TemporaryError as error:
+            context.log.warning(str(error))
+            return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
+        for line in tick.lines:
+            context.log.info(line)
     partitions = dg.DynamicPartitionsDefinition(name=stream.partitions_name)
     return dg.SensorResult(
         run_requests=run_requests(stream, tick.requests),
@@ -145,6 +148,8 @@ def alerts_sensor(streams: Sequence["Stream"], *, running: bool) -> dg.SensorDef
             )
         except TemporaryError as error:
             lines = [str(error)]
+        for line in lines:
+            context.log.info(line)
         return dg.SkipReason("; ".join(lines))
 
     return tick
@@ -155,4 +160,9 @@ def _teller(context: dg.SensorEvaluationContext) -> Callable[["Alert"], None]:
     url = settings().alerts_url
     if url is not None:
         return lambda alert: post(url, alert.to_plain())
-    return lambda alert: context.log.warning(json.dumps(alert.to_plain()))
+
+    def log(alert: "Alert") -> None:
+        with fields(stream=alert.stream, alert=alert.what):
+            context.log.warning(json.dumps(alert.to_plain()))
+
+    return log

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.errors import UnknownSliceError
+from highwater.log_fields import fields, of_slices
 from orchestration import metadata
 from orchestration.failures import told_to_dagster
 from orchestration.partitions import slices_of
@@ -122,7 +123,8 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
 
     One result marks every slice of the run as materialised, so a stage commits all of them or raises.
     """
-    with told_to_dagster(context.op_execution_context.retry_number, context.resources.spark.interrupt):
+    named = fields(stream=stream.name, table=table.name, **of_slices(context.partition_keys))
+    with named, told_to_dagster(context.op_execution_context.retry_number, context.resources.spark.interrupt):
         work = _work(context, stream, context.partition_keys)
         reports = table.stage()(work)
         _see_all_reported(work.keys, reports)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -121,6 +122,7 @@ def test_every_variable_of_ours_is_in_the_page_of_configuration() -> None:
         (settings.KAFKA_BOOTSTRAP, settings.DEFAULT_BOOTSTRAP),
         (settings.SPARK_MASTER, settings.DEFAULT_MASTER),
         (settings.KAFKA_CONFIG, "{}"),
+        (settings.LOG_FORMAT, settings.DEFAULT_LOG_FORMAT),
     ],
 )
 def test_the_page_gives_a_setting_its_default(name: str, default: str) -> None:
@@ -596,6 +598,12 @@ def test_every_decision_is_in_the_index() -> None:
     files = {file.name for file in (DOCS / "adr").glob("0*.md")}
 
     assert set(links(text_of("docs/adr/README.md"))) == files
+
+
+def test_every_json_example_is_json() -> None:
+    for page in PAGES:
+        for block in blocks(str(page.relative_to(REPOSITORY)), "json"):
+            json.loads(block)
 
 
 def test_every_python_example_compiles() -> None:

@@ -1,0 +1,24 @@
+"""Fields of log lines: whoever knows what a line is about binds it, and the formatter adds it.
+
+What belongs here: binding, in the context of the thread that logs. What does not: how a line is written
+(`orchestration.log_lines`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+
+def fields(**values: object) -> AbstractContextManager[None]:
+    """Give every line that is logged within the block these fields; the innermost block wins."""
+    from structlog.contextvars import bound_contextvars
+
+    return bound_contextvars(**values)
+
+
+def of_slices(keys: Sequence[str]) -> dict[str, str]:
+    """The field of one slice, or of several, which are neighbours."""
+    if not keys:
+        return {}
+    return {"slice": keys[0]} if len(keys) == 1 else {"slices": f"{keys[0]} .. {keys[-1]}"}
