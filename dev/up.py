@@ -17,6 +17,10 @@ from dev.processes import signals_raise_interrupt
 from dev.stack import Stack
 from highwater import settings
 from highwater.errors import HighwaterError
+from highwater.settings import Settings
+from orchestration.cli_doctor import NAMES
+from orchestration.doctor import examine
+from orchestration.terminal import Deployment, print_table
 
 WATCH_SECONDS = 1.0
 
@@ -65,13 +69,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> None:
     home = paths.home(os.environ)
-    print(f"Starting; logs are in {home / 'logs'} ...", flush=True)
     on_broker = start_generators if generates(arguments, os.environ) else None
-    with Stack(home, ui_port=arguments.ui_port, on_broker=on_broker) as stack:
+    stack = Stack(home, ui_port=arguments.ui_port, on_broker=on_broker)
+    print_table(NAMES, examined(stack))
+    print(f"Starting; logs are in {home / 'logs'} ...", flush=True)
+    with stack:
         print(told(stack), flush=True)
         while True:
             stack.require_alive()
             time.sleep(WATCH_SECONDS)
+
+
+def examined(stack: Stack) -> list[list[str]]:
+    """What the doctor finds before anything is started; what fails is told and keeps nothing from starting."""
+    found = Settings.from_environment(stack.env)
+    return [one.row for one in examine(Deployment(found), found, stack.env, not_started(stack))]
+
+
+def not_started(stack: Stack) -> set[str]:
+    """What the stack is to start yet: asking a port where nobody listens would take seconds, and tell nothing."""
+    embedded = {"Kafka": stack.broker, "Spark": stack.spark}
+    return {"Dagster", *(name for name, part in embedded.items() if part is not None)}
 
 
 def start_generators(stack: Stack) -> None:

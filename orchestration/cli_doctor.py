@@ -11,6 +11,8 @@ import click
 
 from orchestration.terminal import Deployment, as_json_option, deployment_of, exit_status, print_json, print_table
 
+NAMES = ("state", "tried", "found", "remedy")
+
 
 @click.command()
 @as_json_option
@@ -21,12 +23,10 @@ def doctor(context: click.Context, deployment: Deployment, as_json: bool) -> Non
     from orchestration.doctor import examine
 
     found = list(examine(deployment, deployment.settings, os.environ))
-    rows = [one.row for one in found]
-    names = ["state", "tried", "found", "remedy"]
     if as_json:
-        print_json([dict(zip(names, row, strict=True)) for row in rows])
+        print_json([dict(zip(NAMES, one.row, strict=True)) for one in found])
     else:
-        print_table(names, rows)
+        print_table(NAMES, [one.row for one in found])
     errors = [one.error for one in found if one.error is not None]
     if errors:
         context.exit(min(map(exit_status, errors)))

@@ -24,7 +24,10 @@ from orchestration.terminal import (
 @as_json_option
 @deployment_of
 def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # noqa: FBT001 - click's flag
-    """Tell all that is known of SLICE: plan, commits, publication, and with DAGSTER_HOME set its runs and checks."""
+    """Tell all that is known of SLICE: plan, commits, rejects, publication, leases, and its runs and checks.
+
+    The latter with DAGSTER_HOME set.
+    """
     from highwater.slices import SliceKey
     from orchestration.explaining import explain as gather
     from orchestration.locating import stream_of

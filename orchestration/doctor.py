@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,20 +61,30 @@ class Tried:
 Try = Callable[[], str]
 
 
-def examine(deployment: Deployment, settings: Settings, environment: Mapping[str, str]) -> Iterator[Tried]:
+def examine(
+    deployment: Deployment, settings: Settings, environment: Mapping[str, str], without: Collection[str] = ()
+) -> Iterator[Tried]:
     """Try everything, one after another; nothing that fails keeps the rest from being tried.
 
     Args:
         deployment: the connections.
         settings: where everything is.
         environment: for Dagster's and Java's variables.
+        without: what is not started yet, and is not tried; without `Kafka` no stream is.
     """
-    yield _tried("declarations", lambda: ", ".join(sorted(deployment.streams())))
-    yield _tried("ledger", lambda: f"{sum(deployment.ledger().counts().values()):,} slices are planned")
-    yield _tried("lake", lambda: _lake(settings.lake))
-    yield _tried("Spark", lambda: _spark(settings, environment))
-    yield _tried("Dagster", lambda: _dagster(environment))
-    yield _tried("Kafka", lambda: f"{len(deployment.kafka().topics()):,} topics at {settings.kafka_bootstrap}")
+    parts: dict[str, Try] = {
+        "declarations": lambda: ", ".join(sorted(deployment.streams())),
+        "ledger": lambda: f"{sum(deployment.ledger().counts().values()):,} slices are planned",
+        "lake": lambda: _lake(settings.lake),
+        "Spark": lambda: _spark(settings, environment),
+        "Dagster": lambda: _dagster(environment),
+        "Kafka": lambda: f"{len(deployment.kafka().topics()):,} topics at {settings.kafka_bootstrap}",
+    }
+    for what, attempt in parts.items():
+        if what not in without:
+            yield _tried(what, attempt)
+    if "Kafka" in without:
+        return
     try:
         streams = deployment.streams().values()
     except HighwaterError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from highwater.slices import ranges_to_plain
 from highwater.wording import number
 from orchestration.standing import attempts_of, committed
 from orchestration.version_checks import ONE_CONTENT, TRANSITIONS
+from resources.lake import query, slice_is_one_of
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -54,6 +55,15 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Rejected:
+    """Rejects of the slice: their reason, where they go from here, and how many they are."""
+
+    reason: str
+    next_topic: str
+    records: int
+
+
+@dataclass(frozen=True)
 class Explained:
     """What is known of a slice.
 
@@ -63,6 +73,8 @@ class Explained:
         commits: in the order of the tables.
         publication: what was sent of its rejects; None if nothing was.
         undone: the tables that do not follow the slice's decision yet; empty when it is whole.
+        rejects: rows of the slice in the table of rejects.
+        leases: those of its stream that somebody holds, and when each ends unless it is renewed.
         runs: the newest first; None where Dagster was not asked.
         checks: name and status of each check's last execution; None where Dagster was not asked.
     """
@@ -72,6 +84,8 @@ class Explained:
     commits: Sequence[Commit]
     publication: Publication | None
     undone: Sequence[str]
+    rejects: Sequence[Rejected] = ()
+    leases: Mapping[str, datetime] = field(default_factory=dict)
     runs: Sequence[Run] | None = None
     checks: Mapping[str, str] | None = None
 
@@ -90,13 +104,19 @@ class Explained:
             lines.append(
                 f"published: {sent.sent:,} rejects of attempt {sent.attempt}, {sent.published_at:%Y-%m-%d %H:%M}"
             )
+        lines += [
+            f"lease: {name!r} is held until {ends:%H:%M:%S} UTC, or renewed" for name, ends in self.leases.items()
+        ]
         lines.append("whole" if not self.undone else f"not whole: {', '.join(self.undone)} still to be written")
         return lines
 
     @property
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        """Ranges, commits, runs and checks as names of columns and rows."""
+        """Ranges, commits, rejects, runs and checks as names of columns and rows."""
         found = [(["partition", "start", "end", "leader epoch"], self._ranges), (_COMMITS, self._commits)]
+        if self.rejects:
+            rejects = [[one.reason, f"{one.records:,}", one.next_topic] for one in self.rejects]
+            found.append((["rejected because", "records", "goes to"], rejects))
         if self.runs:
             rows = [
                 [r.run, r.status, "" if r.began is None else f"{r.began:%Y-%m-%d %H:%M:%S}", r.purpose]
@@ -136,6 +156,8 @@ class Explained:
             "commits": [{**vars(one), "counts": dict(one.counts or {})} for one in self.commits],
             "published": None if self.publication is None else self.publication.sent,
             "undone": [*self.undone],
+            "rejects": [vars(one) for one in self.rejects],
+            "leases": {name: ends.isoformat() for name, ends in self.leases.items()},
             "runs": None if self.runs is None else [{**vars(r), "began": str(r.began)} for r in self.runs],
             "checks": None if self.checks is None else dict(self.checks),
         }
@@ -175,6 +197,8 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         commits=[*commits, Commit("current", standing.current.get(key))],
         publication=ledger.publications([key]).get(key),
         undone=standing.lacking(key),
+        rejects=_rejects(lake, stream, key),
+        leases={name: ends for name, ends in ledger.leases().items() if _concerns(name, stream)},
         runs=None if instance is None else _runs(instance, stream, key),
         checks=None if instance is None else _checks(instance, stream, key),
     )
@@ -185,6 +209,23 @@ def _commit(table: str, proof: Proof | None, size: Size | None) -> Commit:
         return Commit(table, None)
     rows = proof.rows if size is None or size.rows is None else size.rows
     return Commit(table, proof.attempt, rows, None if size is None else size.bytes, proof.counts)
+
+
+def _rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
+    table = lake.table(stream.name, "rejects")
+    if table is None:
+        return []
+    found = query(
+        table,
+        "SELECT reason, next_topic, count(*) AS records FROM t WHERE proof IS NULL AND "
+        f"{slice_is_one_of([key])} GROUP BY reason, next_topic ORDER BY reason, next_topic",
+    )
+    return [Rejected(str(row["reason"]), str(row["next_topic"]), int(str(row["records"]))) for row in found]
+
+
+def _concerns(lease: str, stream: Stream) -> bool:
+    """Whether a lease is one of the stream's: its name is what is done, and the stream or one of its tables."""
+    return lease.partition(" ")[2].partition("/")[0] == stream.name
 
 
 def _runs(instance: dg.DagsterInstance, stream: Stream, key: str) -> list[Run]:

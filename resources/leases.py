@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Float, cast, delete, func, insert, literal, select, update
@@ -98,6 +99,12 @@ def _now(connection: Connection) -> Any:
     if connection.dialect.name == "postgresql":
         return connection.execute(select(cast(func.extract("epoch", func.clock_timestamp()), Float(53)))).scalar_one()
     return literal(time.time())
+
+
+def held(connection: Connection) -> dict[str, datetime]:
+    """The leases that somebody holds now, and when each ends unless it is renewed."""
+    query = select(_TABLE.c.name, _TABLE.c.until).where(_TABLE.c.until >= _now(connection)).order_by(_TABLE.c.name)
+    return {row.name: datetime.fromtimestamp(row.until, UTC) for row in connection.execute(query)}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
 from highwater.plans import Discard, Generation, Loss, Planned, Publication
 from highwater.slices import Slice, SliceKey
 from resources import ledger_schema as schema
-from resources.leases import Lease, leased
+from resources.leases import Lease, held, leased
 from resources.ledger_rows import (
     discard_of,
     discard_row,
@@ -33,6 +33,8 @@ from resources.ledger_rows import (
 )
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from sqlalchemy import Select
     from sqlalchemy.engine import Connection, Engine
 
@@ -413,6 +415,11 @@ class Ledger:
             LeaseHeldError: another holder kept it for `wait` seconds.
         """
         return leased(lambda: self._engine, name, seconds, wait)
+
+    def leases(self) -> dict[str, datetime]:
+        """The leases that somebody holds now, and when each ends unless it is renewed."""
+        with self._reading() as connection:
+            return held(connection)
 
 
 def _portions(keys: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -58,6 +58,13 @@ def test_a_generator_writes_to_somebodys_broker_only_when_asked(
     assert up.generates(up.parser().parse_args(arguments), environment) is expected
 
 
+def test_the_doctor_comes_first_and_tries_what_is_there(tmp_path: Path) -> None:
+    """Not the broker and the Spark that are still to be started: that they do not answer is no news."""
+    rows = up.examined(Stack(tmp_path, base={"HIGHWATER_HOME": str(tmp_path)}))
+    assert [(row[0], row[1]) for row in rows] == [("ok", "declarations"), ("ok", "ledger"), ("ok", "lake")]
+    assert up.not_started(Stack(tmp_path, base=CONFIGURED)) == {"Dagster"}
+
+
 def test_a_second_stack_in_one_home_is_refused(tmp_path: Path) -> None:
     second = Stack(tmp_path, base=CONFIGURED, dagster=False)
     with (

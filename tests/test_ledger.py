@@ -25,6 +25,7 @@ from dev.processes import free_port, wait_until
 from highwater.errors import ConfigurationError, DependencyAwayError, LeaseHeldError, UnknownSliceError
 from highwater.plans import Generation, Loss, Publication
 from highwater.slices import OffsetRange, Slice
+from resources.leases import Lease
 from resources.ledger import Ledger
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -377,6 +378,16 @@ def test_a_lease_keeps_others_out_until_it_is_given_back(url: str, ledger: Ledge
             pass
     with Ledger(url).lease("commit", seconds=30):
         pass
+
+
+def test_a_lease_is_told_while_it_is_held_and_not_when_its_holder_died(ledger: Ledger) -> None:
+    Lease(ledger._engine, "of one that died", seconds=-1).take()
+    before = datetime.now(UTC)
+    with ledger.lease("commit", seconds=30):
+        [(name, ends)] = ledger.leases().items()
+    assert name == "commit"
+    assert timedelta(seconds=25) < ends - before < timedelta(seconds=60)
+    assert ledger.leases() == {}
 
 
 def test_a_lease_is_renewed_while_its_block_runs(url: str, ledger: Ledger) -> None:

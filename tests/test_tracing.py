@@ -126,3 +126,48 @@ def test_runs_and_checks_are_told_where_dagster_is(tmp_path: Path) -> None:
         found = explain(ledger, Lake(str(tmp_path / "lake")), stream, key, instance)
     assert [(run.status, run.purpose) for run in found.runs or ()] == [("NOT_STARTED", "repair")]
     assert dict(found.checks or {}) == {"versions_in_order": "succeeded"}
+
+
+def test_leases_and_rejects_by_reason_are_told(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    stream, ledger = make_stream("orders"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    lake = Lake(str(tmp_path / "lake"))
+    pieces = [
+        Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, n, {0: OffsetRange(9 * n, 9 * n + 9)}, datetime.now(UTC))
+        for n in (0, 1)
+    ]
+    ledger.add(pieces)
+    key, other = (piece.key for piece in pieces)
+    parked, tier = stream.parked_topic, stream.tier_topics[0]
+    rows = [
+        (key, "malformed", parked),
+        (key, "unresolved", tier),
+        (key, "unresolved", tier),
+        (other, "invalid", parked),
+    ]
+    proof = {"slice": key, "reason": None, "next_topic": None, "proof": Proof(pieces[0], 1, 3).to_json()}
+    found = [{"slice": s, "reason": reason, "next_topic": to, "proof": None} for s, reason, to in rows]
+    schema = pa.schema([(name, pa.string()) for name in proof])
+    write_deltalake(
+        lake.path("orders", "rejects"), pa.Table.from_pylist([*found, proof], schema), partition_by=["slice"]
+    )
+    with (
+        ledger.lease("commit orders/raw", seconds=60),
+        ledger.lease("fold orders", seconds=60),
+        ledger.lease("commit orders2/raw", seconds=60),
+        ledger.lease("alerts", seconds=60),
+    ):
+        told = explain(ledger, lake, stream, key, None)
+    assert [(one.reason, one.records, one.next_topic) for one in told.rejects] == [
+        ("malformed", 1, parked),
+        ("unresolved", 2, tier),
+    ]
+    assert list(told.leases) == ["commit orders/raw", "fold orders"]
+    assert all(0 < (ends - datetime.now(UTC)).total_seconds() <= 60 for ends in told.leases.values())
+    assert any(line.startswith("lease: 'fold orders' is held until") for line in told.lines)
+    assert (["rejected because", "records", "goes to"], [["malformed", "1", parked], ["unresolved", "2", tier]]) in (
+        told.tables
+    )
+    assert explain(ledger, lake, stream, key, None).leases == {}
