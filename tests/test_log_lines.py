@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +14,7 @@ import dagster as dg
 import pytest
 
 from assets.commit import Clock
+from dev.paths import REPOSITORY
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError
 from highwater.log_fields import fields, of_slices
@@ -149,6 +153,27 @@ def test_a_tick_names_its_sensor_and_its_stream(
     assert (planner["level"], planner["stream"]) == ("warning", "orders")
     assert "did not answer" in planner["message"]
     assert {line["tick"] for line in found} == {"orders_planner", "alerts"}
+
+
+@pytest.mark.slow
+def test_a_process_that_loads_the_definitions_writes_json(tmp_path: Path) -> None:
+    """From its first line on: the definitions are loaded before a run has a logger. The slice was never planned."""
+    environment = {**os.environ, "DAGSTER_HOME": str(tmp_path), "HIGHWATER_HOME": str(tmp_path), LOG_FORMAT: "json"}
+    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        instance.add_dynamic_partitions("orders_slices", KEYS[:1])
+    command = [str(Path(sys.executable).parent / "dagster"), "asset", "materialize", "-m", "orchestration.definitions"]
+    command += ["--select", "key:orders/raw", "--partition", KEYS[0]]
+    done = subprocess.run(
+        command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    found = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert [line for line in done.stderr.splitlines() if " - dagster - " in line] == []
+    assert {line["slice"] for line in found} == {KEYS[0]}
+    kinds = [line["dagster_event"] for line in found if "dagster_event" in line]
+    assert kinds[0] == "RUN_START"
+    assert "UnknownSliceError" in next(line["error"] for line in found if line.get("dagster_event") == "STEP_FAILURE")
 
 
 def test_an_exception_and_a_value_that_is_no_json_stay_one_line() -> None:
