@@ -1,4 +1,4 @@
-"""Jars of the broker and of Spark: resolved once by Ivy, held against recorded checksums, put in place whole.
+"""Jars of the broker, of Spark and of Kafka's tools: resolved once by Ivy, held against a lock, put in place whole.
 
 What belongs here: which jars, their lock, and getting them. What does not: starting a JVM with them.
 
@@ -28,7 +28,7 @@ from dev import paths
 from dev.java import find_java
 from highwater.errors import PermanentError, TemporaryError
 
-SetName = Literal["broker", "spark"]
+SetName = Literal["broker", "spark", "tools"]
 
 BROKER_KAFKA = "4.3.1"
 # The connector and its token provider must agree, and 4.0.0 is the newest of the latter; it runs on pyspark 4.0.5.
@@ -95,6 +95,9 @@ WANTED: Mapping[SetName, Sequence[str]] = {
         "io.unitycatalog:unitycatalog-client:0.6.0",
         "io.unitycatalog:unitycatalog-hadoop:0.6.0",
     ),
+    # `kafka-consumer-groups` and the like, for tests: they run with the broker's jars beside this one, and its closure
+    # would bring Connect and a web server.
+    "tools": (f"org.apache.kafka:kafka-tools:{BROKER_KAFKA}",),
 }
 CLOSURES: frozenset[SetName] = frozenset({"broker"})
 
