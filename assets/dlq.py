@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from assets import rejects
@@ -108,7 +107,7 @@ def _publish(work: Work, piece: Slice, decision: Proof, version: int, topics: Ma
             work.log(f"{piece.key}: publishing {total - sent:,} of {total:,} rejects")
         for portion in waiting.portions(sent):
             sent += len(portion)
-            transactions.commit(portion, Mark(decision.attempt, sent, _identity(piece)))
+            transactions.commit(portion, Mark(decision.attempt, sent, piece.identity))
             _record_sent(work, piece, decision, sent)
             work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
 
@@ -119,11 +118,6 @@ def _record_sent(work: Work, piece: Slice, decision: Proof, sent: int) -> None:
     work.ledger.record_publication(work.stream.name, piece.key, publication)
 
 
-def _identity(piece: Slice) -> str:
-    """What a mark counts: another plan may come by the same key, after the ledger was lost."""
-    return sha256(f"{piece.topic_id} {piece.ranges_json()}".encode()).hexdigest()[:32]
-
-
 def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
     """How many were sent already, by Kafka's mark or, where that expired, by the ledger's copy of it.
 
@@ -131,11 +125,11 @@ def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
         ConfigurationError: the mark is of another plan under the same key.
         SupersededAttemptError: a later decision was published meanwhile.
     """
-    if mark is not None and mark.identity != _identity(piece):
+    if mark is not None and mark.identity != piece.identity:
         raise ConfigurationError(
             f"{piece.key}: the rejects of another plan were published under this key",
             stored=f"mark of {mark.identity}, {mark.sent} sent",
-            found=f"this plan is {_identity(piece)}",
+            found=f"this plan is {piece.identity}",
             remedy="another ledger plans this topic, or the ledger was lost: restore it; if it is gone for good, "
             f"kafka-consumer-groups --delete --group highwater.pub.{piece.key}",
         )

@@ -93,6 +93,10 @@ class TopicDriftError(PermanentError):
     """A DLQ topic is not set up as the stream's declaration and its main topic ask for."""
 
 
+class ForeignMemberError(PermanentError):
+    """Somebody consumes in the group that mirrors a stream's progress (I12)."""
+
+
 class DependencyAwayError(TemporaryError):
     """Kafka, the lake, the ledger or Spark could not be reached; nothing was decided (I15)."""
 

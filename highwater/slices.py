@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import sha256
 
 from highwater.errors import UnknownSliceError
 from highwater.history import Fingerprint, Recorded
@@ -110,6 +111,11 @@ class Slice:
     def recorded(self) -> dict[int, Recorded]:
         """For each partition what its past must still agree with."""
         return {p: Recorded(r.end, self.epochs.get(p), self.marks.get(p)) for p, r in self.ranges.items()}
+
+    @property
+    def identity(self) -> str:
+        """What is planned under the key: another plan may come by the same key, after the ledger was lost."""
+        return sha256(f"{self.topic_id} {self.ranges_json()}".encode()).hexdigest()[:32]
 
     def ranges_json(self) -> str:
         """The ranges as the ledger and the commits store them: `{"partition": [start, end]}`."""

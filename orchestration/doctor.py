@@ -20,6 +20,7 @@ from highwater import settings as names
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, TopicAbsentError
 from highwater.topic_rules import Level, judge
 from resources.dlq_topics import see_no_drift
+from resources.groups import denied, see_no_member
 from resources.lake import open_table
 from resources.topic_facts import topic_facts
 from resources.transactions import Transactions
@@ -110,6 +111,7 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
         yield from _rules(deployment, stream)
         yield _tried(f"DLQ topics of {stream.name}", lambda: see_no_drift(deployment.kafka(), stream))
         yield _tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
+        yield _tried(f"group {stream.group}", lambda: _group(deployment, stream))
     if stream.lookup is not None:
         table, column = stream.lookup.table, stream.lookup.column
         yield _tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), column))
@@ -170,6 +172,14 @@ def _transactions(deployment: Deployment, stream: Stream) -> str:
     with Transactions(kafka, f"highwater.pub.doctor.{stream.name}", stream.parked_topic) as transactions:
         transactions.mark()
     return "transactional ids and groups that begin with highwater.pub. may be used"
+
+
+def _group(deployment: Deployment, stream: Stream) -> str:
+    """The group that mirrors the progress: whether somebody is in it, and whether it may be written to."""
+    found = see_no_member(deployment.kafka(), stream.group)
+    if found.may_commit is False:
+        raise denied(stream.group, "Describe, and not Read")
+    return "may be kept" if found.may_commit else "is not there yet: the first commit creates it"
 
 
 def _spark(settings: Settings, environment: Mapping[str, str]) -> str:

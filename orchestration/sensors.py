@@ -1,4 +1,4 @@
-"""The sensors: planning, retries and repair of each stream, and the alerts of all.
+"""The sensors: planning, retries, repair and the mirror of each stream, and the alerts of all.
 
 What belongs here: the shells that Dagster ticks. What does not: what a tick does (`orchestration.ticks`) and decides
 (`orchestration.requests`).
@@ -14,6 +14,7 @@ import dagster as dg
 from highwater.errors import TemporaryError
 from highwater.log_fields import fields
 from orchestration import alerts
+from orchestration.mirror import mirror
 from orchestration.resources import settings
 from orchestration.ticks import Tick, plan, repair, retry, run_requests
 from resources.webhook import post
@@ -29,6 +30,8 @@ PLANNER_SECONDS = 10
 # What is due waits so long at the most for being planned.
 RETRY_SECONDS = 10
 REPAIR_SECONDS = 60
+# Ordinary tools see what is done so long afterwards, at the most.
+MIRROR_SECONDS = 30
 ALERT_SECONDS = 60
 
 
@@ -89,6 +92,16 @@ SHELLS = (
             "new slices."
         ),
         of_tiers=True,
+    ),
+    Shell(
+        "mirror",
+        MIRROR_SECONDS,
+        frozenset({"kafka", "lake", "ledger"}),
+        mirror,
+        lambda stream: (
+            f"Sets the consumer group {stream.group} to what of {stream.topic} and its tiers is done, so that ordinary "
+            "tools see the lag. Nothing reads these offsets."
+        ),
     ),
 )
 

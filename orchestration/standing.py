@@ -7,6 +7,7 @@ What belongs here: reading proofs and counting keys for checks and for repair. W
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from highwater.folding import BASE, RECENT, Fold
@@ -93,10 +94,24 @@ def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> A
 
 def attempts_of(lake: Lake, stream: Stream, proofs: Proofs) -> Attempts:
     """The same by proofs that were read before; `current` is read now."""
+    return replace(_up_to_dlq(proofs), current=_current_attempts(lake, stream))
+
+
+def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+    """Which of these slices are done but for `current`: read, decided, and their rejects published.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    found = _up_to_dlq(committed(lake, stream, keys))
+    return {key for key in keys if set(found.lacking(key)) <= {"current"}}
+
+
+def _up_to_dlq(proofs: Proofs) -> Attempts:
     nothing_to_publish = {key: proof for key, proof in proofs["rejects"].items() if not proof.rows}
     tables = {**proofs, "dlq": {**nothing_to_publish, **proofs["dlq"]}}
     numbers = {name: {key: proof.attempt for key, proof in found.items()} for name, found in tables.items()}
-    return Attempts(**numbers, current=_current_attempts(lake, stream))
+    return Attempts(**numbers, current={})
 
 
 def _current_attempts(lake: Lake, stream: Stream) -> dict[str, int]:

@@ -141,6 +141,7 @@ class Ledger:
         after: str | None = None,
         limit: int | None = None,
         newest: int | None = None,
+        topic_id: str | None = None,
     ) -> list[Slice]:
         """Planned slices, oldest first.
 
@@ -150,12 +151,15 @@ class Ledger:
             after: only slices that were planned after the one with this key.
             limit: so many from the start.
             newest: so many from the end.
+            topic_id: only slices of the topic with this ID; earlier ones under its name are left out.
 
         Raises:
             UnknownSliceError: `after` was never planned.
         """
         query = self._slices_query(stream, topic, after)
         table = schema.slices
+        if topic_id is not None:
+            query = query.where(table.c.topic_id == topic_id)
         order = [table.c.planned_at, table.c.topic, table.c.ordinal] if topic is None else [table.c.ordinal]
         if newest is not None:
             query = query.order_by(*[column.desc() for column in order]).limit(newest)

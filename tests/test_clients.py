@@ -7,6 +7,7 @@ import os
 import subprocess
 import urllib.request
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,11 @@ from dev.broker import EmbeddedBroker
 from dev.java import find_java
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import HighwaterError
+from highwater.plans import Generation
+from orchestration import mirror
+from resources.groups import held
 from resources.kafka import READER, Kafka
-from tests.support import Bench, make_bench, order_message, rest
+from tests.support import STAGES, Bench, make_bench, order_message, rest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +42,7 @@ def test_a_reader_of_ours_commits_nothing_and_never_jumps() -> None:
 
 
 def test_no_module_of_ours_subscribes_or_commits() -> None:
-    """Consumers are assigned; the group that mirrors progress would be committed by the admin client alone."""
+    """Consumers are assigned; the group that mirrors progress is committed by the admin client alone."""
     root = Path(__file__).parent.parent
     for folder in ("assets", "orchestration", "resources", "highwater"):
         for file in (root / folder).rglob("*.py"):
@@ -46,24 +50,46 @@ def test_no_module_of_ours_subscribes_or_commits() -> None:
             # Nothing in these folders has a method `commit` of another kind, save transactions: their marks count what
             # was written, and no reader goes by them.
             text = text.replace("transactions.commit(", "")
-            for call in (".subscribe(", ".commit(", "store_offsets(", "send_offsets_to_transaction("):
-                marks = file.name == "transactions.py" and call == "send_offsets_to_transaction("
-                assert marks or call not in text, (file, call)
+            for call in (".subscribe(", ".commit(", "store_offsets(", *ALLOWED.values()):
+                assert ALLOWED.get(file.name) == call or call not in text, (file, call)
+
+
+# The marks of publications, and the mirror (I12).
+ALLOWED = {"transactions.py": "send_offsets_to_transaction(", "groups.py": "alter_consumer_group_offsets("}
 
 
 @pytest.mark.slow
-def test_after_slices_no_group_has_committed_an_offset(bench: Bench) -> None:
+def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Bench) -> None:
     from confluent_kafka.admin import AdminClient
 
+    # A name of its own: sensors of other tests keep the group of `orders` on this broker.
+    bench.stream = replace(bench.stream, name="told")
+    topic, admin = bench.stream.topic, AdminClient({"bootstrap.servers": bench.bootstrap})
+
+    def with_offsets() -> dict[str, int]:
+        """The groups that hold an offset of the topic, and which."""
+        names = [group.group_id for group in admin.list_consumer_groups().result(10).valid]
+        found = {name: held(bench.kafka, name, [(topic, 0)]) for name in names}
+        return {name: places[topic, 0].offset for name, places in found.items() if places}
+
     bench.send(*[order_message("o1", n + 1, customer_id="c1" if n else "late") for n in range(3)])
+    topic_id = bench.kafka.topic_state(topic).topic_id
+    bench.ledger.open_generation(Generation("told", topic, topic_id, 0, {0: 0}, datetime.now(UTC)))
     piece = bench.plan(0, p0=(0, 3))
-    bench.materialise(piece)
-    admin = AdminClient({"bootstrap.servers": bench.bootstrap})
+    for stage in STAGES[:-2]:
+        stage.materialise(bench.work(piece))
+    assert with_offsets() == {}
+    for expected, last in ((0, STAGES[-2]), (3, STAGES[-1])):
+        mirror.tick(bench.ledger, bench.kafka, bench.lake, bench.stream, datetime.now(UTC))
+        assert with_offsets() == {"highwater.told": expected}, "its reject is published by the stage before the last"
+        last.materialise(bench.work(piece))
     groups = {group.group_id for group in admin.list_consumer_groups().result(10).valid}
     # What was published is counted by a group that is named after its slice (I7).
-    assert {group for group in groups if bench.stream.topic in group} == {f"highwater.pub.{piece.key}"}
-    assert not {group for group in groups if "highwater" in group and "highwater.pub." not in group}
+    assert {group for group in groups if topic in group} == {f"highwater.pub.{piece.key}"}
+    others = {group for group in groups if "highwater" in group and "highwater.pub." not in group}
+    assert others <= {"highwater.told", "highwater.orders"}
     assert not {group for group in groups if "spark" in group}
+    admin.delete_consumer_groups(["highwater.told"])["highwater.told"].result(10)
 
 
 @pytest.mark.slow

@@ -103,7 +103,8 @@ def test_definition_names_are_those_that_users_rely_on(defs: dg.Definitions) -> 
     repository = defs.get_repository_def()
     jobs = {job.name for job in repository.get_all_jobs()}
     assert {"orders_slice", "payments_slice"} <= jobs
-    assert {s.name for s in repository.sensor_defs} >= {"orders_planner", "orders_repair", "payments_planner"}
+    sensors = {s.name for s in repository.sensor_defs}
+    assert sensors >= {"orders_planner", "orders_repair", "orders_mirror", "payments_planner", "payments_mirror"}
     assert {s.name for s in repository.schedule_defs} >= {"orders_hourly", "payments_hourly"}
 
 

@@ -83,7 +83,7 @@ def test_what_a_broker_forbids_or_has_otherwise_is_told(bootstrap: str, topic: T
     def states() -> dict[str, str]:
         return {row["tried"]: row["state"] for row in json.loads(scene.run("doctor", "--json").stdout)}
 
-    assert states()["transactions of orders"] == "ok"
+    assert (states()["transactions of orders"], states()["group highwater.orders"]) == ("ok", "ok")
     ensure(scene.kafka, make_stream(scene.topic))
     found = states()
     expected = ("Kafka", f"topic {scene.topic}", "DLQ topics of orders", "transactions of orders")

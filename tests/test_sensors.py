@@ -22,6 +22,7 @@ from highwater.slices import Slice
 from orchestration import ticks
 from orchestration.build import build_defs
 from orchestration.stream_assets import TABLES, table_key, topic_key
+from resources.groups import held
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -186,6 +187,19 @@ def test_the_topic_is_observed_with_its_lag(ticking: Callable[..., Ticking]) -> 
     assert metadata["lag"].value == 30
     rows = [row.data for row in metadata["positions"].records]
     assert rows == [{"partition": p, "planned": 5, "log_start": 0, "last_stable": 20, "lag": 15} for p in (0, 1)]
+
+
+def test_the_group_follows_what_is_done(ticking: Callable[..., Ticking]) -> None:
+    """The sensor as Dagster ticks it; `test_mirror` has what it does."""
+    ours = ticking()
+    ours.tick("orders_planner")
+    ours.fill(ours.ledger.slices("orders")[:2], "raw", "events", "rejects")
+    result = ours.tick("orders_mirror")
+    assert not result.run_requests
+    assert "orders@0000002 is not" in result.skip_message.replace(f"{ours.stream.topic}@", "orders@")
+    places = [(ours.stream.topic, p) for p in (0, 1)]
+    found = held(Kafka(os.environ["HIGHWATER_KAFKA_BOOTSTRAP"]), "highwater.orders", places)
+    assert [one.offset for one in found.values()] == [10, 10]
 
 
 def test_a_broker_that_is_away_skips_the_tick_within_seconds(

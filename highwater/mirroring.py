@@ -1,0 +1,90 @@
+"""How far a consumer group may call a topic done: the mirror of progress, for ordinary tools (I12).
+
+What belongs here: the rule, and the mark that stands beside each offset. What does not: asking the lake, or committing
+(`orchestration.mirror`, `resources.groups`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from highwater.plans import Generation, Planned
+    from highwater.slices import Slice
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is committed beside an offset, as its metadata: so the group itself tells what was mirrored, and when.
+
+    Args:
+        topic_id: of the topic that the offset is of.
+        last: the key of the last slice of the prefix; empty before the first one.
+        identity: of that slice: another ledger may have planned something else under the same key.
+        at: when it was committed, in UTC.
+    """
+
+    topic_id: str
+    last: str
+    identity: str
+    at: datetime
+
+    @classmethod
+    def of(cls, topic_id: str, last: Slice | None, at: datetime) -> Mark:
+        """The mark of a prefix that ends with this slice."""
+        return cls(topic_id, last.key if last else "", last.identity if last else "", at)
+
+    def to_json(self) -> str:
+        """The written form: some hundred bytes, of the 4,096 that a broker takes by default."""
+        return json.dumps({**vars(self), "at": self.at.isoformat()}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Mark | None:
+        """The inverse of `to_json`; None for what somebody else has written."""
+        try:
+            plain = json.loads(text or "")
+            at = datetime.fromisoformat(plain["at"])
+            return cls(plain["topic_id"], plain["last"], plain["identity"], at) if at.tzinfo else None
+        except (ValueError, TypeError, KeyError):
+            return None
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a group holds of one partition: an offset, and our mark beside it if it was us who committed it."""
+
+    offset: int
+    mark: Mark | None
+
+
+def prefix(
+    slices: Iterable[Slice], done: Collection[str], planned: Planned, generations: Iterable[Generation]
+) -> dict[int, int]:
+    """For each partition the offset before which everything is done, or recorded as lost.
+
+    Slices tile, and what they leave out is a recorded loss: so that is where the first slice that is not done starts,
+    and without one the planned end. Where a later generation counts offsets anew, nothing from its start on was read
+    while a slice before it is not done.
+
+    Args:
+        slices: of the topic that was planned last, in their order; those before them are done.
+        done: the keys of those that are done.
+        planned: how far the topic is planned. It was read before `slices`, so that nothing is in it that is not there.
+        generations: of the topic, read after `planned`.
+    """
+    topic_id = planned.generation.topic_id
+    ordered = sorted((piece for piece in slices if piece.topic_id == topic_id), key=lambda piece: piece.ordinal)
+    first = next((piece for piece in ordered if piece.key not in done), None)
+    if first is None:
+        found, number = dict(planned.ends), planned.generation.number
+    else:
+        found, number = {p: offsets.start for p, offsets in first.ranges.items()}, first.generation
+    for later in generations:
+        if later.number > number:
+            starts = {p: start for p, start in later.starts.items() if start is not None}
+            found = {p: min(offset, starts.get(p, offset)) for p, offset in found.items()}
+    return found
