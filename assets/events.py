@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from assets import raw
 from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled
 from assets.layout import Layout
-from assets.origins import DLQ, tier_slices, with_fate, with_origins, with_superseded
+from assets.origins import DLQ, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
 from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
 from assets.work import SliceReport, Work
 from highwater.envelope import ORIGIN
@@ -36,8 +36,6 @@ ORIGIN_COLUMNS = (
     "origin_timestamp TIMESTAMP, attempt INT, retries INT"
 )
 SEARCHED = ("origin_partition", "origin_offset", "origin_timestamp", "key", "version", "event_time")
-# In the proof of a tier's slice: the version of events in which others' acceptance counted.
-SEEN = "events_seen"
 REASONS = (MALFORMED, INVALID, UNRESOLVED)
 
 
@@ -125,14 +123,12 @@ class _Decision:
     stream: Stream
     rows: DataFrame
     measured: Mapping[str, Mapping[str, int]]
-    seen: int
+    seen: Seen
     spread: str = "origin_offset"
 
     def proof(self, piece: Slice, attempt: int) -> Proof:
         counts = dict(self.measured[piece.key]) if piece.key in self.measured else _nothing()
-        if piece.topic != self.stream.topic:
-            counts[SEEN] = self.seen
-        return Proof(piece, attempt, rows=counts["events"], counts=counts)
+        return Proof(piece, attempt, rows=counts["events"], counts={**counts, **self.seen[piece.key]})
 
     def files(self) -> int:
         most = max((m["events"] for m in self.measured.values()), default=0)
@@ -164,12 +160,13 @@ def _alive() -> Column:
     return ~F.col("tombstone") & ~F.col("superseded")
 
 
-def _decide(seen: int, published: Standing, work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
+def _decide(version: int, published: Standing, work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
     from pyspark.sql import functions as F
 
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
-        rows = with_origins(work, raw_rows(work, slices), slices)
-        fated = with_fate(work, rows, slices, {piece.key: seen for piece in slices}, published.proofs)
+        seen = {piece.key: seen_now(work, piece, version) for piece in slices}
+        rows = with_origins(work, raw_rows(work, slices), slices, seen)
+        fated = with_fate(work, rows, slices, seen, published.proofs)
         reason = F.coalesce("held_reason", "reason")
         told = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)
         rows = _without_payload(work.stream, told).persist()

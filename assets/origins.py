@@ -1,15 +1,19 @@
 """Origins: where each record of raw was first published, also when it came back through a DLQ topic.
 
 What belongs here: reading the envelope of a tier's records in Spark, and telling which of them count no more. What does
-not: the envelope's names (`highwater.envelope`), judging a record (`assets.parsing`).
+not: the envelope's names (`highwater.envelope`), the headers of other systems (`assets.foreign`), judging a record
+(`assets.parsing`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from assets import foreign
 from highwater import envelope
+from highwater.declaration import TOPIC_NAME
 from highwater.envelope import ORIGIN
 from highwater.routing import tier_of
 from resources.lake import rows_at, slice_is_one_of
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
 DLQ = "dlq"
 # The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.
 PROBLEM = "envelope_problem"
+# In the proof of a tier's slice: the version of events in which others' acceptance counted.
+SEEN = "events_seen"
+# For each slice what its decision rests on, as its proof has it.
+Seen = Mapping[str, Mapping[str, int]]
 
 
 def tier_slices(work: Work, slices: Sequence[Slice]) -> list[Slice]:
@@ -31,14 +39,45 @@ def tier_slices(work: Work, slices: Sequence[Slice]) -> list[Slice]:
     return [piece for piece in slices if piece.topic != work.stream.topic]
 
 
-def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+def seen_now(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
+    """What the decision of a slice rests on beside the slice itself; nothing for one of the main topic."""
+    if piece.topic == work.stream.topic:
+        return {}
+    theirs = piece.topic in work.stream.foreign_topics
+    return {SEEN: events_version, **(foreign.seen_now(work) if theirs else {})}
+
+
+def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen) -> DataFrame:
     """Raw rows with their origin, `retries` (how often they were judged before) and `first_failed_at`.
 
     Headers give an origin on tiers only: on the main topic anybody may write what they like into them.
+
+    Args:
+        work: the connections.
+        raw: the rows.
+        slices: the slices that they are of.
+        seen: what the decisions of slices of foreign topics rest on.
     """
+    from functools import reduce
+
+    from pyspark.sql import DataFrame as Frame
     from pyspark.sql import functions as F
 
-    own = {
+    theirs = [piece for piece in slices if piece.topic in work.stream.foreign_topics]
+    if not theirs:
+        return _ours(work, raw, slices)
+    frames = [_theirs(work, raw.where(F.col("slice") == piece.key), seen[piece.key]) for piece in theirs]
+    if len(theirs) < len(slices):
+        rest = [piece for piece in slices if piece not in theirs]
+        frames.append(_ours(work, raw.where(slice_is_one_of([piece.key for piece in rest])), rest))
+    return reduce(Frame.unionByName, frames)
+
+
+def _place() -> dict[str, Column]:
+    """A record's own place as its origin."""
+    from pyspark.sql import functions as F
+
+    return {
         "origin_topic": F.col("topic"),
         "origin_generation": F.col("generation"),
         "origin_partition": F.col("partition"),
@@ -47,15 +86,51 @@ def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice]) -> DataFra
         "retries": F.lit(0),
         "first_failed_at": F.lit(None).cast("timestamp"),
     }
+
+
+def _ours(work: Work, raw: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+    """Rows of the main topic and of the tiers."""
+    from pyspark.sql import functions as F
+
+    own, told = _place(), raw.withColumn(foreign.LEFT, F.lit(False))  # noqa: FBT003 - a literal column
     if not tier_slices(work, slices):
-        return raw.withColumns(own).withColumn(PROBLEM, F.lit(None).cast("string"))
+        return told.withColumns(own).withColumn(PROBLEM, F.lit(None).cast("string"))
     on_tier = F.col("topic") != work.stream.topic
-    told = raw.withColumn(PROBLEM, F.when(on_tier, _problem(work)))
+    told = told.withColumn(PROBLEM, F.when(on_tier, _problem(work)))
     sound = on_tier & F.col(PROBLEM).isNull()
     enveloped = _from_headers()
     return told.withColumns(
         {name: F.when(sound, enveloped[name]).otherwise(_else(work, name, column)) for name, column in own.items()}
     )
+
+
+def _theirs(work: Work, raw: DataFrame, seen: Mapping[str, int]) -> DataFrame:
+    """Rows of a slice of a foreign topic. Where a record carries our envelope, that is what counts."""
+    from pyspark.sql import functions as F
+
+    ours = F.coalesce(F.exists("headers", lambda h: h["key"] == envelope.ORIGIN_TOPIC), F.lit(False))  # noqa: FBT003 - a literal column
+    told = raw.withColumns(foreign.named()).withColumn("enveloped", ours)
+    told = told.withColumn(PROBLEM, F.when(F.col("enveloped"), _problem(work)).otherwise(foreign.problem()))
+    read = foreign.with_reader(work, told, seen)
+    namespace, sound = F.lit(work.stream.namespace), F.col(PROBLEM).isNull()
+    place, from_us = _place(), _from_headers()
+    place |= {"origin_topic": F.concat(namespace, "topic"), "retries": F.lit(1)}
+    from_them = {
+        **place,
+        "origin_topic": F.when(F.col("reader").isNull(), F.concat(namespace, "named_topic")).otherwise(
+            F.col("named_topic")
+        ),
+        "origin_generation": F.coalesce("reader", F.lit(0)),
+        "origin_partition": F.col("named_partition"),
+        "origin_offset": F.col("named_offset"),
+        "origin_timestamp": F.coalesce(F.timestamp_millis("named_ms"), "timestamp"),
+    }
+    origins = {
+        name: F.when(~sound, place[name]).when(F.col("enveloped"), from_us[name]).otherwise(from_them[name])
+        for name in place
+    }
+    left = sound & ~F.col("enveloped") & F.col(foreign.LEFT)
+    return read.withColumns({**origins, foreign.LEFT: left}).select(*raw.columns, *origins, PROBLEM, foreign.LEFT)
 
 
 def _else(work: Work, name: str, column: Column) -> Column:
@@ -105,7 +180,7 @@ def _problem(work: Work) -> Column:
     from pyspark.sql import functions as F
 
     found = _from_headers()
-    ours = [work.stream.topic, *work.stream.tier_topics, work.stream.parked_topic]
+    namespaced = f"^{re.escape(work.stream.namespace)}{TOPIC_NAME}\\z"
     numbers = {
         envelope.ORIGIN_GENERATION: found["origin_generation"],
         envelope.ORIGIN_PARTITION: found["origin_partition"],
@@ -114,7 +189,10 @@ def _problem(work: Work) -> Column:
     topic = found["origin_topic"]
     problems = [
         F.when(topic.isNull(), F.lit(f"header {envelope.ORIGIN_TOPIC} is missing")),
-        F.when(~topic.isin(ours), F.lit(f"header {envelope.ORIGIN_TOPIC} names a topic of another stream")),
+        F.when(
+            ~topic.isin(*work.stream.all_topics) & ~topic.rlike(namespaced),
+            F.lit(f"header {envelope.ORIGIN_TOPIC} names a topic of another stream"),
+        ),
         *[
             F.when(number.isNull() | (number < 0), F.lit(f"header {name} is missing or no number from 0 on"))
             for name, number in numbers.items()
@@ -129,12 +207,12 @@ def _problem(work: Work) -> Column:
 
 
 def with_fate(
-    work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Mapping[str, int], published: Collection[str]
+    work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Seen, published: Collection[str]
 ) -> DataFrame:
     """Rows with what was published of them (columns `held_...`, null where nothing was), and `elsewhere`.
 
     A record that was published is left to the DLQ, whatever would become of it now (I5). A tier's record is superseded
-    where its origin was accepted `elsewhere`.
+    where its origin was accepted `elsewhere`, and another system's where it is still its main slice's.
 
     Computed for the events and again for the rejects of the same decision, from the same versions.
 
@@ -142,7 +220,8 @@ def with_fate(
         work: the connections.
         rows: raw rows with their origins.
         slices: the slices that the rows are of.
-        seen: for each slice of a tier the version of events in which others' acceptance counts.
+        seen: for each slice of a tier what its decision rests on: the version of events in which others' acceptance
+            counts.
         published: the slices of which something was published.
     """
     from pyspark.sql import functions as F
@@ -152,7 +231,7 @@ def with_fate(
     if not tiers:
         return held.withColumn("elsewhere", F.lit(False))  # noqa: FBT003 - a literal column
     joined = held.join(_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
-    elsewhere = F.col("accepted").isNotNull() & F.col("held_reason").isNull()
+    elsewhere = (F.col("accepted").isNotNull() | F.col(foreign.LEFT)) & F.col("held_reason").isNull()
     return joined.withColumn("elsewhere", elsewhere).drop("accepted")
 
 
@@ -208,7 +287,7 @@ def _with_held(work: Work, rows: DataFrame, keys: Collection[str]) -> DataFrame:
     return rows.join(told, ["slice", *ORIGIN], "left")
 
 
-def _accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Mapping[str, int]) -> DataFrame:
+def _accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Seen) -> DataFrame:
     """For each slice of a tier the origins that stood in events of other slices when it was decided."""
     from functools import reduce
 
@@ -218,7 +297,7 @@ def _accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Mapping[str, i
     path = work.lake.path(work.stream.name, "events")
     yes = F.lit(True).alias("accepted")  # noqa: FBT003 - a literal column
     found = [
-        rows_at(work.spark, path, seen[piece.key])
+        rows_at(work.spark, path, seen[piece.key][SEEN])
         .where(F.col("slice") != piece.key)
         .select(F.lit(piece.key).alias("slice"), *ORIGIN, yes)
         .distinct()

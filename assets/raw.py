@@ -35,6 +35,7 @@ from resources.spark import DIVERGED, delta_errors
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from highwater.declaration import Stream
     from highwater.plans import Generation
     from resources.kafka import TopicState
 
@@ -88,7 +89,9 @@ def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) ->
     for piece in left.values():
         if not piece.offsets:
             continue
-        problem = _problem(piece, _state(work, piece.topic, states)) or _overtaken(piece, generations[piece.topic])
+        problem = _problem(work.stream, piece, _state(work, piece.topic, states)) or _overtaken(
+            work.stream, piece, generations[piece.topic]
+        )
         if problem is None:
             sound.append(piece)
         else:
@@ -127,11 +130,12 @@ def _replaced(
                 f"{', '.join(piece.key for piece in mine)}: " + next(iter(history.unsure.values())),
                 remedy="see that every partition has a leader; it is tried again",
             )
-        found.update({piece.key: error for piece in mine if (error := _diverged(piece, history.diverged)) is not None})
+        errors = {piece.key: _diverged(work.stream, piece, history.diverged) for piece in mine}
+        found.update({key: error for key, error in errors.items() if error is not None})
     return found
 
 
-def _diverged(piece: Slice, diverged: Mapping[int, int]) -> HighwaterError | None:
+def _diverged(stream: Stream, piece: Slice, diverged: Mapping[int, int]) -> HighwaterError | None:
     for partition, at in sorted(diverged.items()):
         offsets = piece.ranges.get(partition)
         if offsets is not None and len(offsets) and at < offsets.end:
@@ -139,14 +143,14 @@ def _diverged(piece: Slice, diverged: Mapping[int, int]) -> HighwaterError | Non
                 f"{piece.key}: other records stand under planned offsets of {piece.topic} partition {partition}",
                 stored=f"{offsets} in leader epoch {piece.epochs.get(partition)}",
                 found=f"records of a later epoch from offset {at}",
-                remedy=f"highwater accept-divergence {_for_command(piece)} lets the slice take what is left",
+                remedy=f"highwater accept-divergence {_for_command(stream, piece)} lets the slice take what is left",
             )
     return None
 
 
-def _for_command(piece: Slice) -> str:
+def _for_command(stream: Stream, piece: Slice) -> str:
     """The slice's stream and topic as a command takes them."""
-    return piece.stream + option_for(piece.topic)
+    return stream.name + option_for(stream, piece.topic)
 
 
 def _state(work: Work, topic: str, known: dict[str, TopicState | HighwaterError]) -> TopicState | HighwaterError:
@@ -158,7 +162,7 @@ def _state(work: Work, topic: str, known: dict[str, TopicState | HighwaterError]
     return known[topic]
 
 
-def _problem(piece: Slice, state: TopicState | HighwaterError) -> HighwaterError | None:
+def _problem(stream: Stream, piece: Slice, state: TopicState | HighwaterError) -> HighwaterError | None:
     if isinstance(state, HighwaterError):
         return state
     if state.topic_id != piece.topic_id:
@@ -166,16 +170,16 @@ def _problem(piece: Slice, state: TopicState | HighwaterError) -> HighwaterError
             f"{piece.key}: topic {piece.topic} is not the one that was planned",
             stored=piece.topic_id,
             found=state.topic_id,
-            remedy=f"highwater accept-loss {_for_command(piece)} opens a new generation for the new topic",
+            remedy=f"highwater accept-loss {_for_command(stream, piece)} opens a new generation for the new topic",
         )
     for partition, offsets in sorted(piece.ranges.items()):
-        problem = _range_problem(piece, partition, offsets, state)
+        problem = _range_problem(stream, piece, partition, offsets, state)
         if problem is not None:
             return problem
     return None
 
 
-def _overtaken(piece: Slice, generations: Sequence[Generation]) -> HighwaterError | None:
+def _overtaken(stream: Stream, piece: Slice, generations: Sequence[Generation]) -> HighwaterError | None:
     found = overtaken(piece, generations)
     if found is None:
         return None
@@ -185,11 +189,15 @@ def _overtaken(piece: Slice, generations: Sequence[Generation]) -> HighwaterErro
         f"{piece.key}: {piece.topic} partition {partition} holds other records under these offsets now",
         stored=f"{offsets} of generation {piece.generation}",
         found=f"generation {later.number} begins at {later.starts[partition]}",
-        remedy=f"highwater accept-loss {_for_command(piece)} lets a slice that was never read take what is left",
+        remedy=(
+            f"highwater accept-loss {_for_command(stream, piece)} lets a slice that was never read take what is left"
+        ),
     )
 
 
-def _range_problem(piece: Slice, partition: int, offsets: OffsetRange, state: TopicState) -> HighwaterError | None:
+def _range_problem(
+    stream: Stream, piece: Slice, partition: int, offsets: OffsetRange, state: TopicState
+) -> HighwaterError | None:
     found = state.partitions.get(partition)
     if not len(offsets):
         return None
@@ -201,7 +209,7 @@ def _range_problem(piece: Slice, partition: int, offsets: OffsetRange, state: To
             f"{where}: offsets were deleted before they were read",
             stored=f"{offsets}",
             found=f"log start offset {found.log_start}",
-            remedy=f"highwater accept-loss {_for_command(piece)} --partition {partition} records the loss",
+            remedy=f"highwater accept-loss {_for_command(stream, piece)} --partition {partition} records the loss",
         )
     if found.last_stable < offsets.end:
         return TopicTruncatedError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from assets import events, raw
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
-from assets.events import SEEN, origin_columns, require
+from assets.events import origin_columns, require
 from assets.origins import DLQ, first_of_each, with_fate, with_origins
 from assets.parsing import PERMANENT, UNRESOLVED, judged
 from assets.work import SliceReport, Work
@@ -180,8 +180,8 @@ def _left_over(
     name = work.stream.name
     accepted = rows_at(work.spark, work.lake.path(name, events.TABLE), events_version).where(mine)
     read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine).drop("proof")
-    seen = {d.key: d.counts[SEEN] for d in decisions if SEEN in d.counts}
-    fated = with_fate(work, with_origins(work, read, pieces), pieces, seen, published.proofs)
+    seen = {d.key: d.counts for d in decisions}
+    fated = with_fate(work, with_origins(work, read, pieces, seen), pieces, seen, published.proofs)
     alive = fated.where(F.col("value").isNotNull() & ~F.col("elsewhere"))
     return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), pieces)
 

@@ -17,7 +17,8 @@ from typing import Literal
 from highwater.errors import DeclarationError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
+_TOPIC = re.compile(TOPIC_NAME)
 _TYPE = re.compile(r"string|integer|long|boolean|timestamp|decimal\((\d+),(\d+)\)")
 
 # Columns that every events table has beside the declared fields.
@@ -109,6 +110,19 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Foreign:
+    """A DLQ topic that another system fills, with Kafka Connect's or Spring's headers. It is only read.
+
+    Args:
+        topic: its name.
+        delay: how long a record waits there by its timestamp before it is tried; between a second and seven days.
+    """
+
+    topic: str
+    delay: timedelta
+
+
+@dataclass(frozen=True)
 class Alerts:
     """Beyond what somebody is to be told.
 
@@ -170,6 +184,7 @@ class Stream:
             `<topic>.dlq.1` and so on. Between a second and seven days, each longer than the one before.
         on_reject: for each reason whether such a record is retried, or parked at once for a person.
         alerts: beyond what somebody is told.
+        foreign: DLQ topics of other systems whose records are retried as if they came from the first tier.
     """
 
     name: str
@@ -190,6 +205,7 @@ class Stream:
     tiers: tuple[timedelta, ...] = ()
     on_reject: Mapping[str, OnReject] = field(default_factory=lambda: ON_REJECT)
     alerts: Alerts = field(default_factory=Alerts)
+    foreign: tuple[Foreign, ...] = ()
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -218,9 +234,29 @@ class Stream:
         return f"{self.topic}.parked"
 
     @property
+    def foreign_topics(self) -> tuple[str, ...]:
+        """The DLQ topics of other systems whose records are retried."""
+        return tuple(one.topic for one in self.foreign)
+
+    @property
     def all_topics(self) -> tuple[str, ...]:
-        """The main topic, the tiers and the parked topic."""
-        return (self.topic, *self.tier_topics, self.parked_topic)
+        """The main topic, the tiers, the parked topic and those of other systems."""
+        return (self.topic, *self.tier_topics, self.parked_topic, *self.foreign_topics)
+
+    @property
+    def delays(self) -> dict[str, timedelta]:
+        """How long records wait on each topic whose records are retried: the tiers, then those of other systems."""
+        tiers = dict(zip(self.tier_topics, self.tiers, strict=True))
+        return {**tiers, **{one.topic: one.delay for one in self.foreign}}
+
+    @property
+    def namespace(self) -> str:
+        """What stands before the topic of an origin that no slice of the main topic reads; no topic's name has a /."""
+        return f"{self.topic}.foreign/"
+
+    def is_origin(self, topic: str) -> bool:
+        """Whether an origin on this topic is one of the stream's."""
+        return topic in self.all_topics or bool(re.fullmatch(re.escape(self.namespace) + TOPIC_NAME, topic))
 
     @property
     def group(self) -> str:
@@ -259,6 +295,13 @@ def _reject_problems(stream: Stream) -> list[str]:
     found = []
     if any(not SHORTEST_DELAY <= delay <= LONGEST_DELAY for delay in stream.tiers):
         found.append("a tier's delay must be between a second and seven days")
+    found += [
+        f"the foreign topic {one.topic!r} must wait between a second and seven days"
+        for one in stream.foreign
+        if not SHORTEST_DELAY <= one.delay <= LONGEST_DELAY
+    ]
+    named = stream.foreign_topics
+    found += [f"the foreign topic {name!r} is no topic name" for name in named if not _TOPIC.fullmatch(name)]
     if list(stream.tiers) != sorted(set(stream.tiers)):
         found.append("each tier must wait longer than the one before it")
     found += [f"on_reject says nothing of {reason!r}" for reason in ON_REJECT if reason not in stream.on_reject]

@@ -6,7 +6,7 @@ reading as expressions of Spark (`assets.origins`). docs/dlq.md is the contract 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
@@ -112,21 +112,21 @@ def unwrapped(headers: Iterable[Header]) -> Sequence[Header]:
     return [header for header in headers if not header[0].startswith(PREFIX)]
 
 
-def opened(headers: Iterable[Header], topics: Collection[str] | None = None) -> Envelope | None:
+def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = None) -> Envelope | None:
     """The envelope of a record on a DLQ topic; None where one is missing or cannot be believed.
 
     Of several headers of one name the last counts. `assets.origins` reads the same in Spark.
 
     Args:
         headers: all of the record's.
-        topics: those of the stream: an origin on another one is not believed.
+        believed: whether a topic may be that of an origin: one of another stream may not; all may if None.
     """
     try:
         text = {name: (value or b"").decode() for name, value in headers if name.startswith(PREFIX)}
     except UnicodeDecodeError:
         return None
     topic, numbers = text.get(ORIGIN_TOPIC), _numbers(text)
-    if not topic or numbers is None or (topics is not None and topic not in topics):
+    if not topic or numbers is None or (believed is not None and not believed(topic)):
         return None
     generation, partition, offset, timestamp, attempt = numbers
     return Envelope(

@@ -36,36 +36,41 @@ def destination(stream: Stream, reason: str, retries: int) -> str:
 
 
 def tier_of(stream: Stream, topic: str) -> int:
-    """The number of a tier: 1 for the first; 0 for the main topic, and for any other."""
+    """The number of a tier: 1 for the first; 0 for the main topic, and for any other.
+
+    What another system rejected was rejected once, as what is on the first tier.
+    """
+    if topic in stream.foreign_topics:
+        return 1
     return stream.tier_topics.index(topic) + 1 if topic in stream.tier_topics else 0
 
 
-def option_for(topic: str) -> str:
-    """What a command is to be told beside the stream's name so that it means a tier; nothing for a main topic."""
-    return f" --topic {topic}" if _TIER.search(topic) else ""
+def option_for(stream: Stream, topic: str) -> str:
+    """What a command is to be told beside the stream's name so that it means this topic; nothing for a main topic."""
+    return f" --topic {topic}" if topic in stream.foreign_topics or _TIER.search(topic) else ""
 
 
 def named(stream: Stream, topic: str | None) -> Stream:
     """The stream as the planner sees it when it plans this topic of its.
 
     Raises:
-        ConfigurationError: it is neither its main topic nor one of its tiers.
+        ConfigurationError: it is neither its main topic nor one whose records are retried.
     """
-    if topic in {None, stream.topic}:
+    if topic is None or topic == stream.topic:
         return stream
-    if topic not in stream.tier_topics:
+    if topic not in stream.delays:
         raise ConfigurationError(
             f"{topic} is no topic that is planned for stream {stream.name}",
-            found=f"planned are {', '.join([stream.topic, *stream.tier_topics])}",
+            found=f"planned are {', '.join([stream.topic, *stream.delays])}",
             remedy="name one of them, or none for the main topic",
         )
-    return on_tier(stream, tier_of(stream, topic))
+    return on_tier(stream, topic)
 
 
-def on_tier(stream: Stream, number: int) -> Stream:
-    """The stream as the planner sees it when it plans a tier: another topic, read from its beginning at once."""
+def on_tier(stream: Stream, topic: str) -> Stream:
+    """The stream as the planner sees it when it plans retries: another topic, read from its beginning at once."""
     limits = replace(stream.limits, fewest_records=1)
-    return replace(stream, topic=stream.tier_topics[number - 1], start=Start.EARLIEST, limits=limits)
+    return replace(stream, topic=topic, start=Start.EARLIEST, limits=limits)
 
 
 def due_after(delay: timedelta, slice_key: str) -> timedelta:

@@ -17,7 +17,7 @@ from highwater.topic_rules import retention
 from highwater.wording import span
 from orchestration.origin_counts import count_parked
 from orchestration.unread import unread_ages
-from resources.topic_facts import topic_settings
+from resources.topic_facts import stamped_by_broker, topic_settings
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -108,9 +108,9 @@ def _parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure
 
 def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
     del lake
-    if not stream.tiers:
+    if not stream.delays:
         return None
-    found = [_lateness(ledger, kafka, stream, number) for number, _ in enumerate(stream.tiers)]
+    found = [_lateness(ledger, kafka, stream, topic) for topic in stream.delays]
     late, limit = max(late for late, _ in found), stream.alerts.retries_late
     if late <= limit and not all(sure for _, sure in found):
         return None
@@ -124,14 +124,16 @@ def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> M
     )
 
 
-def _lateness(ledger: Ledger, kafka: Kafka, stream: Stream, number: int) -> tuple[timedelta, bool]:
+def _lateness(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> tuple[timedelta, bool]:
     """How long after its due time a tier's oldest record still is in no slice; and whether all could be asked."""
     try:
-        ages = unread_ages(ledger, kafka, stream, stream.tier_topics[number])
+        ages = unread_ages(ledger, kafka, stream, topic)
+        if topic in stream.foreign_topics and not stamped_by_broker(kafka, topic):
+            return timedelta(0), True  # what just came may bear the time of its first publication, days ago
     except TopicAbsentError:
         return timedelta(0), True  # nothing was published to it yet
     age = ages.oldest or timedelta(0)
-    return max(age - stream.tiers[number] * (1 + JITTER), timedelta(0)), ages.sure
+    return max(age - stream.delays[topic] * (1 + JITTER), timedelta(0)), ages.sure
 
 
 def _retention_left(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:

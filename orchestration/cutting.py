@@ -100,8 +100,8 @@ def see_same_topic(stream: Stream, planned: Planned, state: TopicState) -> None:
             stored=f"topic ID {planned.generation.topic_id}",
             found=f"topic ID {state.topic_id}",
             remedy=(
-                f"if that was meant: highwater accept-loss {stream.name}{option_for(state.topic)} goes on with the new "
-                "topic as a new generation; else restore the topic"
+                f"if that was meant: highwater accept-loss {stream.name}{option_for(stream, state.topic)} goes on "
+                "with the new topic as a new generation; else restore the topic"
             ),
         )
 
@@ -136,8 +136,9 @@ def partition_errors(
 def _partition_error(
     stream: Stream, planned: Planned, partition: int, end: int, seen: PartitionState | None
 ) -> PermanentError | None:
-    where = f"topic {planned.generation.topic} partition {partition}"
-    accept = f"highwater accept-loss {stream.name} --partition {partition}{option_for(planned.generation.topic)}"
+    topic = planned.generation.topic
+    where = f"topic {topic} partition {partition}"
+    accept = f"highwater accept-loss {stream.name} --partition {partition}{option_for(stream, topic)}"
     if seen is None:
         return PartitionsRemovedError(
             f"{where} is gone",
@@ -172,7 +173,7 @@ def _diverged(stream: Stream, planned: Planned, partition: int, end: int, at: in
         remedy=(
             "an unclean leader election replaced acknowledged records; "
             f"highwater accept-divergence {stream.name} --partition {partition}"
-            f"{option_for(planned.generation.topic)} goes on from there as a new generation"
+            f"{option_for(stream, planned.generation.topic)} goes on from there as a new generation"
         ),
     )
 

@@ -22,7 +22,7 @@ from highwater.topic_rules import Level, judge
 from resources.dlq_topics import see_no_drift
 from resources.groups import denied, see_no_member
 from resources.lake import open_table
-from resources.topic_facts import topic_facts
+from resources.topic_facts import stamped_by_broker, topic_facts
 from resources.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -110,11 +110,26 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
     if found.error is None:
         yield from _rules(deployment, stream)
         yield _tried(f"DLQ topics of {stream.name}", lambda: see_no_drift(deployment.kafka(), stream))
+        for one in stream.foreign_topics:
+            yield _foreign(deployment, one)
         yield _tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
         yield _tried(f"group {stream.group}", lambda: _group(deployment, stream))
     if stream.lookup is not None:
         table, column = stream.lookup.table, stream.lookup.column
         yield _tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), column))
+
+
+def _foreign(deployment: Deployment, topic: str) -> Tried:
+    """A topic that another system fills, and may not have made yet."""
+    what = f"DLQ topic {topic} of another system"
+    try:
+        partitions = len(deployment.kafka().topic_state(topic).partitions)
+        clock = "the broker" if stamped_by_broker(deployment.kafka(), topic) else "producers"
+    except TopicAbsentError:
+        return Tried(what, "it is not there: the other system has not made it yet, or the name is wrong", warning=True)
+    except HighwaterError as error:
+        return Tried(what, error=error)
+    return Tried(what, f"{partitions} partitions, timestamps set by {clock}")
 
 
 def _rules(deployment: Deployment, stream: Stream) -> Iterator[Tried]:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from highwater.envelope import Origin, opened
+from highwater.envelope import ORIGIN_TOPIC, Origin, opened
 from highwater.errors import ConfigurationError, HighwaterError
+from highwater.foreign import identity, named
 from highwater.slices import OffsetRange
 from resources.lake import query, slice_is_one_of
 
@@ -122,18 +123,35 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     size = "octet_length(encode(value, 'hex')) / 2 AS bytes"
     # As a number: a producer's clock may name a year that Python's times do not know.
     time = "arrow_cast(\"timestamp\", 'Int64') / 1000 AS ms"
-    found = query(raw, f"SELECT {time}, key, value IS NULL AS tombstone, {size}, headers FROM t WHERE {where}")
+    columns = f"{time}, timestamp_type, key, value IS NULL AS tombstone, {size}, headers"
+    found = query(raw, f"SELECT {columns} FROM t WHERE {where}")
     if not found and lost:
         return _lost(lost[0], piece)
     if not found:
         text = "no record at this offset: a marker of a transaction, an aborted record, or one that compaction took"
         return Located("gap", text, piece=piece)
     [row] = found
-    envelope = None if piece.topic == stream.topic else opened(_headers(row["headers"]), stream.all_topics)
     here = Origin(piece.topic, piece.generation, partition, offset)
-    origin = here if envelope is None else envelope.origin
+    origin = here if piece.topic == stream.topic else _origin(ledger, stream, here, row)
     told = {"timestamp_ms": row["ms"], "key": _text(row["key"]), "bytes": row["bytes"]}
     return _ended(ledger, lake, stream, origin, piece, told, tombstone=bool(row["tombstone"]))
+
+
+def _origin(ledger: Ledger, stream: Stream, here: Origin, row: Mapping[str, Any]) -> Origin:
+    """The origin of a record that waits for a retry: what its headers say, or where it lies."""
+    headers = _headers(row["headers"])
+    envelope = opened(headers, stream.is_origin)
+    if envelope is not None:
+        return envelope.origin
+    if here.topic not in stream.foreign_topics:
+        return here
+    ours = any(name == ORIGIN_TOPIC for name, _ in headers)
+    found = named(headers, row["ms"], row["timestamp_type"])
+    if ours or found is None:
+        return here._replace(topic=stream.namespace + here.topic)
+    from assets.foreign import main_log
+
+    return identity(stream, main_log(ledger, stream), found, row["ms"])
 
 
 def _lost(loss: Loss, piece: Slice | None) -> Located:
@@ -167,7 +185,8 @@ def _ended(
     if end == "unknown" and tombstone:
         end, text = "tombstone", "a null value is no event; it stays in raw"
     elif end == "unknown" and piece is not None and piece.topic != stream.topic:
-        end, text = "superseded", "its origin was accepted already, or counts elsewhere in the slice"
+        told = "its origin was accepted already, counts elsewhere in the slice, or was left to its main slice"
+        end, text = "superseded", told
     return Located(end, text, origin, piece, row, facts)
 
 
@@ -227,7 +246,7 @@ def _on_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, partiti
     except HighwaterError as error:
         return Located("unknown", f"{stream.parked_topic} could not be read there: {error.problem}")
     headers: Any = messages[0].headers() if messages else None
-    envelope: Envelope | None = opened(headers or (), stream.all_topics)
+    envelope: Envelope | None = opened(headers or (), stream.is_origin)
     if envelope is None:
         return Located("unknown", "no record with an envelope of ours at this offset")
     return _ended(ledger, lake, stream, envelope.origin, None, None)

@@ -191,7 +191,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
     waiting: dict[Origin, tuple[Waiting, bool]] = {}
     strange = 0
     for message in kafka.read(stream.parked_topic, ends):
-        envelope = opened(_headers(message), stream.all_topics)
+        envelope = opened(_headers(message), stream.is_origin)
         if envelope is None:
             strange += 1
         else:

@@ -192,14 +192,13 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
 
 
 def _dlq(ledger: Ledger, kafka: Kafka, stream: Stream) -> list[DlqStatus]:
-    tiers = [_tier(ledger, kafka, stream, number) for number, _ in enumerate(stream.tiers, 1)]
+    tiers = [_tier(ledger, kafka, stream, topic) for topic in stream.delays]
     return [*tiers, _parked(kafka, stream)]
 
 
-def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, number: int) -> DlqStatus:
-    topic = stream.tier_topics[number - 1]
+def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> DlqStatus:
     try:
-        tick = plan_tier(ledger, kafka, stream, number, datetime.now(UTC), dry=True)
+        tick = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC), dry=True)
     except TopicAbsentError:
         return DlqStatus(topic)
     except HighwaterError as error:

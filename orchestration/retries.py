@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from resources.ledger import Ledger
 
 
-def plan_tier(ledger: Ledger, kafka: Kafka, stream: Stream, number: int, now: datetime, *, dry: bool = False) -> Tick:
-    """Plan what is due in a tier.
+def plan_tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, now: datetime, *, dry: bool = False) -> Tick:
+    """Plan what is due in a tier, or in a topic that another system fills.
 
     Args:
         ledger: holds the plans.
         kafka: is looked at.
         stream: the stream.
-        number: the tier, 1 for the first.
+        topic: the tier's, or the other system's.
         now: the time, in UTC.
         dry: record nothing.
 
@@ -37,13 +37,14 @@ def plan_tier(ledger: Ledger, kafka: Kafka, stream: Stream, number: int, now: da
         TopicRecreatedError: the tier is not the one that was planned.
         DependencyAwayError: Kafka or the ledger is away; nothing was planned.
     """
-    tier = on_tier(stream, number)
+    tier = on_tier(stream, topic)
 
     def due(state: TopicState, planned: Planned) -> TopicState:
         key = str(SliceKey(tier.topic, planned.next_ordinal))
-        moment = now - due_after(stream.tiers[number - 1], key)
+        moment = now - due_after(stream.delays[topic], key)
         # One question, whatever the tier holds: the broker's clock stamped the records, so those that have waited long
-        # enough come before all others. The last stable offset was read first, and nothing lies beyond it.
+        # enough come before all others. Where producers stamped them, on a topic of another system, what comes before
+        # the first that has not is due. The last stable offset was read first, and nothing lies beyond it.
         ends = kafka.offsets_at(tier.topic, int(moment.timestamp() * 1000), state)
         return replace(
             state,

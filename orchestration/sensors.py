@@ -40,7 +40,7 @@ def stream_sensors(
 ) -> list[dg.SensorDefinition]:
     """The sensors of a stream; they start stopped unless `running`."""
     status = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
-    return [_sensor(stream, job, shell, status) for shell in SHELLS if stream.tiers or not shell.of_tiers]
+    return [_sensor(stream, job, shell, status) for shell in SHELLS if stream.delays or not shell.of_tiers]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Shell:
         needs: the resources.
         act: does a tick; gets the stream and the sensor's cursor last.
         what: one sentence or two for the sensor's page.
-        of_tiers: whether only streams with tiers have it.
+        of_tiers: whether only streams whose records are retried have it.
     """
 
     name: str
@@ -88,7 +88,7 @@ SHELLS = (
         frozenset({"kafka", "ledger"}),
         retry,
         lambda stream: (
-            f"Cuts what is due in {', '.join(stream.tier_topics)} into slices and requests their runs, behind those of "
+            f"Cuts what is due in {', '.join(stream.delays)} into slices and requests their runs, behind those of "
             "new slices."
         ),
         of_tiers=True,

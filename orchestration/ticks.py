@@ -143,9 +143,9 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
     keys: list[str] = []
     lines: list[str] = []
     errors: list[PermanentError] = []
-    for number, topic in enumerate(stream.tier_topics, 1):
+    for topic in _to_plan(ledger, stream):
         try:
-            planned = plan_tier(ledger, kafka, stream, number, datetime.now(UTC))
+            planned = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC))
         except TopicAbsentError:
             lines.append(f"nothing was published to {topic} yet")
             continue
@@ -159,6 +159,16 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
         raise errors[0]
     requests = first_requests(keys, keys, stream.limits.slices_a_run, RETRY)
     return Tick(keys=keys, requests=requests, lines=[*lines, *[str(error) for error in errors]], cursor=cursor)
+
+
+def _to_plan(ledger: Ledger, stream: Stream) -> list[str]:
+    """The topics whose records are retried; without those of other systems as long as the main topic has no plan.
+
+    Their records name offsets of the main topic, and the plan says whether its own slices take these.
+    """
+    if stream.foreign and ledger.planned(stream.name, stream.topic) is None:
+        return [*stream.tier_topics]
+    return [*stream.delays]
 
 
 def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:

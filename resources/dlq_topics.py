@@ -5,7 +5,8 @@ What belongs here: their settings, and why. What does not: what is sent to them 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -53,7 +54,7 @@ def ensure(kafka: Kafka, stream: Stream) -> dict[str, Shape]:
         ConfigurationError: the cluster forbids reading a topic's settings.
         DependencyAwayError: no broker answered in time.
     """
-    wanted = _wanted(stream, _shape(kafka, stream.topic))
+    wanted = _wanted(kafka, stream)
     for topic in _absent(kafka, wanted):
         _create(kafka, topic, wanted[topic])
     return wanted
@@ -65,7 +66,7 @@ def see_no_drift(kafka: Kafka, stream: Stream) -> str:
     Raises:
         TopicDriftError, TopicAbsentError, DependencyAwayError: as `ensure`.
     """
-    wanted = _wanted(stream, _shape(kafka, stream.topic))
+    wanted = _wanted(kafka, stream)
     there = len(wanted) - len(_absent(kafka, wanted))
     return f"{there} of {len(wanted)} are there, and set up as they must be"
 
@@ -83,15 +84,29 @@ def _absent(kafka: Kafka, wanted: Mapping[str, Shape]) -> list[str]:
     return absent
 
 
-def _wanted(stream: Stream, main: Shape) -> dict[str, Shape]:
+def _wanted(kafka: Kafka, stream: Stream) -> dict[str, Shape]:
+    main = _shape(kafka, stream.topic)
+    sources = [main, *_there(kafka, stream.foreign_topics).values()]
+    largest = max(int(source.config["max.message.bytes"]) for source in sources)
     kept = [max(LEAST_RETENTION, DELAYS_KEPT * delay) for delay in stream.tiers]
     retention = [int(span.total_seconds() * 1000) for span in kept]
-    found = {topic: _like(main, ms) for topic, ms in zip(stream.tier_topics, retention, strict=True)}
-    return {**found, stream.parked_topic: _like(main, FOR_EVER)}
+    found = {topic: _like(main, ms, largest) for topic, ms in zip(stream.tier_topics, retention, strict=True)}
+    return {**found, stream.parked_topic: _like(main, FOR_EVER, largest)}
 
 
-def _like(main: Shape, retention_ms: int) -> Shape:
+def _there(kafka: Kafka, topics: Iterable[str]) -> dict[str, Shape]:
+    """How those of the topics are set up that are there."""
+    found = {}
+    for topic in topics:
+        with suppress(TopicAbsentError):
+            found[topic] = _shape(kafka, topic)
+    return found
+
+
+def _like(main: Shape, retention_ms: int, largest: int) -> Shape:
     """As many partitions as the main topic, so that a key keeps its order; as safe as the main topic.
+
+    With room for the largest record of what is read, the topics of other systems included, and its envelope.
 
     The broker's own clock stamps the records: so the timestamps of a partition never fall, and what is due is one
     range of offsets.
@@ -104,7 +119,7 @@ def _like(main: Shape, retention_ms: int) -> Shape:
             "retention.ms": str(retention_ms),
             "retention.bytes": str(FOR_EVER),
             "message.timestamp.type": "LogAppendTime",
-            "max.message.bytes": str(int(main.config["max.message.bytes"]) + MOST_BYTES),
+            "max.message.bytes": str(largest + MOST_BYTES),
             "min.insync.replicas": main.config["min.insync.replicas"],
         },
     )

@@ -52,6 +52,16 @@ def topic_settings(kafka: Kafka, topic: str) -> Mapping[str, Setting] | None:
     return _settings(kafka, ResourceType.TOPIC, topic)
 
 
+def stamped_by_broker(kafka: Kafka, topic: str) -> bool:
+    """Whether the broker sets the records' timestamps; False also where that may not be read.
+
+    Raises:
+        DependencyAwayError: no broker answered in time.
+    """
+    settings = topic_settings(kafka, topic)
+    return settings is not None and settings["message.timestamp.type"].value == "LogAppendTime"
+
+
 def _brokers(kafka: Kafka) -> list[int]:
     from confluent_kafka import KafkaException
 

@@ -129,6 +129,22 @@ def test_what_a_person_sent_again_counts_where_it_is_now(written: Written) -> No
     assert (found.waiting[STREAM.tier_topics[1]], found.parked, found.error) == (1, 0, None)
 
 
+def test_what_another_system_rejected_counts_by_its_origin(written: Written) -> None:
+    """Origins of the main topic end there as in a tier; those in the namespace were not produced on it."""
+    theirs = a_slice(0, 6, "sink.errors")
+    written.prove(theirs, {"raw": 6, "events": 2, "rejects": 2, "dlq": 2, "current": 2}, tombstones=1, superseded=1)
+    written.add("events", theirs, [7], retries=1)
+    written.add("rejects", theirs, [8], next_topic=STREAM.tier_topics[1], retries=1)
+    namespace = {"origin_topic": "orders.foreign/orders", "retries": 1}
+    written.add("events", theirs, [100], **namespace)
+    written.add("rejects", theirs, [101], next_topic=PARKED, **namespace)
+    written.add("dlq", theirs, [8], published_at=NOW + timedelta(minutes=1))
+    written.add("dlq", theirs, [101], published_at=NOW + timedelta(minutes=1), origin_topic="orders.foreign/orders")
+    found = written.ends()
+    assert (found.accepted, found.tombstones, found.parked, found.error) == (7, 1, 0, None)
+    assert found.waiting == {TIER: 0, STREAM.tier_topics[1]: 1}
+
+
 def test_a_slice_that_is_decided_anew_is_no_error(written: Written) -> None:
     """Some of its origins were accepted in a tier meanwhile: until it is decided they all count as undecided."""
     written.rows["events"] = [row for row in written.rows["events"] if row["slice"] != MAIN.key]

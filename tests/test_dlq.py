@@ -67,7 +67,9 @@ def _headers(message: Any) -> Headers:
 def due(bench: Bench, tier: int = 1) -> tuple[Slice, ...]:
     """Plan the tier when all that is in it now has waited long enough."""
     time.sleep(1.2 * bench.stream.tiers[tier - 1].total_seconds() + 0.1)
-    return plan_tier(bench.ledger, bench.kafka, bench.stream, tier, datetime.now(UTC)).slices
+    return plan_tier(
+        bench.ledger, bench.kafka, bench.stream, bench.stream.tier_topics[tier - 1], datetime.now(UTC)
+    ).slices
 
 
 def ends(bench: Bench, table: str) -> Counter[tuple[str, int]]:
@@ -261,9 +263,9 @@ def test_a_record_whose_envelope_is_wrong_is_parked_under_its_own_place(retried:
 def test_nothing_is_due_before_its_delay(bench: Bench) -> None:
     bench.stream = replace(bench.stream, tiers=(timedelta(seconds=6),))
     bench.send(order_message("o1", 1, customer_id="late"))
-    began = time.monotonic()
+    began, tier = time.monotonic(), bench.stream.tier_topics[0]
     bench.materialise(bench.plan(0, p0=(0, 1)))
-    while not (found := plan_tier(bench.ledger, bench.kafka, bench.stream, 1, datetime.now(UTC)).slices):
+    while not (found := plan_tier(bench.ledger, bench.kafka, bench.stream, tier, datetime.now(UTC)).slices):
         time.sleep(0.2)
         assert time.monotonic() - began < 60
     waited = datetime.now(UTC) - bench.rows("dlq")[0]["published_at"]

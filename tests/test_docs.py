@@ -36,6 +36,7 @@ DECLARED = (
     declaration.Transitions,
     declaration.Limits,
     declaration.Alerts,
+    declaration.Foreign,
     declaration.Answers,
 )
 

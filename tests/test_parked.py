@@ -61,8 +61,8 @@ def test_an_envelope_is_read_as_it_was_written() -> None:
 )
 def test_an_envelope_that_cannot_be_believed_is_none(header: str, value: bytes) -> None:
     sound = an_envelope(7).headers()
-    assert opened(sound, ["orders"]) is not None
-    assert opened(sound, ["payments"]) is None
+    assert opened(sound, ["orders"].__contains__) is not None
+    assert opened(sound, ["payments"].__contains__) is None
     assert opened([*sound, (header, value)]) is None, "of several headers of a name the last counts"
     assert opened([one for one in sound if one[0] != header]) is None
 

@@ -6,6 +6,7 @@ What belongs here: declarations and the loader that finds them. What does not: c
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from pathlib import Path
 
 from highwater.declaration import Stream
@@ -18,12 +19,13 @@ def load_streams(folder: Path = FOLDER) -> dict[str, Stream]:
     """The streams that the files of a folder declare, by name.
 
     Raises:
-        DeclarationError: a file cannot be read or declares nothing, or two streams share a name or a topic. The message
-            names the file.
+        DeclarationError: a file cannot be read or declares nothing, or two streams share a name or a topic, or a stream
+            names a topic twice. The message names the file.
     """
     streams: dict[Path, Stream] = {}
     for file in sorted(folder.glob("[!_]*.py")):
         stream = _load(file)
+        _see_each_topic_once(file, stream)
         for earlier, other in streams.items():
             _see_apart(file, stream, earlier, other)
         streams[file] = stream
@@ -56,12 +58,23 @@ def _load(file: Path) -> Stream:
 
 
 def _see_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None:
-    for what in ("name", "topic"):
-        value = getattr(stream, what)
-        if value == getattr(other, what):
+    taken = {"name": {other.name}, "topic": {*other.all_topics}}
+    for what, mine in {"name": (stream.name,), "topic": stream.all_topics}.items():
+        for value in mine:
+            if value in taken[what]:
+                raise DeclarationError(
+                    f"the {what} {value!r} is declared twice",
+                    stored=f"in {earlier.name}: stream {other.name} on topic {other.topic}",
+                    found=f"in {file.name}: stream {stream.name} on topic {stream.topic}",
+                    remedy=f"give each stream a {what} of its own",
+                )
+
+
+def _see_each_topic_once(file: Path, stream: Stream) -> None:
+    """A topic that is planned twice would have two slices by the same key."""
+    for topic, times in Counter(stream.all_topics).items():
+        if times > 1:
             raise DeclarationError(
-                f"the {what} {value!r} is declared twice",
-                stored=f"in {earlier.name}: stream {other.name} on topic {other.topic}",
-                found=f"in {file.name}: stream {stream.name} on topic {stream.topic}",
-                remedy=f"give each stream a {what} of its own",
+                f"{file.name}: stream {stream.name!r} has the topic {topic!r} {times} times",
+                remedy="a foreign topic is none of the stream's own: not its main topic, a tier or the parked topic",
             )

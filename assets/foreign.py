@@ -1,0 +1,206 @@
+"""Foreign origins in Spark: which record of the main topic a record is of that another system rejected.
+
+What belongs here: reading the headers that Kafka Connect and Spring write, and finding whose the origin is. What does
+not: the names and the rule (`highwater.foreign`), our own envelope (`assets.origins`).
+
+An origin that slices of the main topic read, or will read, is theirs until they publish it (I5): before that the record
+is left to them. One that none of them ever reads has a namespace of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from highwater import foreign
+from highwater.declaration import TOPIC_NAME
+from highwater.envelope import MOST_MILLISECONDS, ORIGIN
+from highwater.plans import Planned
+from resources.lake import rows_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.plans import Generation, Loss
+    from resources.ledger import Ledger
+
+# What a decision rested on, in the proof of a foreign topic's slice: its rejects are computed from the same.
+DLQ_SEEN = "dlq_seen"
+GENERATIONS_SEEN = "generations_seen"
+LOSSES_SEEN = "losses_seen"
+# A record whose origin is still its main slice's.
+LEFT = "left_to_main"
+
+
+def seen_now(work: Work) -> dict[str, int]:
+    """What a decision of a foreign topic's slice rests on, beside the events of others."""
+    published = work.lake.table(work.stream.name, "dlq")
+    where = (work.stream.name, work.stream.topic)
+    return {
+        DLQ_SEEN: -1 if published is None else published.version(),
+        GENERATIONS_SEEN: len(work.ledger.generations(*where)),
+        LOSSES_SEEN: len(work.ledger.losses(*where)),
+    }
+
+
+def main_log(ledger: Ledger, stream: Stream, seen: Mapping[str, int] | None = None) -> foreign.MainLog:
+    """What slices of the main topic read, as it was seen; as it is now if that is None."""
+    generations = ledger.generations(stream.name, stream.topic)
+    losses = ledger.losses(stream.name, stream.topic)
+    if seen is not None:
+        generations, losses = generations[: seen[GENERATIONS_SEEN]], losses[: seen[LOSSES_SEEN]]
+    return foreign.MainLog(generations, losses, _ends(ledger, stream, generations[:-1], losses))
+
+
+def _ends(
+    ledger: Ledger, stream: Stream, closed: Sequence[Generation], losses: Sequence[Loss]
+) -> dict[int, Mapping[int, int]]:
+    """Where the plans of generations ended that are not planned any more."""
+    last = {piece.generation: piece for piece in ledger.slices(stream.name, stream.topic)} if closed else {}
+    return {one.number: Planned.of(one, last.get(one.number), losses).ends for one in closed}
+
+
+def named() -> dict[str, Column]:
+    """The origin that foreign headers name: topic, partition, offset and its time in ms; null where they do not."""
+    from pyspark.sql import functions as F
+
+    systems = F.filter("headers", lambda h: h["key"].isin(foreign.CONNECT_TOPIC, foreign.SPRING_TOPIC))
+    first = F.try_element_at(F.transform(systems, lambda h: h["key"]), F.lit(1))
+    connect, spring = first == foreign.CONNECT_TOPIC, first == foreign.SPRING_TOPIC
+    own_time = F.when(F.col("timestamp_type") == foreign.BY_PRODUCER, F.unix_millis("timestamp"))
+    spring_time = _from_bytes(foreign.SPRING_TIMESTAMP, 8)
+    return {
+        "named_topic": F.when(connect, _text(foreign.CONNECT_TOPIC)).when(spring, _text(foreign.SPRING_TOPIC)),
+        "named_partition": F.when(connect, _from_text(foreign.CONNECT_PARTITION))
+        .when(spring, _from_bytes(foreign.SPRING_PARTITION, 4))
+        .try_cast("int"),
+        "named_offset": F.when(connect, _from_text(foreign.CONNECT_OFFSET)).when(
+            spring, _from_bytes(foreign.SPRING_OFFSET, 8)
+        ),
+        "named_ms": _time(F.when(connect, own_time).when(spring, spring_time)),
+    }
+
+
+def _first(name: str) -> Column:
+    """The value of the first header of this name, as bytes."""
+    from pyspark.sql import functions as F
+
+    values = F.transform(F.filter("headers", lambda h: h["key"] == name), lambda h: h["value"])
+    return F.try_element_at(values, F.lit(1))
+
+
+def _text(name: str) -> Column:
+    from pyspark.sql import functions as F
+
+    text = _first(name).cast("string")
+    return F.when(text.rlike(f"^{TOPIC_NAME}\\z"), text)
+
+
+def _from_text(name: str) -> Column:
+    from pyspark.sql import functions as F
+
+    text = _first(name).cast("string")
+    return F.when(text.rlike(f"^{foreign.NUMBER}\\z"), text.try_cast("bigint"))
+
+
+def _from_bytes(name: str, length: int) -> Column:
+    """A big-endian number of so many bytes; null for one below 0."""
+    from pyspark.sql import functions as F
+
+    value = _first(name)
+    positive = F.hex(value).rlike("^[0-7]")
+    return F.when((F.length(value) == length) & positive, F.conv(F.hex(value), 16, 10).try_cast("bigint"))
+
+
+def _time(milliseconds: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.when(milliseconds.between(0, MOST_MILLISECONDS), milliseconds)
+
+
+def problem() -> Column:
+    """Why foreign headers name no origin; null if they do."""
+    from pyspark.sql import functions as F
+
+    missing = F.lit("names no origin on a Kafka topic, by 0 or more for partition and offset")
+    known = (foreign.CONNECT_TOPIC, foreign.SPRING_TOPIC)
+    system = F.filter("headers", lambda h: h["key"].isin(*known))
+    none = F.coalesce(F.size(system), F.lit(0)) == 0
+    parts = [F.col(name) for name in ("named_topic", "named_partition", "named_offset")]
+    bad = parts[0].isNull() | parts[1].isNull() | parts[2].isNull()
+    text = F.when(none, F.lit(f"no header of {', '.join(known)}, or of our own, says where it comes from"))
+    return F.when(bad, F.coalesce(text, F.concat(F.try_element_at(system, F.lit(1))["key"], F.lit(" "), missing)))
+
+
+def with_reader(work: Work, rows: DataFrame, seen: Mapping[str, int]) -> DataFrame:
+    """Rows with the columns of `named` get `reader`: the generation of the main topic that reads the origin, or null.
+
+    And `LEFT`: whether that generation's slices have not published it yet, so that it is theirs.
+
+    Args:
+        work: the connections.
+        rows: of one slice of a foreign topic.
+        seen: what its decision rests on.
+    """
+    from pyspark.sql import functions as F
+
+    log = main_log(work.ledger, work.stream, seen)
+    spans = [tuple(span) for span in log.spans()]
+    elsewhere = work.spark.createDataFrame(
+        spans,
+        "in_generation INT, in_partition INT, from_offset BIGINT, to_offset BIGINT, other_reader INT",
+    )
+    told = rows.withColumn("named_generation", F.when(F.col("named_topic") == work.stream.topic, _open_at(log)))
+    inside = (
+        (F.col("named_generation") == F.col("in_generation"))
+        & (F.col("named_partition") == F.col("in_partition"))
+        & (F.col("named_offset") >= F.col("from_offset"))
+        & (F.col("to_offset").isNull() | (F.col("named_offset") < F.col("to_offset")))
+    )
+    moved = F.when(F.col("in_generation").isNotNull(), F.col("other_reader")).otherwise(F.col("named_generation"))
+    found = told.join(F.broadcast(elsewhere), inside, "left").withColumn("reader", moved).drop(*elsewhere.columns)
+    return _with_left(work, found, seen[DLQ_SEEN])
+
+
+def _open_at(log: foreign.MainLog) -> Column:
+    """`MainLog.open_at` as an expression."""
+    from pyspark.sql import functions as F
+
+    time = F.col("named_ms")
+    moment = F.coalesce(time, F.unix_millis("timestamp"))
+    found = F.lit(log.generations[0].number if log.generations else None).cast("int")
+    for one in log.generations[1:]:
+        later = moment >= foreign.milliseconds(one.opened_at)
+        found = F.when(later, F.when(time.isNotNull(), F.lit(one.number))).otherwise(found)
+    return found
+
+
+def _with_left(work: Work, rows: DataFrame, version: int) -> DataFrame:
+    """A record is its main slice's while that has not published its origin: then it is a retry like any other.
+
+    The time that its headers name must be that of the record that was published: after a topic was recreated, and
+    before somebody accepts that, other records come by the same offsets.
+    """
+    from pyspark.sql import functions as F
+
+    ours = F.col("reader").isNotNull()
+    if version < 0:
+        return rows.withColumn(LEFT, ours)
+    published = (
+        rows_at(work.spark, work.lake.path(work.stream.name, "dlq"), version)
+        .where(F.col("origin_topic") == work.stream.topic)
+        .groupBy(*[F.col(name).alias(f"published_{name}") for name in ORIGIN[1:]])
+        .agg(F.collect_set(F.unix_millis("origin_timestamp")).alias("published_ms"))
+    )
+    same = (
+        (F.col("reader") == F.col("published_origin_generation"))
+        & (F.col("named_partition") == F.col("published_origin_partition"))
+        & (F.col("named_offset") == F.col("published_origin_offset"))
+    )
+    agrees = F.col("named_ms").isNull() | F.array_contains("published_ms", F.col("named_ms"))
+    joined = rows.join(published, same, "left")
+    return joined.withColumn(LEFT, ours & ~F.coalesce(agrees & F.col("published_ms").isNotNull(), F.lit(False))).drop(  # noqa: FBT003 - a literal column
+        *published.columns
+    )

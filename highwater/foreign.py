@@ -1,0 +1,196 @@
+"""Origins that other systems wrote: the headers of Kafka Connect and of Spring on the records of their DLQ topics.
+
+What belongs here: the names and encodings of these headers, and which generation of the main topic an origin is of.
+What does not: the same reading as expressions of Spark (`assets.foreign`), or our own envelope (`highwater.envelope`).
+
+Kafka Connect (`DeadLetterQueueReporter`, with `errors.deadletterqueue.context.headers.enable`) writes all three as text
+in UTF-8 and gives its record the timestamp of the original one. Spring (`DeadLetterPublishingRecoverer`) writes the
+topic as text, the partition as 4 bytes, offset and timestamp as 8 bytes, big-endian; its record has a time of its own.
+Both append: a record that failed again has several headers of a name, and the first one is of the first failure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import zip_longest
+from typing import NamedTuple
+
+from highwater.declaration import TOPIC_NAME, Stream
+from highwater.envelope import MOST_MILLISECONDS, Header, Origin
+from highwater.plans import Generation, Loss
+
+CONNECT_TOPIC = "__connect.errors.topic"
+CONNECT_PARTITION = "__connect.errors.partition"
+CONNECT_OFFSET = "__connect.errors.offset"
+SPRING_TOPIC = "kafka_dlt-original-topic"
+SPRING_PARTITION = "kafka_dlt-original-partition"
+SPRING_OFFSET = "kafka_dlt-original-offset"
+SPRING_TIMESTAMP = "kafka_dlt-original-timestamp"
+
+NUMBER = "[0-9]{1,19}"
+MOST_PARTITION, MOST_OFFSET = 2**31 - 1, 2**63 - 1
+# The timestamp of a record as its producer set it; else the broker did when it was appended.
+BY_PRODUCER = 0
+
+
+class Named(NamedTuple):
+    """The origin that foreign headers name; `timestamp` (ms since 1970) is None where it cannot be known."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int | None
+
+
+def named(headers: Iterable[Header], timestamp: int, timestamp_type: int) -> Named | None:
+    """The origin that the headers of a record on a foreign topic name; None where they name none.
+
+    Where both systems wrote headers, those of the first one count. `assets.foreign` reads the same in Spark.
+
+    Args:
+        headers: all of the record's.
+        timestamp: the record's own one on the foreign topic, in milliseconds since 1970.
+        timestamp_type: 0 where a producer set it.
+    """
+    first: dict[str, bytes] = {}
+    for name, value in headers:
+        first.setdefault(name, value or b"")
+    system = next((name for name in first if name in {CONNECT_TOPIC, SPRING_TOPIC}), None)
+    if system == CONNECT_TOPIC:
+        partition = _from_text(first.get(CONNECT_PARTITION), MOST_PARTITION)
+        offset = _from_text(first.get(CONNECT_OFFSET), MOST_OFFSET)
+        time: int | None = timestamp if timestamp_type == BY_PRODUCER else None
+    else:
+        partition = _from_bytes(first.get(SPRING_PARTITION), 4)
+        offset = _from_bytes(first.get(SPRING_OFFSET), 8)
+        time = _from_bytes(first.get(SPRING_TIMESTAMP), 8)
+    topic = _topic(first[system]) if system else None
+    if topic is None or partition is None or offset is None:
+        return None
+    return Named(topic, partition, offset, time if time is not None and 0 <= time <= MOST_MILLISECONDS else None)
+
+
+def _topic(value: bytes) -> str | None:
+    text = value.decode(errors="replace")
+    return text if re.fullmatch(TOPIC_NAME, text) else None
+
+
+def _from_text(value: bytes | None, most: int) -> int | None:
+    text = (value or b"").decode(errors="replace")
+    return int(text) if re.fullmatch(NUMBER, text) and int(text) <= most else None
+
+
+def _from_bytes(value: bytes | None, length: int) -> int | None:
+    if value is None or len(value) != length or value[0] > 0x7F:
+        return None
+    return int.from_bytes(value, "big")
+
+
+class Span(NamedTuple):
+    """Offsets of the main topic, from `start` up to `end` (None: all that follow), that a generation did not read.
+
+    `reader` is the later generation whose slices read them; None where none ever does.
+    """
+
+    generation: int
+    partition: int
+    start: int
+    end: int | None
+    reader: int | None
+
+
+@dataclass(frozen=True)
+class MainLog:
+    """Which slices of the main topic read an offset, or will read it: by what is planned, lost and accepted.
+
+    What a slice covers and its reading did not find is read all the same: compaction took it for a newer record of its
+    key, or its transaction was aborted.
+
+    Args:
+        generations: of the main topic, oldest first.
+        losses: its recorded holes.
+        ends: for each generation but the newest one, by partition, where its plan ended.
+    """
+
+    generations: Sequence[Generation]
+    losses: Sequence[Loss] = ()
+    ends: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+
+    def open_at(self, timestamp: int | None, appended: int) -> int | None:
+        """The generation that was open at a time; None where that cannot be known.
+
+        What lay in the topic when it was first planned is of the first generation, however old it is.
+
+        Args:
+            timestamp: of the original record, in ms since 1970; None if it is not known.
+            appended: of the record on the foreign topic, which came after it.
+        """
+        moment = appended if timestamp is None else timestamp
+        open_ = [one.number for one in self.generations[:1]]
+        open_ += [one.number for one in self.generations[1:] if milliseconds(one.opened_at) <= moment]
+        return open_[-1] if open_ and (timestamp is not None or len(open_) == 1) else None
+
+    def reader(self, generation: int, partition: int, offset: int) -> int | None:
+        """The generation whose slices read an offset that was published in a generation; None if none ever does."""
+        if partition not in self._named():
+            return generation
+        later = [one for one in self.generations if one.number >= generation]
+        for this, following in zip_longest(later, later[1:]):
+            if offset < (this.starts.get(partition) or 0) or self._lost(this.number, partition, offset):
+                return None
+            if following is None or offset < self.ends.get(this.number, {}).get(partition, 0):
+                return this.number
+            if following.topic_id != this.topic_id:
+                return None  # the tail of a log that is gone, or the new one before that was accepted
+        return None
+
+    def _lost(self, generation: int, partition: int, offset: int) -> bool:
+        return any(
+            (loss.generation, loss.partition) == (generation, partition) and offset in loss.offsets
+            for loss in self.losses
+        )
+
+    def spans(self) -> list[Span]:
+        """All offsets that their own generation did not read: what `reader` says, as ranges that do not overlap."""
+        return [
+            span for one in self.generations for p in sorted(self._named()) for span in self._spans_of(one.number, p)
+        ]
+
+    def _named(self) -> set[int]:
+        """The partitions of which something is known: others joined later, at 0."""
+        named = {p for one in self.generations for p in one.starts}
+        return named | {p for ends in self.ends.values() for p in ends} | {loss.partition for loss in self.losses}
+
+    def _spans_of(self, generation: int, partition: int) -> Iterator[Span]:
+        lost = [loss.offsets for loss in self.losses if loss.partition == partition]
+        bounds = {0, *(one.starts.get(partition) or 0 for one in self.generations)}
+        bounds |= {ends.get(partition, 0) for ends in self.ends.values()}
+        bounds |= {bound for offsets in lost for bound in (offsets.start, offsets.end)}
+        for start, end in zip_longest(ordered := sorted(bounds), ordered[1:]):
+            reader = self.reader(generation, partition, start)
+            if reader != generation:
+                yield Span(generation, partition, start, end, reader)
+
+
+def milliseconds(moment: datetime) -> int:
+    """A moment in milliseconds since 1970."""
+    return int(moment.timestamp() * 1000)
+
+
+def identity(stream: Stream, log: MainLog, found: Named, appended: int) -> Origin:
+    """The identity of a record that other systems sent: an origin of the main topic, or one in the namespace.
+
+    Args:
+        stream: its declaration.
+        log: what its main topic's slices read.
+        found: what the headers name.
+        appended: the record's own timestamp on the foreign topic, in milliseconds since 1970.
+    """
+    generation = log.open_at(found.timestamp, appended) if found.topic == stream.topic else None
+    reader = None if generation is None else log.reader(generation, found.partition, found.offset)
+    if reader is None:
+        return Origin(stream.namespace + found.topic, 0, found.partition, found.offset)
+    return Origin(found.topic, reader, found.partition, found.offset)
