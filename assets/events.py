@@ -49,8 +49,9 @@ def columns(stream: Stream) -> str:
 def materialise(work: Work) -> list[SliceReport]:
     """Decide the split of the slices and commit their events once; a report for each slice, in their order.
 
-    A slice whose rejects, publication or current do not follow the committed events was left half done: its decision is
-    taken over. So a decision is made anew only when all that it rejected is published, and known as such.
+    A slice whose rejects, publication, current or metrics do not follow the committed events was left half done: its
+    decision is taken over. So a decision is made anew only when all that it rejected is published, and known as such,
+    and the minutes of its events are known to metrics.
 
     Slices of tiers are decided one after another, by one run at a time: what one accepts is superseded in the others.
 
@@ -100,6 +101,8 @@ def _unfinished(work: Work, standing: Standing, published: Standing) -> dict[str
         return {}
     rejects, current = Standing.read(work, "rejects"), Layout.read(work)
     followers = {"rejects": rejects.attempt, DLQ: published.attempt, "current": current.attempt}
+    if work.stream.metrics:
+        followers["metrics"] = Standing.read(work, "metrics").attempt
     lacking = {
         key: [
             name

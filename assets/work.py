@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +61,9 @@ class SliceReport:
         delta_version: version of the table after the commit.
         seconds: seconds by phase; of the whole run where slices are taken together.
         note: a sentence for the operator, when something out of the ordinary was done.
+        samples: rows of the table for a person to see, for example its newest.
+        plot: a drawing of them, in Markdown.
+        measures: further numbers that are no counts, each of which plots from slice to slice.
     """
 
     piece: Slice
@@ -72,3 +75,6 @@ class SliceReport:
     event_span: tuple[datetime, datetime] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     note: str | None = None
+    samples: Sequence[Mapping[str, Any]] = ()
+    plot: str | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)

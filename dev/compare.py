@@ -16,6 +16,7 @@ from typing import Any
 
 from dev.account import Written, digest
 from dev.compare_dlq import compare_published
+from dev.compare_metrics import Measures, compare_metrics
 from dev.differences import Differences
 from dev.intended import EVENT, TOMBSTONE, UNRESOLVED, Ending
 from dev.readings import Kept, Place, Row, Tables
@@ -32,6 +33,7 @@ class Shape:
     event_time: str
     types: Mapping[str, str]
     tiers: int = 0
+    measures: Measures | None = None
 
     def dlq_topics(self, topic: str) -> list[str]:
         """The topics that rejects of a topic go to."""
@@ -52,6 +54,7 @@ SHAPES: Mapping[str, Shape] = {
             "event_time": "time",
         },
         tiers=3,
+        measures=Measures("status", ("placed", "paid", "refunded", "canceled"), "amount", ("paid",)),
     ),
     "payments": Shape(
         "payments",
@@ -115,6 +118,9 @@ def compare(
     _reject_contents(shape, name, topic, raw, rejects, made)
     made.numbers["records published to the DLQ"] = compare_published(tables.rejects, tables.dlq, dlq, made.differences)
     _current(shape, accepted, {w.id: p for p, w in standing.items()}, topic, tables.current, made)
+    if shape.measures:
+        minutes = compare_metrics(shape.measures, tables.events, tables.metrics, made.differences)
+        made.numbers["minutes in metrics"] = minutes
     _nowhere(account, standing, tables, made)
     made.numbers["records in the topic"] = len(topic)
     made.numbers["rows of raw"] = len(tables.raw)

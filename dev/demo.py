@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 TABLES = ("raw", "events", "rejects", "dlq", "current")
+# The streams, each with its tables.
+STREAMS = {"orders": (*TABLES, "metrics"), "payments": TABLES}
 # Its records wait ten seconds; those of the next tier wait for longer than the demonstration lasts.
 FIRST_TIER = "orders.dlq.1"
-STREAMS = ("orders", "payments")
 SEED = 20_260_101
 # Two waves, so that the planner cuts several slices. More of them would cost a run each, and a run some ten seconds of
 # a small machine's processors, most of which go into starting it.
@@ -144,7 +145,7 @@ class Demo:
 
     def _backfill(self, ask: Ask, watch: _Watch, slices: Sequence[str]) -> None:
         began = time.monotonic()
-        assets = [("orders", table) for table in TABLES]
+        assets = [("orders", table) for table in STREAMS["orders"]]
         backfill = launch_backfill(ask, assets, slices, "demo: customers became known")
         watch.until(lambda: watch.backfill_done(backfill), "the backfill")
         self.figures.backfilled = tuple(slices)
@@ -249,7 +250,9 @@ class _Watch:
             time.sleep(POLL_SECONDS)
 
     def _look(self, holds: Callable[[], bool]) -> bool:
-        self._known = slice_states(self._ask, [(stream, table) for stream in STREAMS for table in TABLES])
+        self._known = slice_states(
+            self._ask, [(stream, table) for stream, tables in STREAMS.items() for table in tables]
+        )
         for stream, task in self._tasks.items():
             states = [states for (name, _), states in self._known.items() if name == stream]
             total, done = sum(len(s.planned) for s in states), sum(len(s.materialised) for s in states)

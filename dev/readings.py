@@ -55,6 +55,7 @@ class Tables:
     rejects: Sequence[Row] = ()
     current: Sequence[Row] = ()
     dlq: Sequence[Row] = ()
+    metrics: Sequence[Row] = ()
     proofs: Mapping[str, Sequence[Row]] = field(default_factory=dict)
 
 
@@ -158,7 +159,7 @@ def _as_bytes(value: object) -> bytes | None:
 
 def read_tables(lake: str, stream: str) -> Tables:
     """The tables of a stream; one that does not exist is empty here, and the comparison will miss its rows."""
-    names = ("raw", "events", "rejects", "current", "dlq")
+    names = ("raw", "events", "rejects", "current", "dlq", "metrics")
     data: dict[str, Any] = {name: read_rows(f"{lake}/{stream}/{name}", "proof IS NULL") for name in names}
     proofs = {name: _proofs(f"{lake}/{stream}/{name}") for name in names}
     return Tables(**data, proofs=proofs)

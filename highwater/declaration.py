@@ -140,6 +140,29 @@ class Alerts:
     retention_left: timedelta = timedelta(hours=12)
 
 
+@dataclass(frozen=True)
+class Metrics:
+    """What is measured of each minute of event time.
+
+    Args:
+        status: the field of type `string` by whose values (`one_of`) events are counted.
+        amount: the field that is summed by them: a decimal of 28 digits at the most, an integer or a long.
+        mean_of: the values of `status` whose amounts count in the mean over the moving hour.
+    """
+
+    status: str
+    amount: str
+    mean_of: tuple[str, ...]
+
+
+# Columns are named after the values.
+_COLUMN = re.compile(r"[A-Za-z0-9_]+")
+# A sum has ten digits more, and a table's decimals have 38.
+MOST_DIGITS = 28
+# Begins the names of the columns of the moving hour.
+HOUR = "hour"
+
+
 class OnReject(str, Enum):
     """What becomes of a record that is no event."""
 
@@ -185,6 +208,7 @@ class Stream:
         on_reject: for each reason whether such a record is retried, or parked at once for a person.
         alerts: beyond what somebody is told.
         foreign: DLQ topics of other systems whose records are retried as if they came from the first tier.
+        metrics: what is measured of each minute of event time; without it the stream has no table `metrics`.
     """
 
     name: str
@@ -206,6 +230,7 @@ class Stream:
     on_reject: Mapping[str, OnReject] = field(default_factory=lambda: ON_REJECT)
     alerts: Alerts = field(default_factory=Alerts)
     foreign: tuple[Foreign, ...] = ()
+    metrics: Metrics | None = None
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -279,6 +304,7 @@ def _problems(stream: Stream) -> list[str]:
     used = [*stream.key, stream.version, stream.event_time]
     used += [stream.lookup.field] if stream.lookup else []
     used += [stream.transitions.field] if stream.transitions else []
+    used += [stream.metrics.status, stream.metrics.amount] if stream.metrics else []
     found += [f"field {name!r} is used and not declared" for name in used if name not in names]
     if not stream.key:
         found.append("no key is declared")
@@ -342,4 +368,28 @@ def _typed_problems(stream: Stream) -> list[str]:
         found.append("every limit must be 1 or more")
     if limits.fewest_records > limits.most_records:
         found.append("fewest_records is above most_records")
+    return [*found, *_metrics_problems(stream)]
+
+
+def _metrics_problems(stream: Stream) -> list[str]:
+    if stream.metrics is None:
+        return []
+    found, status = [], stream.field_named(stream.metrics.status)
+    if status.type != "string" or not status.one_of:
+        found.append(f"metrics: field {status.name!r} must be a string with one_of: its values become columns")
+    unfit = [value for value in status.one_of if not _COLUMN.fullmatch(value)]
+    found += [f"metrics: {value!r} cannot be part of a column's name: letters, digits and _" for value in unfit]
+    if len({value.lower() for value in (*status.one_of, HOUR)}) <= len(status.one_of):
+        found.append(f"metrics: values of {status.name!r} must differ in more than case, and none be {HOUR!r}")
+    found += [
+        f"metrics: mean_of: {v!r} is no value of {status.name!r}"
+        for v in stream.metrics.mean_of
+        if v not in status.one_of
+    ]
+    digits = _TYPE.fullmatch(stream.field_named(stream.metrics.amount).type)
+    summed = digits and (digits[0] in {"integer", "long"} or (digits[1] and int(digits[1]) <= MOST_DIGITS))
+    if not summed:
+        found.append(
+            f"metrics: the amount must be an integer, a long, or a decimal of {MOST_DIGITS} digits at the most"
+        )
     return found

@@ -6,11 +6,11 @@ decision itself.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from orchestration import standing, version_checks
+from orchestration import metadata, standing, version_checks
 from orchestration.failures import told_to_dagster
 from orchestration.partitions import slices_of
 from orchestration.stream_assets import table_key
@@ -140,7 +140,7 @@ def evaluation(stream: "Stream", table: str, name: str, key: str, verdict: "Verd
     if not verdict.passed:
         found["page"] = dg.MetadataValue.path(page_of(name))
     if verdict.samples:
-        found["samples"] = _table(verdict.samples)
+        found["samples"] = metadata.sample_table(verdict.samples)
     return dg.AssetCheckEvaluation(
         asset_key=table_key(stream, table),
         check_name=name,
@@ -150,8 +150,3 @@ def evaluation(stream: "Stream", table: str, name: str, key: str, verdict: "Verd
         severity=dg.AssetCheckSeverity.WARN if verdict.warning else dg.AssetCheckSeverity.ERROR,
         partition=key,
     )
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    records = [dg.TableRecord({name: str(value) for name, value in row.items()}) for row in rows]
-    return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name, "string") for name in rows[0]]))

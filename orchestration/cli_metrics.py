@@ -1,6 +1,6 @@
 """The command `metrics`.
 
-What belongs here: arguments, output, exit status. What does not: what is measured (`orchestration.metrics`).
+What belongs here: arguments, output, exit status. What does not: what is measured (`orchestration.open_metrics`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def metrics(deployment: Deployment, streams: Sequence[str]) -> None:
     With DAGSTER_HOME set it counts failing checks as well. What is away leaves out what rests on it and has
     highwater_up 0: the text is whole all the same, and the exit status is 75.
     """
-    from orchestration.metrics import measure
+    from orchestration.open_metrics import measure
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
     found = measure(deployment.ledger(), deployment.kafka(), deployment.lake(), declared, dagster_instance)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from highwater.plans import Loss, Publication
     from highwater.proof import Proof
     from highwater.slices import Slice
+    from orchestration.verdicts import Attempts
     from resources.lake import Lake, Size
     from resources.ledger import Ledger
 
@@ -194,7 +195,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
     return Explained(
         piece=piece,
         lost=lost,
-        commits=[*commits, Commit("current", standing.current.get(key))],
+        commits=[*commits, Commit("current", standing.current.get(key)), *_of_metrics(standing, key)],
         publication=ledger.publications([key]).get(key),
         undone=standing.lacking(key),
         rejects=_rejects(lake, stream, key),
@@ -226,6 +227,10 @@ def _rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
 def _concerns(lease: str, stream: Stream) -> bool:
     """Whether a lease is one of the stream's: its name is what is done, and the stream or one of its tables."""
     return lease.partition(" ")[2].partition("/")[0] == stream.name
+
+
+def _of_metrics(standing: Attempts, key: str) -> list[Commit]:
+    return [] if standing.metrics is None else [Commit("metrics", standing.metrics.get(key))]
 
 
 def _runs(instance: dg.DagsterInstance, stream: Stream, key: str) -> list[Run]:

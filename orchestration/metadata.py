@@ -6,9 +6,9 @@ Names are constant, since Dagster plots a number over time by its name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -31,6 +31,7 @@ def of_slice(report: SliceReport) -> Metadata:
         "planned_at": dg.MetadataValue.timestamp(report.piece.planned_at),
         **_counts(report.counts),
         **_event_span(report),
+        **{name: dg.MetadataValue.float(number) for name, number in report.measures.items()},
         **{f"seconds/{phase}": dg.MetadataValue.float(round(took, 3)) for phase, took in report.seconds.items()},
     }
     if report.piece.lag is not None:
@@ -41,7 +42,19 @@ def of_slice(report: SliceReport) -> Metadata:
         found["bytes"] = dg.MetadataValue.int(report.bytes)
     if report.note:
         found["note"] = dg.MetadataValue.text(report.note)
+    if report.samples:
+        found["newest"] = sample_table(report.samples)
+    if report.plot:
+        found["plot"] = dg.MetadataValue.md(report.plot)
     return found
+
+
+def sample_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
+    """Some rows as text, with the columns of the first."""
+    records = [
+        dg.TableRecord({name: "" if value is None else str(value) for name, value in row.items()}) for row in rows
+    ]
+    return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name, "string") for name in rows[0]]))
 
 
 def offset_table(piece: Slice) -> dg.TableMetadataValue:

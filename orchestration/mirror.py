@@ -121,7 +121,7 @@ def _is_stale(has: Held | None, offset: int, mark: Mark) -> bool:
 def _looks(ledger: Ledger, kafka: Kafka, stream: Stream, lines: list[str]) -> list[Looked]:
     """The topics of which something was planned, and which are there; the others are told in `lines`."""
     found = []
-    for topic in (stream.topic, *stream.tier_topics):
+    for topic in (stream.topic, *stream.delays):
         planned = ledger.planned(stream.name, topic)
         if planned is None:
             lines.append(f"{topic}: nothing is planned yet")

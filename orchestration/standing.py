@@ -80,7 +80,8 @@ def committed(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> 
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.
     """
-    return {table: lake.committed(stream.name, table, keys) for table in ("raw", "events", "rejects", "dlq")}
+    tables = ("raw", "events", "rejects", "dlq", *(["metrics"] if stream.metrics else []))
+    return {table: lake.committed(stream.name, table, keys) for table in tables}
 
 
 def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Attempts:
@@ -98,13 +99,13 @@ def attempts_of(lake: Lake, stream: Stream, proofs: Proofs) -> Attempts:
 
 
 def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
-    """Which of these slices are done but for `current`: read, decided, and their rejects published.
+    """Which of these slices are done but for `current` and `metrics`: read, decided, and their rejects published.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
     found = _up_to_dlq(committed(lake, stream, keys))
-    return {key for key in keys if set(found.lacking(key)) <= {"current"}}
+    return {key for key in keys if set(found.lacking(key)) <= {"current", "metrics"}}
 
 
 def _up_to_dlq(proofs: Proofs) -> Attempts:

@@ -32,19 +32,21 @@ TIER_TAG = "highwater/tier"
 
 @dataclass(frozen=True)
 class Table:
-    """One asset of every stream.
+    """One asset of a stream.
 
     Args:
         name: the table's name, and the last part of the asset's key.
         what: one sentence for the asset's page.
         above: the tables that it is made from; `kafka` is the topic.
         pool: whether runs take turns here.
+        engine: what computes it.
     """
 
     name: str
     what: str
     above: tuple[str, ...]
     pool: bool = False
+    engine: str = "spark"
 
     def stage(self) -> Stage:
         """The function that materialises it, imported when a run needs it."""
@@ -54,6 +56,7 @@ class Table:
         return stage
 
 
+# What every stream has.
 TABLES = (
     Table("raw", "Every record of a slice as Kafka gave it: nothing parsed, nothing dropped.", ("kafka",)),
     Table("events", "The records that were parsed, validated and resolved.", ("raw",)),
@@ -62,6 +65,20 @@ TABLES = (
     # Commits of different slices never meet here, but a fold meets all of them; in turn they cost no second try.
     Table("current", "One row a key: the event with the highest version.", ("events",), pool=True),
 )
+
+# Commits follow each other anyway; in turn they compute nothing in vain.
+METRICS = Table(
+    "metrics",
+    "One row a minute of event time: events and amounts by status, and the mean amount over a moving hour.",
+    ("events", "current"),
+    pool=True,
+    engine="python",
+)
+
+
+def tables_of(stream: "Stream") -> tuple[Table, ...]:
+    """The tables of a stream, upstream first."""
+    return (*TABLES, METRICS) if stream.metrics else TABLES
 
 
 def topic_key(stream: "Stream") -> dg.AssetKey:
@@ -76,7 +93,7 @@ def table_key(stream: "Stream", table: str) -> dg.AssetKey:
 
 def table_keys(stream: "Stream") -> list[dg.AssetKey]:
     """The keys of all tables of a stream, upstream first."""
-    return [table_key(stream, table.name) for table in TABLES]
+    return [table_key(stream, table.name) for table in tables_of(stream)]
 
 
 def topic_spec(stream: "Stream") -> dg.AssetSpec:
@@ -94,7 +111,7 @@ def topic_spec(stream: "Stream") -> dg.AssetSpec:
 
 def table_assets(stream: "Stream") -> list[dg.AssetsDefinition]:
     """The tables of a stream."""
-    return [_table_asset(stream, table) for table in TABLES]
+    return [_table_asset(stream, table) for table in tables_of(stream)]
 
 
 def _table_asset(stream: "Stream", table: Table) -> dg.AssetsDefinition:
@@ -104,7 +121,7 @@ def _table_asset(stream: "Stream", table: Table) -> dg.AssetsDefinition:
         partitions_def=slices_of(stream),
         backfill_policy=dg.BackfillPolicy.single_run(),
         group_name=stream.name,
-        kinds={"spark", "deltalake"},
+        kinds={table.engine, "deltalake"},
         owners=[stream.owner],
         tags={STREAM_TAG: stream.name},
         description=metadata.description(stream, table.what),

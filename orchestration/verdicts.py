@@ -162,6 +162,7 @@ class Attempts:
     """For each table the slices that stand in it, with the attempt that they belong to.
 
     A slice without rejects has nothing to publish: it stands in `dlq` as soon as it stands in `rejects`.
+    `metrics` is None for a stream that declares none.
     """
 
     raw: Mapping[str, int]
@@ -169,23 +170,22 @@ class Attempts:
     rejects: Mapping[str, int]
     dlq: Mapping[str, int]
     current: Mapping[str, int]
+    metrics: Mapping[str, int] | None = None
 
     def tables(self) -> dict[str, Mapping[str, int]]:
         """The tables by name, upstream first."""
-        return {
-            "raw": self.raw,
-            "events": self.events,
-            "rejects": self.rejects,
-            "dlq": self.dlq,
-            "current": self.current,
-        }
+        return {"raw": self.raw, "events": self.events, **self._followers}
+
+    @property
+    def _followers(self) -> dict[str, Mapping[str, int]]:
+        always = {"rejects": self.rejects, "dlq": self.dlq, "current": self.current}
+        return always if self.metrics is None else {**always, "metrics": self.metrics}
 
     def lacking(self, key: str) -> tuple[str, ...]:
         """The tables in which a slice does not stand as its decision has it; empty when it is done."""
         decision = self.events.get(key)
-        followers = {"rejects": self.rejects, "dlq": self.dlq, "current": self.current}
         return (
             *(() if key in self.raw else ("raw",)),
             *(() if decision is not None else ("events",)),
-            *(name for name, table in followers.items() if decision is None or table.get(key) != decision),
+            *(name for name, table in self._followers.items() if decision is None or table.get(key) != decision),
         )

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assets import current, dlq, events, raw, rejects
+from assets import current, dlq, events, metrics, raw, rejects
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import SliceReport, Work
 from highwater.declaration import Limits
@@ -122,8 +122,9 @@ class Bench:
         return piece
 
     def materialise(self, *slices: Slice) -> dict[str, list[SliceReport]]:
-        """Take slices together through all stages."""
-        return {stage.TABLE: stage.materialise(self.work(*slices)) for stage in STAGES}
+        """Take slices together through all stages of the stream."""
+        stages = (*STAGES, metrics) if self.stream.metrics else STAGES
+        return {stage.TABLE: stage.materialise(self.work(*slices)) for stage in stages}
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """The rows of a table, read without a JVM."""
@@ -209,5 +210,6 @@ LONG_TIERS = (timedelta(days=1), timedelta(days=2))
 
 
 def make_stream(topic: str, **changes: Any) -> Stream:
-    """The stream `orders` on another topic; it waits for nothing, and retries nothing today."""
-    return replace(ORDERS, **{"topic": topic, "limits": Limits(), "tiers": LONG_TIERS, **changes})
+    """The stream `orders` on another topic; it waits for nothing, retries nothing today, and measures nothing."""
+    ours = {"topic": topic, "limits": Limits(), "tiers": LONG_TIERS, "metrics": None}
+    return replace(ORDERS, **{**ours, **changes})

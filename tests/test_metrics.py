@@ -1,266 +1,624 @@
-"""Metrics: the numbers of a scene whose every record is known, and what is left out when something is away."""
+"""Metrics against simple models: whatever the order, the repetition and the moment of a crash, one answer.
+
+The tables of events are written here, row by row; the expected minutes are worked out from the same rows in plain
+Python, by means of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+import json
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
-from click.testing import CliRunner
-from prometheus_client import parser as older
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from dev.processes import LOOPBACK, free_port
-from highwater.alerting import Alert
-from highwater.errors import DependencyAwayError, TopicAbsentError
-from highwater.plans import Generation, Loss
+from assets import metrics
+from assets.streams.orders import STREAM as ORDERS
+from assets.work import SliceReport, Work
+from highwater.declaration import Field, Metrics, Stream
+from highwater.errors import DeclarationError, DependencyAwayError, SupersededAttemptError, TemporaryError
+from highwater.minutes import Minute, Sums, batches, closed, day_of, hours, seen_by, spans, time_of
+from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from orchestration.cli import main
-from orchestration.metrics import FAMILIES, Metrics, measure
-from orchestration.terminal import PERMANENT, TEMPORARY
-from resources.kafka import PartitionState, TopicState
+from orchestration.standing import attempts
 from resources.lake import Lake
 from resources.ledger import Ledger
-from tests.test_audit import PARKED, STREAM, TIER, Written
 
-NOW = datetime(2026, 3, 1, tzinfo=UTC)
-TOPIC_ID = "A" * 22
-Found = dict[str, dict[tuple[str, ...], float]]
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+STATUSES = ("placed", "paid", "refunded", "canceled")
 
 
-def a_slice(topic: str, ordinal: int, start: int, end: int) -> Slice:
-    return Slice("orders", topic, TOPIC_ID, 0, ordinal, {0: OffsetRange(start, end)}, NOW)
+@dataclass(frozen=True)
+class Event:
+    """An event as its slice holds it; `seconds` after noon."""
+
+    key: str
+    version: int
+    seconds: float
+    status: str = "paid"
+    amount: str = "10.00"
+    published: int = 0
+    offset: int = 0
+
+    @property
+    def time(self) -> datetime:
+        return NOON + timedelta(seconds=self.seconds)
 
 
-FIRST, SECOND, THIRD = (a_slice("orders", n, 10 * n, 10 * n + 10) for n in range(3))
-RETRIED = a_slice(TIER, 0, 0, 2)
+Key = tuple[str, int]
+Row = Mapping[str, Any]
 
 
-@dataclass
-class Broker:
-    """Stands at the network's edge: topics by name, and the age of what they hold."""
+def expected(events: Iterable[Event]) -> dict[datetime, dict[str, Any]]:
+    """The minutes as the definition has them: nothing is kept from one call to the next."""
+    first: dict[Key, Event] = {}
+    for event in sorted(events, key=lambda e: (e.published, e.offset)):
+        first.setdefault((event.key, event.version), event)
+    minutes: defaultdict[datetime, list[Event]] = defaultdict(list)
+    for event in first.values():
+        minutes[event.time.replace(second=0, microsecond=0)].append(event)
+    return {minute: _row(minute, minutes) for minute in minutes}
 
-    topics: Mapping[str, TopicState] = field(default_factory=dict)
-    age: timedelta = timedelta(0)
-    away: bool = False
 
-    def topic_state(self, topic: str) -> TopicState:
-        if self.away:
-            raise DependencyAwayError("Kafka did not answer", remedy="see that it runs")
-        if topic not in self.topics:
-            raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
-        return self.topics[topic]
+def _row(minute: datetime, minutes: Mapping[datetime, Sequence[Event]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"events": len(minutes[minute])}
+    for status in STATUSES:
+        amounts = [Decimal(e.amount) for e in minutes[minute] if e.status == status]
+        row[f"{status}_events"], row[f"{status}_amount"] = len(amounts), sum(amounts, Decimal(0))
+    hour = [e for m in minutes for e in minutes[m] if minute - timedelta(minutes=59) <= m <= minute]
+    paid = [Decimal(e.amount) for e in hour if e.status == "paid"]
+    row["hour_events"], row["hour_amount"] = len(paid), sum(paid, Decimal(0))
+    with localcontext() as exact:
+        exact.prec = 60
+        mean = (row["hour_amount"] / len(paid)).quantize(Decimal("0.000001"), ROUND_HALF_UP) if paid else None
+    row["hour_mean"] = mean
+    return row
 
-    def read(self, topic: str, ranges: Mapping[int, OffsetRange], **_: object) -> Iterator[Any]:
-        assert topic in self.topics
 
-        class Message:
-            def timestamp(self) -> tuple[int, int]:
-                return 0, round((datetime.now(UTC) - age).timestamp() * 1000)
+class Measured:
+    """A stream with a lake of its own, whose events the test writes."""
 
-        age = self.age
-        return (Message() for offsets in ranges.values() if len(offsets))
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        self.stream = replace(ORDERS, **changes)
+        self.lake = Lake(str(folder / "lake"))
+        self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
+        self.held: dict[int, Sequence[Event]] = {}
+        self.attempts: defaultdict[int, int] = defaultdict(int)
+
+    def piece(self, ordinal: int) -> Slice:
+        return Slice("orders", "orders", "A" * 22, 0, ordinal, {0: OffsetRange(ordinal, ordinal)}, NOON)
+
+    def decide(self, ordinal: int, *events: Event) -> None:
+        """What the stage of events commits."""
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        self.attempts[ordinal] += 1
+        piece = self.piece(ordinal)
+        rows = [_columns(piece, event) for event in events]
+        proof = Proof(piece, self.attempts[ordinal], len(events), {"events": len(events)})
+        write_deltalake(
+            self.lake.path("orders", "events"),
+            pa.Table.from_pylist([*rows, {"slice": piece.key, "proof": proof.to_json()}], EVENTS),
+            partition_by=["slice"],
+            mode="overwrite",
+            predicate=f"slice = '{piece.key}'",
+        )
+        self.held[ordinal] = events
+
+    def work(self, *ordinals: int, **changes: Any) -> Work:
+        nothing: Any = None  # neither Spark nor Kafka is asked
+        pieces = [self.piece(ordinal) for ordinal in ordinals]
+        work = Work(self.stream, pieces, nothing, self.lake, self.ledger, nothing, lambda _: None)
+        return replace(work, **changes)
+
+    def measure(self, *ordinals: int, **changes: Any) -> list[SliceReport]:
+        return metrics.materialise(self.work(*ordinals, **changes))
+
+    def lacking(self) -> list[int]:
+        held = attempts(self.lake, self.stream)
+        assert held.metrics is not None
+        return [o for o in self.held if held.metrics.get(self.piece(o).key) != self.attempts[o]]
+
+    def table(self) -> dict[datetime, dict[str, Any]]:
+        rows = self.rows("*")
+        dropped = {"slice", "minute", "linked", "proof"}
+        found = {row["minute"]: {n: v for n, v in row.items() if n not in dropped} for row in rows}
+        assert len(found) == len(rows), "a minute stands twice"
+        return found
+
+    def rows(self, columns: str, where: str = "proof IS NULL") -> list[dict[str, Any]]:
+        import pyarrow as pa
+        from deltalake import DeltaTable, QueryBuilder
+
+        opened = DeltaTable(self.lake.path("orders", "metrics"))
+        result = QueryBuilder().register("t", opened).execute(f"SELECT {columns} FROM t WHERE {where}")
+        found: list[dict[str, Any]] = pa.table(result).to_pylist()
+        return found
+
+    def commits(self) -> list[dict[str, Any]]:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self.lake.path("orders", "metrics")).history()
+
+    def see(self) -> None:
+        """See that the table is what the events come to."""
+        assert self.table() == expected(event for events in self.held.values() for event in events)
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("slice", pa.string()),
+            ("origin_topic", pa.string()),
+            ("origin_generation", pa.int32()),
+            ("origin_partition", pa.int32()),
+            ("origin_offset", pa.int64()),
+            ("origin_timestamp", pa.timestamp("us", "UTC")),
+            ("key", pa.string()),
+            ("version", pa.int32()),
+            ("event_time", pa.timestamp("us", "UTC")),
+            ("status", pa.string()),
+            ("amount", pa.decimal128(12, 2)),
+            ("proof", pa.string()),
+        ]
+    )
+
+
+EVENTS = _schema()
+
+
+def _columns(piece: Slice, event: Event) -> dict[str, Any]:
+    return {
+        "slice": piece.key,
+        "origin_topic": "orders",
+        "origin_generation": 0,
+        "origin_partition": 0,
+        "origin_offset": event.offset,
+        "origin_timestamp": NOON + timedelta(seconds=event.published),
+        "key": event.key,
+        "version": event.version,
+        "event_time": event.time,
+        "status": event.status,
+        "amount": Decimal(event.amount),
+    }
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Written:
-    """Three slices, the first and the third of them whole; of their records one was retried, one is parked."""
-    made = Written(tmp_path)
-    for topic, starts in {"orders": {0: 0, 1: 0}, TIER: {0: 0}}.items():
-        made.ledger.open_generation(Generation("orders", topic, TOPIC_ID, 0, {**starts}, NOW))
-    for piece in (FIRST, SECOND, THIRD, RETRIED):
-        assert made.ledger.add([piece], seen=made.ledger.planned("orders", piece.topic).generation)
-    made.prove(FIRST, {"raw": 10, "events": 7, "rejects": 2, "dlq": 2, "current": 7}, tombstones=1)
-    made.add("events", FIRST, range(7))
-    made.add("rejects", FIRST, [8], next_topic=TIER)
-    made.add("rejects", FIRST, [9], next_topic=PARKED)
-    made.add("dlq", FIRST, [8, 9])
-    made.prove(SECOND, {"raw": 10})
-    made.prove(THIRD, {"raw": 10, "events": 10, "rejects": 0, "current": 10})
-    made.add("events", THIRD, range(20, 30))
-    made.prove(RETRIED, {"raw": 1, "events": 1, "rejects": 0, "current": 1})
-    made.add("events", RETRIED, [8], retries=1)
-    made.write()
-    made.ledger.record_loss([Loss("orders", "orders", 0, 1, OffsetRange(0, 5), "expired", "ann", NOW)])
-    made.ledger.keep_alerts(
-        {
-            ("orders", "parked records"): Alert("orders", "parked records", "7", "5", "look", since=NOW),
-            ("orders", "reject ratio"): Alert("orders", "reject ratio", "7", "5", "look", since=NOW, ended=NOW),
-        }
+def measured(tmp_path: Path) -> Measured:
+    return Measured(tmp_path)
+
+
+# The rules over minutes
+
+MINUTES = st.sets(st.integers(-200, 3000), max_size=30)
+
+
+@given(MINUTES, st.integers(1, 6))
+def test_spans_cover_each_minute_once_and_are_no_more_than_allowed(minutes: set[int], most: int) -> None:
+    found = spans(minutes, most)
+    assert len(found) <= most
+    assert all(sum(start <= minute < end for start, end in found) == 1 for minute in minutes)
+    assert sum(end - start for start, end in spans(minutes, 1000)) == len(minutes)
+
+
+@given(st.dictionaries(st.integers(0, 200), st.integers(0, 50), max_size=30), MINUTES, MINUTES)
+def test_the_hour_of_a_minute_ends_with_it(amounts: dict[int, int], wanted: set[int], changed: set[int]) -> None:
+    minutes = {m: Minute(1, {"paid": Sums(1, Decimal(a)), "placed": Sums(1, Decimal(7))}) for m, a in amounts.items()}
+    found = hours(minutes, wanted, ["paid"])
+    for minute in wanted:
+        seen = [Decimal(amounts[m]) for m in range(minute - 59, minute + 1) if m in amounts]
+        assert found[minute] == Sums(len(seen), sum(seen, Decimal(0)))
+    assert seen_by(changed, amounts) == [m for m in amounts if any(m - 59 <= c <= m for c in changed)]
+
+
+PAIRS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=15)
+
+
+@given(st.dictionaries(st.integers(0, 20), st.integers(0, 9), min_size=1), PAIRS, st.integers(1, 40))
+def test_linked_minutes_are_computed_together(weights: dict[int, int], pairs: list[tuple[int, int]], most: int) -> None:
+    links = {a: {b for c, b in pairs if c == a} for a, _ in pairs}
+    parts = batches(weights, links, most)
+    assert sorted(m for part in parts for m in part) == sorted(weights)
+    for a, b in pairs:
+        assert not any(a in part and b in weights and b not in part for part in parts)
+    unlinked = [part for part in parts if not any(m in part for pair in pairs for m in pair)]
+    assert all(sum(weights[m] for m in part) <= most for part in unlinked if len(part) > 1)
+
+
+@given(PAIRS, st.integers(0, 20))
+def test_what_is_linked_over_others_is_found(pairs: list[tuple[int, int]], begin: int) -> None:
+    reached = {begin}
+    for _ in pairs:
+        reached |= {b for a, b in pairs if a in reached}
+    assert closed([begin], lambda some: {m: [b for a, b in pairs if a == m] for m in some}) == reached
+
+
+def test_a_mean_is_exact_and_a_half_is_rounded_away_from_zero() -> None:
+    assert Sums(3, Decimal("10.00")).mean(6) == Decimal("3.333333")
+    assert Sums(8, Decimal("0.01")).mean(3) == Decimal("0.001")
+    assert Sums(8, Decimal("-0.02")).mean(4) == Decimal("-0.0025")
+    assert Sums(16, Decimal("0.02")).mean(5) == Decimal("0.00125")
+    assert Sums(16, Decimal("0.02")).mean(4) == Decimal("0.0013")
+    most = Decimal("9" * 36 + ".99")
+    assert (Sums(1, most) + Sums(1, most) - Sums(1, most)).mean(6) == most
+    assert Sums().mean(2) is None
+
+
+def test_a_minute_beyond_the_calendar_has_a_name() -> None:
+    assert day_of(0) == "1970-01-01"
+    assert day_of(-1) == "1969-12-31"
+    assert time_of(24 * 60 + 61) == "1970-01-02 01:01"
+    year_10000 = (date.max.toordinal() + 1 - date(1970, 1, 1).toordinal()) * 24 * 60
+    assert day_of(year_10000) == "day 2932897"
+    assert time_of(year_10000 + 5) == "day 2932897, minute 5"
+
+
+# The table
+
+
+def test_events_are_summed_by_minute_and_status(measured: Measured) -> None:
+    measured.decide(
+        0,
+        Event("o1", 1, 0, "placed", "5.00"),
+        Event("o1", 2, 59.999, "paid", "5.00"),
+        Event("o2", 1, 30, "placed", "0.01"),
+        Event("o2", 2, 60, "canceled", "0.01"),
+        Event("o3", 1, 59 * 60 + 59, "paid", "9999999999.99"),
+        Event("o4", 1, 60 * 60, "paid", "0.02"),
     )
-    return made
+    [report] = measured.measure(0)
+    assert report.rows == 4
+    noon, later = measured.table()[NOON], measured.table()[NOON + timedelta(hours=1)]
+    assert (noon["events"], noon["placed_events"], noon["placed_amount"]) == (3, 2, Decimal("5.01"))
+    assert (noon["hour_events"], noon["hour_mean"]) == (1, Decimal(5))
+    # The hour that ends with 13:00 begins at 12:01: the five of 12:00 are no longer in it.
+    assert (later["hour_events"], later["hour_amount"]) == (2, Decimal("10000000000.01"))
+    assert later["hour_mean"] == Decimal("5000000000.005")
+    measured.see()
 
 
-def broker(**changes: Any) -> Broker:
-    main = TopicState(
-        "orders",
-        TOPIC_ID,
-        {0: PartitionState(0, 37, 40, 1), 1: PartitionState(9, 9, 9, 1), 2: PartitionState(*[None] * 4)},
-    )
-    tier = TopicState(TIER, TOPIC_ID, {0: PartitionState(0, 2, 2, 1)})
-    return Broker({"orders": main, TIER: tier}, timedelta(seconds=100), **changes)
+def test_a_late_event_corrects_old_minutes_and_the_hours_that_see_them(measured: Measured) -> None:
+    day = 24 * 3600
+    measured.decide(0, Event("o1", 1, 0), Event("o2", 1, 1800, amount="20.00"), Event("o3", 1, day, amount="3.00"))
+    measured.measure(0)
+    measured.decide(1, Event("o4", 1, 0, amount="40.00"), Event("o5", 1, -day - 60, amount="1.00"))
+    measured.measure(1)
+    assert measured.table()[NOON + timedelta(minutes=30)]["hour_amount"] == Decimal("70.00")
+    measured.see()
 
 
-@contextmanager
-def dagster(*results: tuple[str, bool]) -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as instance:
-        for number, (name, passed) in enumerate(results):
-            instance.report_runless_asset_event(
-                dg.AssetCheckEvaluation(
-                    asset_key=dg.AssetKey(["orders", "events"]),
-                    check_name=name,
-                    passed=passed,
-                    partition=f"orders@{number:07}",
-                )
-            )
-        yield instance
+def test_an_hour_reaches_over_midnight(measured: Measured) -> None:
+    midnight = 12 * 3600
+    measured.decide(0, Event("o1", 1, midnight + 60))
+    measured.measure(0)
+    measured.decide(1, Event("o2", 1, midnight - 60, amount="30.00"))
+    measured.measure(1)
+    assert measured.table()[NOON + timedelta(hours=12, minutes=1)]["hour_mean"] == Decimal(20)
+    measured.see()
 
 
-def nobody() -> AbstractContextManager[None]:
-    return nullcontext(None)
+def test_a_second_delivery_counts_once_wherever_it_stands(measured: Measured) -> None:
+    first = Event("o1", 1, 0)
+    measured.decide(0, first, replace(first, offset=1))
+    measured.decide(1, replace(first, offset=2))
+    measured.measure(0, 1)
+    assert measured.table()[NOON]["events"] == 1
+    # The first delivery goes, and the second one stands in for it.
+    measured.decide(0)
+    measured.measure(0)
+    assert measured.table()[NOON]["events"] == 1
+    measured.see()
 
 
-def asked(ledger: Ledger, kafka: Any, lake: Lake, opened: Any = nobody) -> Metrics:
-    return measure(ledger, kafka, lake, [STREAM], opened)
+@pytest.mark.parametrize("later", [0, 1])
+def test_of_two_contents_in_two_slices_the_earliest_origin_counts(measured: Measured, later: int) -> None:
+    """The slice that comes later may win or lose; the other's minute changes with it, a day away."""
+    events = [Event("o1", 1, 0, offset=5), Event("o1", 1, 24 * 3600, offset=3)]
+    measured.decide(1 - later, events[1 - later])
+    measured.measure(1 - later)
+    measured.decide(later, events[later])
+    measured.measure(later)
+    assert [*measured.table()] == [NOON + timedelta(days=1)]
+    measured.see()
 
 
-def read(text: str) -> Found:
-    """The text as a scraper reads it: by family and the values of its labels in the order that is documented."""
-    found: Found = {}
-    for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
-        labels = FAMILIES[family.name][0]
-        found[family.name] = {tuple(s.labels[name] for name in labels): s.value for s in family.samples}
-    return found
+def test_a_loser_counts_when_the_winner_is_gone(measured: Measured) -> None:
+    """Its minute is touched by none of the slice's own events, neither of before nor of now."""
+    measured.decide(0, Event("o1", 1, 0, offset=1), Event("o2", 1, 0))
+    measured.measure(0)
+    measured.decide(1, Event("o1", 1, 24 * 3600, offset=9), Event("o3", 1, 24 * 3600))
+    measured.measure(1)
+    measured.decide(0, Event("o2", 1, 0))
+    measured.measure(0)
+    assert measured.table()[NOON + timedelta(days=1)]["events"] == 2
+    measured.see()
 
 
-def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
-    results = [("offsets_accounted_for", True), ("offsets_accounted_for", False), ("versions_along_offsets", True)]
-    found = read(asked(written.ledger, broker(), written.lake, lambda: dagster(*results)).text)
-    p0, p1, t0 = ("orders", "orders", "0"), ("orders", "orders", "1"), ("orders", TIER, "0")
-    age = found["highwater_oldest_unread_age_seconds"].pop(p0)
-    assert 99 < age < 160
-    late = STREAM.tier_topics[1]
-    assert found == {
-        "highwater_up": {("ledger",): 1, ("kafka",): 1, ("lake",): 1, ("dagster",): 1},
-        "highwater_planned_end_offset": {p0: 30, p1: 5, t0: 2},
-        # The third slice is whole, and behind one that is not.
-        "highwater_committed_end_offset": {p0: 10, p1: 0, t0: 2},
-        "highwater_last_stable_offset": {p0: 37, p1: 9, t0: 2},
-        "highwater_lag_records": {p0: 7, p1: 4, t0: 0},
-        "highwater_oldest_unread_age_seconds": {},
-        "highwater_slices": {("orders", "orders"): 3, ("orders", TIER): 1, ("orders", late): 0},
-        "highwater_slices_not_whole": {("orders", "orders"): 1, ("orders", TIER): 0, ("orders", late): 0},
-        "highwater_stopped": {("orders", "orders", "OffsetsExpiredError"): 1},
-        "highwater_origins": {
-            ("orders", "accepted", ""): 18,
-            ("orders", "tombstone", ""): 1,
-            ("orders", "waiting", TIER): 0,
-            ("orders", "waiting", late): 0,
-            ("orders", "parked", PARKED): 1,
-            ("orders", "discarded", ""): 0,
-            ("orders", "rejected", ""): 0,
-            ("orders", "undecided", ""): 10,
-        },
-        "highwater_origins_produced": {("orders",): 30},
-        "highwater_origins_twice": {("orders",): 0},
-        "highwater_losses": {p1: 1},
-        "highwater_lost_offsets": {p1: 5},
-        "highwater_alerts_open": {("orders",): 1},
-        "highwater_alert_since_timestamp_seconds": {("orders", "parked records"): NOW.timestamp()},
-        "highwater_failing_check_slices": {
-            ("orders", "offsets_accounted_for"): 1,
-            ("orders", "versions_in_order"): 0,
-            ("orders", "versions_along_offsets"): 0,
-        },
-    }
-    counted = found["highwater_origins"]
-    assert sum(counted.values()) == found["highwater_origins_produced"]["orders",]
+def test_a_slice_decided_anew_takes_its_old_minutes_back(measured: Measured) -> None:
+    measured.decide(0, Event("o1", 1, 0), Event("o2", 1, 3600))
+    measured.measure(0)
+    measured.decide(0, Event("o1", 1, 7200))
+    measured.measure(0)
+    assert [*measured.table()] == [NOON + timedelta(hours=2)]
+    measured.decide(0)
+    measured.measure(0)
+    assert measured.table() == {}
 
 
-# What rests on what: a family without its dependency has no sample, and never a 0.
-OF_KAFKA = {"highwater_last_stable_offset", "highwater_lag_records", "highwater_oldest_unread_age_seconds"}
-OF_LAKE = {
-    "highwater_committed_end_offset",
-    "highwater_slices_not_whole",
-    "highwater_origins",
-    "highwater_origins_produced",
-    "highwater_origins_twice",
-}
+def test_a_slice_that_follows_already_is_not_committed_again(measured: Measured) -> None:
+    measured.decide(0, Event("o1", 1, 0))
+    assert measured.measure(0)[0].note is None
+    before = len(measured.commits())
+    assert measured.measure(0)[0].note == "already followed the events"
+    assert len(measured.commits()) == before
 
 
-def test_without_kafka_the_plan_and_the_tables_are_told(written: Written) -> None:
-    away = broker(away=True)
-    found = asked(written.ledger, away, written.lake)
-    numbers, before = read(found.text), read(asked(written.ledger, broker(), written.lake).text)
-    assert numbers.pop("highwater_up") == {("ledger",): 1, ("kafka",): 0, ("lake",): 1}
-    silent = OF_KAFKA | {"highwater_stopped"}
-    assert {name: samples for name, samples in numbers.items() if name in silent} == {name: {} for name in silent}
-    assert all(numbers[name] == before[name] for name in numbers if name not in silent)
+def test_days_that_stay_as_they_are_are_not_written(measured: Measured) -> None:
+    measured.decide(0, *[Event(f"o{n}", 1, n * 24 * 3600) for n in range(5)])
+    measured.measure(0)
+    # Half past eleven in the evening: the hours of the next day are looked at too.
+    measured.decide(1, Event("late", 1, 2 * 24 * 3600 + 11 * 3600 + 1800))
+    measured.measure(1)
+    last = measured.commits()[0]["operationMetrics"]
+    assert (last["num_added_files"], last["num_removed_files"]) == (2, 1)
+    measured.see()
 
 
-def test_without_the_lake_the_plan_and_the_topic_are_told(written: Written) -> None:
-    class Away(Lake):
-        def table(self, stream: str, table: str) -> Any:
-            raise DependencyAwayError(f"{stream}/{table} could not be read", remedy="mount it")
-
-    numbers = read(asked(written.ledger, broker(), Away("/nowhere")).text)
-    assert numbers["highwater_up"]["lake",] == 0
-    assert {name for name in FAMILIES if not numbers[name]} == OF_LAKE | {"highwater_failing_check_slices"}
-    assert numbers["highwater_lag_records"]["orders", "orders", "0"] == 7
-
-
-def test_without_the_ledger_nobody_knows_what_is_unread(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole topic would be its lag, were the plan taken for empty."""
-
-    def away(*_: object) -> None:
-        raise DependencyAwayError("the ledger does not answer", remedy="start it")
-
-    for question in ("slices", "planned", "losses", "alerts", "discards"):
-        monkeypatch.setattr(Ledger, question, away)
-    numbers = read(asked(written.ledger, broker(), written.lake).text)
-    assert numbers["highwater_up"] == {("ledger",): 0, ("kafka",): 1, ("lake",): 1}
-    assert {name for name in FAMILIES if numbers[name]} == {"highwater_up", "highwater_last_stable_offset"}
+def test_a_proof_stands_in_the_commit_of_its_minutes(measured: Measured) -> None:
+    measured.decide(0, Event("o1", 1, 0), Event("o2", 1, 60))
+    measured.measure(0)
+    [row] = measured.rows("slice, proof", "proof IS NOT NULL")
+    proof = Proof.from_json(row["proof"])
+    assert (proof.key, proof.attempt, proof.rows) == (measured.piece(0).key, 1, 2)
+    told = json.loads(measured.commits()[0]["userMetadata"])
+    assert [one["slice"] for one in told["highwater"]] == [proof.key]
 
 
-def test_without_dagsters_database_the_rest_is_told(written: Written) -> None:
-    def broken() -> AbstractContextManager[None]:
-        raise OSError("password=hunter2")
-
-    found = asked(written.ledger, broker(), written.lake, broken)
-    numbers = read(found.text)
-    assert (numbers["highwater_up"]["dagster",], numbers["highwater_failing_check_slices"]) == (0, {})
-    assert numbers["highwater_slices"]["orders", "orders"] == 3
-    assert "hunter2" not in str(found.away["dagster"])
+def test_slices_that_were_decided_before_the_table_came_are_taken_in_at_once(measured: Measured) -> None:
+    for ordinal in range(4):
+        measured.decide(ordinal, Event("o1", ordinal + 1, 60 * ordinal))
+    assert measured.lacking() == [0, 1, 2, 3]
+    assert [report.piece.key for report in measured.measure(2)] == [measured.piece(2).key]
+    assert measured.lacking() == []
+    measured.see()
 
 
-def test_a_tier_that_is_not_there_yet_has_not_stopped(written: Written) -> None:
-    """A main topic that is absent has."""
-    kafka = broker()
-    numbers = read(asked(written.ledger, Broker({TIER: kafka.topics[TIER]}), written.lake).text)
-    assert numbers["highwater_stopped"] == {("orders", "orders", "TopicAbsentError"): 1}
-    assert numbers["highwater_up"]["kafka",] == 1
+def test_another_declaration_makes_the_table_anew(measured: Measured) -> None:
+    for ordinal in range(2):
+        measured.decide(ordinal, Event("o1", ordinal + 1, 0, status="placed", amount="4.00"))
+        measured.measure(ordinal)
+    measured.stream = replace(ORDERS, metrics=Metrics("status", "amount", ("placed", "paid")))
+    measured.decide(2, Event("o1", 3, 24 * 3600, amount="10.00"))
+    measured.measure(2)
+    assert measured.table()[NOON]["hour_mean"] == Decimal(4)
+    assert measured.lacking() == []
 
 
-def test_a_textfile_collector_reads_it_too(written: Written) -> None:
-    """Its parser knows the older format, in which the lines that OpenMetrics added are comments."""
-    text = asked(written.ledger, broker(), written.lake).text
-    families = {family.name: family for family in older.text_string_to_metric_families(text)}
-    assert {family.type for family in families.values()} == {"gauge"}
-    assert {s.labels["partition"]: s.value for s in families["highwater_lag_records"].samples} == {"0": 7, "1": 4} | {
-        "0": 0
-    }
+def test_without_events_of_a_slice_it_is_told(measured: Measured) -> None:
+    measured.decide(0, Event("o1", 1, 0))
+    with pytest.raises(TemporaryError, match="does not hold orders@0000001"):
+        measured.measure(0, 1)
 
 
-def test_the_command_prints_all_it_knows_and_says_what_is_away(tmp_path: Path) -> None:
-    environment = {"HIGHWATER_HOME": str(tmp_path), "HIGHWATER_KAFKA_BOOTSTRAP": f"{LOOPBACK}:{free_port()}"}
-    told = CliRunner().invoke(main, ["metrics", "orders"], env=environment)
-    assert told.exit_code == TEMPORARY
-    assert read(told.stdout)["highwater_up"] == {("ledger",): 1, ("kafka",): 0, ("lake",): 1}
-    assert "did not answer" in told.stderr
-    unknown = CliRunner().invoke(main, ["metrics", "nobody"], env=environment)
-    assert (unknown.exit_code, unknown.stdout) == (PERMANENT, "")
+def test_a_lake_that_cannot_be_read_is_not_an_empty_one(measured: Measured) -> None:
+    measured.decide(0, Event("o1", 1, 0))
+    measured.measure(0)
+    for file in (Path(measured.lake.path("orders", "metrics")) / "_delta_log").iterdir():
+        file.write_text("{")
+    with pytest.raises(DependencyAwayError):
+        measured.measure(0)
+
+
+def test_a_writer_that_was_overtaken_writes_nothing_and_looks_again(measured: Measured, tmp_path: Path) -> None:
+    """Its lease ran out unnoticed: the table's own log keeps it from writing minutes of older events."""
+    other = Ledger(f"sqlite:///{tmp_path / 'other.sqlite'}")
+    measured.decide(0, Event("o1", 1, 0))
+    measured.measure(0)
+    measured.decide(1, Event("o2", 1, 0))
+    overtakings: list[int] = []
+
+    def overtaken() -> None:
+        if not overtakings:
+            overtakings.append(1)
+            measured.decide(2, Event("o3", 1, 0))
+            metrics.materialise(measured.work(2, ledger=other))
+
+    measured.measure(1, before_commit=overtaken)
+    assert measured.table()[NOON]["events"] == 3
+    measured.see()
+
+
+def test_an_overtaken_writer_gives_up_in_the_end(measured: Measured, tmp_path: Path) -> None:
+    other = Ledger(f"sqlite:///{tmp_path / 'other.sqlite'}")
+    measured.decide(0, Event("o1", 1, 0))
+    overtakings: list[int] = []
+
+    def overtaken() -> None:
+        overtakings.append(1)
+        measured.decide(1, Event("o2", len(overtakings), 0))
+        metrics.materialise(measured.work(1, ledger=other))
+        measured.decide(0, Event("o1", 1, 0))
+
+    with pytest.raises(SupersededAttemptError):
+        measured.measure(0, before_commit=overtaken)
+    assert len(overtakings) == metrics.TRIES
+
+
+def test_many_events_are_asked_for_in_parts(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MOST_EVENTS", 3)
+    monkeypatch.setattr(metrics, "MOST_SPANS", 1)
+    monkeypatch.setattr(metrics, "MOST_PARTITIONS", 2)
+    for ordinal in range(3):
+        measured.decide(ordinal, *[Event(f"o{n}", ordinal % 2 + 1, 7200 * n, offset=ordinal) for n in range(30)])
+    measured.measure(0, 1, 2)
+    measured.decide(0, *[Event(f"o{n}", 1, 7200 * (n + 1), offset=0) for n in range(30)])
+    measured.measure(0)
+    measured.see()
+
+
+def test_a_part_does_not_speak_for_minutes_between_its_own(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question for 5000 and 7000 covers 6000 as well, and not 0, which has the event that counts."""
+    monkeypatch.setattr(metrics, "MOST_EVENTS", 1)
+    monkeypatch.setattr(metrics, "MOST_SPANS", 1)
+    pairs = {"o1": (0, 6000), "o2": (5000, 7000)}
+    events = [Event(key, 1, 60 * minute, offset=at) for key, both in pairs.items() for at, minute in enumerate(both)]
+    measured.decide(0, *events)
+    measured.measure(0)
+    assert [*measured.table()] == [NOON, NOON + timedelta(minutes=5000)]
+    measured.see()
+
+
+def test_the_newest_minutes_are_shown(measured: Measured) -> None:
+    measured.decide(0, *[Event(f"o{n}", 1, 60 * n, amount=f"{n}.00") for n in range(-800, 10)])
+    [report] = measured.measure(0)
+    assert len(report.samples) == metrics.NEWEST
+    assert [row["minute"] for row in report.samples[:2]] == ["2026-03-01 12:09", "2026-03-01 12:08"]
+    assert report.samples[0]["paid_amount"] == Decimal("9.00")
+    assert report.measures["newest_minute/hour_mean"] == pytest.approx(-20.5)
+    assert report.plot is not None
+    assert "2026-03-01 12:09  " + "█" * metrics.BAR in report.plot
+
+
+# Any order, any repetition, any crash
+
+EVENTS_OF_ALL = st.builds(
+    Event,
+    key=st.sampled_from(["a", "b", "c"]),
+    version=st.integers(1, 2),
+    seconds=st.sampled_from([0, 59, 60, 59 * 60, 60 * 60, 12 * 3600 - 1, 12 * 3600, 36 * 3600]),
+    status=st.sampled_from(STATUSES),
+    amount=st.sampled_from(["0.00", "0.01", "7.77", "9999999999.99"]),
+    published=st.integers(0, 2),
+)
+ORDINALS = st.integers(0, 3)
+
+
+class KilledError(Exception):
+    """The process ends here."""
+
+
+class History(RuleBasedStateMachine):
+    """Slices are decided, measured, decided anew; runs die or overtake each other; then all that lacks is measured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="metrics-"))
+        self.measured = Measured(self.folder)
+        self.other = Ledger(f"sqlite:///{self.folder / 'other.sqlite'}")
+        self.offset = 0
+
+    def teardown(self) -> None:
+        try:
+            self._see_settled()
+        finally:
+            shutil.rmtree(self.folder)
+
+    @rule(ordinal=ORDINALS, events=st.lists(EVENTS_OF_ALL, max_size=4))
+    def decide(self, ordinal: int, events: list[Event]) -> None:
+        """A decision is made anew only when metrics follow the last one, which `assets.events` sees to."""
+        if ordinal in self.measured.lacking():
+            return
+        own = []
+        for event in events:
+            self.offset += 1
+            own.append(replace(event, offset=self.offset))
+        self.measured.decide(ordinal, *own)
+
+    @rule(ordinals=st.lists(ORDINALS, min_size=1, max_size=3, unique=True))
+    def measure(self, ordinals: list[int]) -> None:
+        self._run(ordinals)
+
+    @rule(ordinals=st.lists(ORDINALS, min_size=1, max_size=2, unique=True))
+    def die_before_the_commit(self, ordinals: list[int]) -> None:
+        def killed() -> None:
+            raise KilledError
+
+        self._run(ordinals, killed)
+
+    @rule(ordinals=st.lists(ORDINALS, min_size=1, max_size=2, unique=True), others=st.lists(ORDINALS, max_size=2))
+    def be_overtaken(self, ordinals: list[int], others: list[int]) -> None:
+        left = [self._there(others)]
+
+        def overtaken() -> None:
+            if found := left.pop() if left else []:
+                metrics.materialise(self.measured.work(*found, ledger=self.other))
+
+        self._run(ordinals, overtaken)
+
+    def _there(self, ordinals: Iterable[int]) -> list[int]:
+        return [*dict.fromkeys(o for o in ordinals if o in self.measured.held)]
+
+    def _run(self, ordinals: Iterable[int], before_commit: Callable[[], None] = lambda: None) -> None:
+        found = self._there(ordinals)
+        if found:
+            with suppress(KilledError):
+                self.measured.measure(*found, before_commit=before_commit)
+
+    def _see_settled(self) -> None:
+        if self.measured.held:
+            for ordinal in reversed(self.measured.lacking()):
+                self.measured.measure(ordinal)
+            self.measured.measure(*self.measured.held)
+            self.measured.see()
+
+
+TestHistory = History.TestCase
+TestHistory.settings = settings(
+    max_examples=15, stateful_step_count=10, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+# The declaration
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (Metrics("customer_id", "amount", ()), "must be a string with one_of"),
+        (Metrics("status", "customer_id", ("paid",)), "the amount must be"),
+        (Metrics("status", "amount", ("gone",)), "'gone' is no value of 'status'"),
+        (Metrics("state", "amount", ("paid",)), "'state' is used and not declared"),
+    ],
+)
+def test_metrics_that_cannot_be_computed_are_refused(declared: Metrics, said: str) -> None:
+    with pytest.raises(DeclarationError, match=said):
+        replace(ORDERS, metrics=declared)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [(("on hold", "paid"), "'on hold' cannot be part"), (("paid", "Paid"), "differ in more"), (("hour",), "none be")],
+)
+def test_statuses_become_columns(values: tuple[str, ...], said: str) -> None:
+    with pytest.raises(DeclarationError, match=said):
+        _with_statuses(values)
+
+
+def _with_statuses(values: tuple[str, ...], amount: str = "decimal(12,2)") -> Stream:
+    changed = {"status": {"one_of": values}, "amount": {"type": amount}}
+    fields: tuple[Field, ...] = tuple(replace(f, **changed.get(f.name, {})) for f in ORDERS.fields)  # type: ignore[arg-type]
+    return replace(ORDERS, fields=fields, transitions=None, metrics=Metrics("status", "amount", values[:1]))
+
+
+@pytest.mark.parametrize(("amount", "scale"), [("integer", 0), ("long", 0), ("decimal(28,3)", 3)])
+def test_amounts_of_any_number_are_summed(amount: str, scale: int) -> None:
+    assert metrics.scale_of(_with_statuses(("paid",), amount)) == scale
+
+
+def test_a_decimal_whose_sum_might_not_fit_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="28 digits"):
+        _with_statuses(("paid",), "decimal(29,3)")

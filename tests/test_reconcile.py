@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,12 @@ class World:
     rejects: list[dict[str, Any]]
     current: list[dict[str, Any]]
     dlq: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]
     published: dict[str, dict[Place, Kept]]
     proofs: dict[str, list[dict[str, Any]]]
 
     def compare(self, **options: Any) -> Comparison:
-        tables = Tables(self.raw, self.events, self.rejects, self.current, self.dlq, self.proofs)
+        tables = Tables(self.raw, self.events, self.rejects, self.current, self.dlq, self.metrics, self.proofs)
         return compare(ORDER_SHAPE, self.account, self.topic, tables, dlq=self.published, **options)
 
     def kinds(self, **options: Any) -> set[str]:
@@ -87,7 +88,7 @@ def origin(place: Place, kept: Kept) -> dict[str, Any]:
 
 
 def make_world() -> World:
-    world = World([], {}, [], [], [], [], [], {}, {})
+    world = World([], {}, [], [], [], [], [], [], {}, {})
     ends = [0, 0, 0]
     script = Script(ORDERS, seed=3, records=600, rates={"large_record": 0.0})
     for number, made in enumerate(record for batch in script.batches() for record in batch):
@@ -102,6 +103,7 @@ def make_world() -> World:
         world.topic[place] = kept
         add_rows(world, made.ending, place, kept)
     world.current = current_rows(world)
+    world.metrics = metrics_rows(world)
     world.proofs = proofs(world, ends)
     return world
 
@@ -183,6 +185,32 @@ def current_rows(world: World) -> list[dict[str, Any]]:
         if at not in best or order(row) < order(best[at]):
             best[at] = row
     return [dict(row) for row in best.values()]
+
+
+def metrics_rows(world: World) -> list[dict[str, Any]]:
+    """The minutes of the events, as `docs/tables.md` defines them."""
+    once: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in sorted(world.events, key=order):
+        once.setdefault((row["key"], row["version"]), row)
+    minutes = {row["event_time"].replace(second=0, microsecond=0) for row in once.values()}
+    return [minute_row(minute, [*once.values()]) for minute in sorted(minutes)]
+
+
+def minute_row(minute: datetime, events: list[dict[str, Any]]) -> dict[str, Any]:
+    end = minute + timedelta(minutes=1)
+    own = [row for row in events if minute <= row["event_time"] < end]
+    found: dict[str, Any] = {"minute": minute, "events": len(own)}
+    for status in ("placed", "paid", "refunded", "canceled"):
+        amounts = [row["amount"] for row in own if row["status"] == status]
+        found |= {f"{status}_events": len(amounts), f"{status}_amount": sum(amounts, Decimal(0))}
+    paid = [
+        row["amount"]
+        for row in events
+        if row["status"] == "paid" and end - timedelta(hours=1) <= row["event_time"] < end
+    ]
+    total = sum(paid, Decimal(0))
+    mean = (total / len(paid)).quantize(Decimal("0.000001"), ROUND_HALF_UP) if paid else None
+    return found | {"hour_events": len(paid), "hour_amount": total, "hour_mean": mean}
 
 
 def order(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -412,6 +440,7 @@ def test_a_late_customer_must_be_an_event_when_all_was_retried(world: World) -> 
         retry(world, row)
     see_tier_read(world)
     world.current = current_rows(world)
+    world.metrics = metrics_rows(world)
     found = world.compare(all_retried=True)
     assert not found.differences.samples
     assert found.numbers["accepted by a retry"] > 0
@@ -451,6 +480,35 @@ def test_a_difference_planted_in_the_dlq_is_found(world: World, name: str) -> No
     plant, kind = PLANTED_IN_THE_DLQ[name]
     plant(world)
     assert any(found.startswith(kind) for found in world.kinds())
+
+
+PLANTED_IN_METRICS: dict[str, tuple[Callable[[World], object], str]] = {
+    "a minute lost": (lambda w: w.metrics.pop(), "metrics: lacks a minute"),
+    "a minute twice": (lambda w: spoil_twice(w.metrics), "metrics: a minute twice"),
+    "a minute of nothing": (
+        lambda w: w.metrics.append({**w.metrics[0], "minute": datetime(1999, 1, 1, tzinfo=UTC)}),
+        "metrics: a minute without events",
+    ),
+    "a count": (lambda w: w.metrics[3].update(events=0), "metrics: another events"),
+    "an amount": (lambda w: w.metrics[3].update(placed_amount=Decimal("0.005")), "metrics: another placed_amount"),
+    "an hour": (lambda w: w.metrics[3].update(hour_events=-1), "metrics: another hour_events"),
+    "a mean": (
+        lambda w: w.metrics[-1].update(hour_mean=w.metrics[-1]["hour_mean"] + Decimal("0.000001")),
+        "metrics: another hour_mean",
+    ),
+    "no mean": (lambda w: w.metrics[-1].update(hour_mean=None), "metrics: another hour_mean"),
+    "a second delivery counted": (
+        lambda w: first(w.metrics, paid_events=1).update(paid_events=2),
+        "metrics: another paid_events",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_METRICS)
+def test_a_difference_planted_in_metrics_is_found(world: World, name: str) -> None:
+    plant, kind = PLANTED_IN_METRICS[name]
+    plant(world)
+    assert world.kinds() == {kind}
 
 
 def test_an_origin_accepted_twice_is_found(world: World) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assets import current, dlq, events, raw, rejects
+from assets import current, dlq, events, metrics, raw, rejects
 from assets.commit import Clock, Standing
 from assets.layout import Layout
 from highwater.declaration import Field
@@ -23,7 +23,7 @@ from highwater.errors import (
 from highwater.folding import BASE, RECENT
 from highwater.proof import Proof
 from resources.lake import replace_slices
-from tests.support import Bench, Message, customers, order, order_message, read_rows, read_topic, rest
+from tests.support import ORDERS, Bench, Message, customers, order, order_message, read_rows, read_topic, rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -495,3 +495,36 @@ def test_a_field_that_is_added_to_a_stream_becomes_a_column(bench: Bench) -> Non
         stage.materialise(bench.work(*later))
     assert {row["key"]: row["note"] for row in bench.rows("events")} == {"o1": None, "o2": "seen", "o3": "too"}
     assert {key: row["note"] for key, row in bench.current().items()} == {"o1": None, "o2": "seen", "o3": "too"}
+
+
+def test_metrics_follow_every_decision_and_are_read_by_spark(bench: Bench) -> None:
+    """A customer is forgotten: the slice takes back what it said, and the other's copy counts from then on."""
+    from decimal import Decimal
+
+    bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
+    customers(bench.lake, ["c1", "c2"])
+    first, copy = order_message("o1", 2, amount=10), order_message("o1", 2, amount=10, customer_id="c2")
+    bench.send(copy, order_message("o2", 2, amount=3.25), first)
+    slices = [bench.plan(0, p0=(0, 2)), bench.plan(1, p0=(2, 3))]
+    for piece in slices:
+        bench.materialise(piece)
+    assert paid_minutes(bench) == [(2, Decimal("13.25"), 2, Decimal("6.625000"))]
+    customers(bench.lake, ["c1"])
+    bench.materialise(slices[0])
+    assert paid_minutes(bench) == [(2, Decimal("13.25"), 2, Decimal("6.625000"))]
+    assert origins(bench.rows("events")) == {(0, 1), (0, 2)}
+    # Decided once more, and killed before metrics: the decision stands until they follow.
+    customers(bench.lake, ["c2"])
+    events.materialise(bench.work(slices[1]))
+    rejects.materialise(bench.work(slices[1]))
+    dlq.materialise(bench.work(slices[1]))
+    current.materialise(bench.work(slices[1]))
+    [report] = events.materialise(bench.work(slices[1]))
+    assert "metrics still to be written" in str(report.note)
+    metrics.materialise(bench.work(slices[1]))
+    assert paid_minutes(bench) == [(1, Decimal("3.25"), 1, Decimal("3.250000"))]
+
+
+def paid_minutes(bench: Bench) -> list[tuple[object, ...]]:
+    rows = bench.spark.read.format("delta").load(bench.lake.path(bench.stream.name, "metrics")).where("proof IS NULL")
+    return [tuple(row) for row in rows.select("paid_events", "paid_amount", "hour_events", "hour_mean").collect()]

@@ -69,6 +69,8 @@ def test_current_must_not_lag_behind_a_slice() -> None:
         (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {}, {"a": 2}), ("dlq",)),
         (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 1}), ("current",)),
         (Attempts({"a": 1}, {}, {}, {}, {}), ("events", "rejects", "dlq", "current")),
+        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}), ()),
+        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 1}), ("metrics",)),
     ],
 )
 def test_a_slice_is_done_when_every_table_follows_its_decision(attempts: Attempts, lacking: tuple[str, ...]) -> None:

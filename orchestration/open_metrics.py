@@ -157,7 +157,7 @@ def _stream(found: Metrics, ledger: Ledger, kafka: Kafka, lake: Lake, stream: St
     standing = found.ask("lake", lambda: attempts(lake, stream))
     pieces = found.ask("ledger", lambda: ledger.slices(stream.name))
     losses = found.ask("ledger", lambda: ledger.losses(stream.name))
-    for view in (stream, *(on_tier(stream, number) for number, _ in enumerate(stream.tiers, 1))):
+    for view in (stream, *(on_tier(stream, topic) for topic in stream.delays)):
         _slices(found, view, pieces, standing)
         planned = _planned(found, ledger, view)
         _plans(found, view, planned, pieces, standing)

@@ -1,0 +1,109 @@
+"""Tables that are small enough to be written without a JVM: partitions replaced in one commit, one writer at a time.
+
+What belongs here: creating such a table, and the compare-and-set of its commit. What does not: what its rows mean
+(`assets`), or the commits of Spark (`resources.lake`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from highwater.errors import DependencyAwayError, SupersededAttemptError
+from resources.lake import open_or_away, open_table, slice_is_one_of, user_metadata
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from resources.lake import Mark
+
+
+def opened(path: str, schema: pa.Schema, description: str) -> DeltaTable:
+    """Open a table; one that is absent, or was made by another description, is created without rows.
+
+    Args:
+        path: where it lies.
+        schema: its columns, `slice` among them, which it is partitioned by.
+        description: what its rows rest on beside events; rows of another description are of no use.
+
+    Raises:
+        DependencyAwayError: the storage could not be read or written.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    found = open_table(path)
+    if found is not None and found.metadata().description == description:
+        return found
+    mode = "error" if found is None else "overwrite"
+    with _storage(path):
+        try:
+            DeltaTable.create(path, schema, mode=mode, partition_by=["slice"], description=description)  # type: ignore[arg-type]
+        except DeltaError:
+            # Another run may have created it at the same moment.
+            if found is not None or not DeltaTable.is_deltatable(path):
+                raise
+    return open_or_away(path)
+
+
+def has_rows(table: DeltaTable) -> bool:
+    """Whether the table holds anything."""
+    return bool(table.file_uris())
+
+
+def replace_partitions(table: DeltaTable, rows: pa.Table, partitions: Iterable[str], marks: Iterable[Mark]) -> int:
+    """Replace whole partitions in one commit, which takes the version after the one that was opened, or fails.
+
+    So whoever commits has read all that stands, and nobody comes in between. The version is taken in this process, by
+    the storage's own put-if-absent: a writer that stood still commits at its old place or not at all.
+
+    Args:
+        table: as it was opened before anything was read that the rows rest on.
+        rows: the new rows of the partitions.
+        partitions: the values of `slice` that are replaced.
+        marks: the proofs among the rows, for the commit's `userMetadata`.
+
+    Returns:
+        The version of the table after the commit.
+
+    Raises:
+        SupersededAttemptError: another commit took the version; nothing was written.
+        DependencyAwayError: the storage is away.
+    """
+    from deltalake import CommitProperties, write_deltalake
+    from deltalake.exceptions import CommitFailedError
+
+    read = table.version()
+    path = str(table.table_uri)
+    once = CommitProperties(custom_metadata={"userMetadata": user_metadata(marks)}, max_commit_retries=0)
+    with _storage(path):
+        try:
+            write_deltalake(
+                table, rows, mode="overwrite", predicate=slice_is_one_of(partitions), commit_properties=once
+            )
+        except CommitFailedError:
+            if open_or_away(path).version() == read:
+                raise
+            raise SupersededAttemptError(
+                f"another writer of {path} was first",
+                stored=f"version {read + 1}",
+                remedy="nothing: the write is tried again",
+            ) from None
+    return read + 1
+
+
+@contextmanager
+def _storage(path: str) -> Iterator[None]:
+    """Say the storage's errors in our words."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise DependencyAwayError(
+            f"the table at {path} could not be written",
+            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            remedy="see that HIGHWATER_LAKE may be written, then request the slice again",
+        ) from error
