@@ -83,7 +83,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Transitions:
-    """The state machine of a key: `first` is the state of version 1, `allowed` maps state to next states."""
+    """The state machine of a key: `first` is the state of the first version, `allowed` maps state to next states."""
 
     field: str
     first: str
@@ -174,6 +174,34 @@ class OnReject(str, Enum):
 ON_REJECT: Mapping[str, OnReject] = MappingProxyType(
     {"malformed": OnReject.PARK, "invalid": OnReject.PARK, "unresolved": OnReject.RETRY}
 )
+
+
+class Severity(str, Enum):
+    """What a check that fails does.
+
+    `WARN` marks the slice and counts nowhere as an error; `ERROR` counts as one in the audit; `BLOCK` also keeps runs
+    from committing what is downstream of the table that was checked.
+    """
+
+    WARN = "warn"
+    ERROR = "error"
+    BLOCK = "block"
+
+
+# Of the checks in `orchestration.checks`. A conflict and a transition are the producer's: the tables are right.
+CHECKS: Mapping[str, Severity] = MappingProxyType(
+    {
+        "offsets_accounted_for": Severity.ERROR,
+        "versions_along_offsets": Severity.ERROR,
+        "one_content_a_version": Severity.WARN,
+        "transitions_allowed": Severity.WARN,
+        "no_version_missing": Severity.ERROR,
+        "versions_in_order": Severity.ERROR,
+    }
+)
+# Those that can be judged before anything downstream of their table is written: the others need what is downstream.
+CAN_BLOCK = frozenset({"versions_along_offsets", "one_content_a_version", "transitions_allowed", "versions_in_order"})
+
 # A tier of less would be planned again before its own slice has run; one of more would outlive what people remember.
 SHORTEST_DELAY = timedelta(seconds=1)
 LONGEST_DELAY = timedelta(days=7)
@@ -209,6 +237,9 @@ class Stream:
         alerts: beyond what somebody is told.
         foreign: DLQ topics of other systems whose records are retried as if they came from the first tier.
         metrics: what is measured of each minute of event time; without it the stream has no table `metrics`.
+        first_version: the number of a key's first version, where each version is one more than the one before it: one
+            that is missing is told then. None where versions may have gaps, or are times.
+        checks: for each check that shall have another severity than in `CHECKS` which one.
     """
 
     name: str
@@ -231,6 +262,8 @@ class Stream:
     alerts: Alerts = field(default_factory=Alerts)
     foreign: tuple[Foreign, ...] = ()
     metrics: Metrics | None = None
+    first_version: int | None = None
+    checks: Mapping[str, Severity] = field(default_factory=lambda: CHECKS)
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -242,6 +275,20 @@ class Stream:
     def field_named(self, name: str) -> Field:
         """The declared field of that name."""
         return next(f for f in self.fields if f.name == name)
+
+    def severity(self, check: str) -> Severity:
+        """What a failure of the check does."""
+        return self.checks.get(check, CHECKS.get(check, Severity.ERROR))
+
+    @property
+    def blocks(self) -> bool:
+        """Whether a check of the stream blocks."""
+        return Severity.BLOCK in self.checks.values()
+
+    @property
+    def versions_count(self) -> bool:
+        """Whether versions are whole numbers, and no times."""
+        return self.field_named(self.version).type in {"integer", "long"}
 
     @property
     def partitions_name(self) -> str:
@@ -310,6 +357,7 @@ def _problems(stream: Stream) -> list[str]:
         found.append("no key is declared")
     found += _start_problems(stream.start)
     found += _reject_problems(stream)
+    found += _check_problems(stream)
     if not 0 <= stream.alerts.reject_ratio <= 1 or stream.alerts.parked < 0:
         found.append("alerts: the reject ratio must be between 0 and 1, the number of parked records 0 or more")
     if not found:
@@ -341,6 +389,20 @@ def _reject_problems(stream: Stream) -> list[str]:
     return found
 
 
+def _check_problems(stream: Stream) -> list[str]:
+    unknown = [
+        f"checks speaks of {name!r}, which is no check; there are {', '.join(CHECKS)}"
+        for name in stream.checks
+        if name not in CHECKS
+    ]
+    late = [
+        f"{name} cannot block, since it needs what is downstream; {', '.join(sorted(CAN_BLOCK))} can"
+        for name, severity in stream.checks.items()
+        if severity == Severity.BLOCK and name in CHECKS and name not in CAN_BLOCK
+    ]
+    return unknown + late
+
+
 def _start_problems(start: Start | str) -> list[str]:
     if start in {*Start}:
         return []
@@ -363,6 +425,8 @@ def _typed_problems(stream: Stream) -> list[str]:
         for name in ("version", "event_time")
         if name in [f.name for f in stream.fields] and getattr(stream, name) != name
     ]
+    if stream.first_version is not None and not stream.versions_count:
+        found.append("first_version is for versions that count: an integer or a long")
     limits = stream.limits
     if min(limits.most_records, limits.fewest_records, limits.slices_a_tick, limits.slices_a_run) < 1:
         found.append("every limit must be 1 or more")

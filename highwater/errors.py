@@ -89,6 +89,10 @@ class UnbalancedError(PermanentError):
     """Raw, events and rejects of a slice do not add up: rows were changed by somebody else (I5)."""
 
 
+class BlockedError(PermanentError):
+    """A check that the stream lets block failed; nothing downstream of what it judged is committed."""
+
+
 class TopicDriftError(PermanentError):
     """A DLQ topic is not set up as the stream's declaration and its main topic ask for."""
 

@@ -7,11 +7,12 @@ What belongs here: gathering it on one page, without a JVM. What does not: the r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
+from highwater.declaration import Severity
 from highwater.errors import HighwaterError
 from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
 from highwater.wording import number, span
@@ -20,6 +21,7 @@ from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_status import DlqStatus, stream_status
 from orchestration.standing import attempts
 from orchestration.unread import Ages, unread_ages
+from orchestration.version_checks import over_the_stream
 from resources.topic_facts import topic_facts
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from highwater.plans import Loss, Planned
     from highwater.slices import Slice
     from orchestration.plan_status import StreamStatus
-    from orchestration.verdicts import Attempts
+    from orchestration.verdicts import Attempts, Verdict
     from resources.kafka import Kafka
     from resources.lake import Lake
     from resources.ledger import Ledger
@@ -55,6 +57,30 @@ class PartitionAudit:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """What a check says of the whole stream, and what weight the stream gives it."""
+
+    verdict: Verdict
+    severity: Severity
+
+    @property
+    def result(self) -> str:
+        """`passed`, `warning` or `error`."""
+        if self.verdict.passed:
+            return "passed"
+        return "warning" if self.verdict.warning or self.severity is Severity.WARN else "error"
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "result": self.result,
+            "text": self.verdict.text,
+            "numbers": dict(self.verdict.numbers),
+            "samples": [{name: str(cell) for name, cell in row.items()} for row in self.verdict.samples],
+        }
+
+
+@dataclass(frozen=True)
 class Audit:
     """A stream on one page.
 
@@ -72,6 +98,7 @@ class Audit:
         problems: errors that keep something from being planned or looked at.
         red: failing checks by name, with the number of slices; None where Dagster was not asked.
         held: slices whose records were held against the topic.
+        versions: by check of versions what it says of the whole stream; empty if they were not asked for.
     """
 
     stream: str
@@ -88,6 +115,7 @@ class Audit:
     problems: Sequence[str]
     red: Mapping[str, int] | None = None
     held: Sequence[Held] = ()
+    versions: Mapping[str, Judged] = field(default_factory=dict)
 
     @property
     def errors(self) -> list[str]:
@@ -96,8 +124,15 @@ class Audit:
         found += [self.ends.error] if self.ends.error else []
         found += [f"{f.rule}: {f.value}" for f in self.findings if f.level is Level.ERROR]
         found += [held.error for held in self.held if held.error]
+        found += self._told("error")
         found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
         return found
+
+    def _told(self, result: str) -> list[str]:
+        """The checks of versions with this result, in sentences."""
+        return [
+            f"{name} over the stream: {one.verdict.text}" for name, one in self.versions.items() if one.result == result
+        ]
 
     @property
     def head(self) -> list[str]:
@@ -107,6 +142,7 @@ class Audit:
             *[f"error: {text}" for text in self.errors],
         ]
         lines += [f"not whole: {', '.join(islice(self.unfinished, 5))}"] if self.unfinished else []
+        lines += [f"warning: {text}" for text in self._told("warning")]
         lines += [self.endurance] if self.endurance else []
         return [*lines, *[held.line for held in self.held if not held.error]]
 
@@ -126,7 +162,21 @@ class Audit:
                 ["generation", "partition", "offsets", "reason", "accepted by"],
                 [_loss(one) for one in self.losses],
             ),
+            *self._versions,
             ("Topic", ["rule", "level", "found", "set in", "remedy"], [_finding(one) for one in self.findings]),
+        ]
+
+    @property
+    def _versions(self) -> list[tuple[str, list[str], Rows]]:
+        """What the checks of versions say of the whole stream, and examples of each."""
+        told = [[name, one.result, one.verdict.text] for name, one in self.versions.items()]
+        examples = {name: one.verdict.samples for name, one in self.versions.items() if one.verdict.samples}
+        return [
+            ("Versions over the stream", ["check", "result", "found"], told),
+            *[
+                (f"Examples of {name}", [*rows[0]], [[str(cell) for cell in row.values()] for row in rows])
+                for name, rows in examples.items()
+            ],
         ]
 
     @property
@@ -172,6 +222,7 @@ class Audit:
             "endurance": self.endurance,
             "failing_checks": None if self.red is None else dict(self.red),
             "held_against_topic": [vars(held) for held in self.held],
+            "versions": {name: one.to_plain() for name, one in self.versions.items()},
         }
 
 
@@ -205,6 +256,7 @@ def audit(
     red: Mapping[str, int] | None = None,
     *,
     records_of: int = 0,
+    versions: bool = False,
 ) -> Audit:
     """Make the page. Kafka that is away is a problem on it; ledger and lake must answer.
 
@@ -213,6 +265,7 @@ def audit(
         stream: the stream.
         red: failing checks by name; None where Dagster was not asked.
         records_of: so many of the newest slices are held against the topic, record by record.
+        versions: put the checks of versions to the whole stream too.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -244,7 +297,12 @@ def audit(
         problems=[*[str(error) for error in status.errors], *problems],
         red=red,
         held=hold_against_topic(ledger, kafka, lake, stream, pieces[-records_of:]) if records_of else (),
+        versions=_versions(lake, stream) if versions else {},
     )
+
+
+def _versions(lake: Lake, stream: Stream) -> dict[str, Judged]:
+    return {name: Judged(found, stream.severity(name)) for name, found in over_the_stream(lake, stream).items()}
 
 
 def committed_ends(planned: Planned | None, pieces: Sequence[Slice], standing: Attempts) -> dict[int, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from highwater.declaration import Severity
 from orchestration import metadata, standing, version_checks
 from orchestration.failures import told_to_dagster
 from orchestration.partitions import slices_of
@@ -67,11 +68,11 @@ CHECKS = (
         "current",
         ("events",),
         {
-            "versions_in_order": (
+            version_checks.IN_ORDER: (
                 "For every key of the slice, current is at or above the highest version that the slice brought."
             )
         },
-        lambda lake, stream, keys: {"versions_in_order": standing.version_order(lake, stream, keys)},
+        lambda lake, stream, keys: {version_checks.IN_ORDER: standing.version_order(lake, stream, keys)},
     ),
     Checks(
         "events",
@@ -79,20 +80,33 @@ CHECKS = (
         {
             version_checks.ALONG_OFFSETS: (
                 "Along the offsets of a key its versions rise; each that falls is explained by a retry, a second "
-                "delivery, a conflict, or a producer that sent it late."
+                "delivery, a conflict, or a producer that sent it late. Earlier slices count."
             ),
-            version_checks.ONE_CONTENT: "No version of a key comes with two contents.",
+            version_checks.ONE_CONTENT: "No version of a key comes with two contents, in whatever slices.",
             version_checks.TRANSITIONS: "Every state follows one that it may follow, by the declared transitions.",
         },
         version_checks.version_checks,
         version_checks.names,
+    ),
+    Checks(
+        "events",
+        # What is missed may be among the rejects, and on its way back.
+        ("rejects", "dlq"),
+        {
+            version_checks.MISSING: (
+                "Below the highest version of a key none is missing; one that waits in a tier or is parked, or may "
+                "still come, is a warning."
+            )
+        },
+        version_checks.missing_checks,
+        version_checks.counted_names,
     ),
 )
 
 
 def stream_checks(stream: "Stream") -> list[dg.AssetChecksDefinition]:
     """The checks of a stream."""
-    return [_checks(stream, checks) for checks in CHECKS]
+    return [_checks(stream, checks) for checks in CHECKS if checks.names(stream)]
 
 
 def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
@@ -106,6 +120,8 @@ def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
                 additional_deps=[table_key(stream, needed) for needed in checks.needs],
                 description=f"{checks.what[name]} What a red one asks for: {page_of(name)}",
                 metadata={"page": dg.MetadataValue.path(page_of(name))},
+                # Dagster then takes what is downstream of the table only after this check, in runs that have both.
+                blocking=stream.severity(name) is Severity.BLOCK,
                 partitions_def=slices_of(stream),
             )
             for name in names
@@ -133,7 +149,9 @@ def evaluations(context: dg.OpExecutionContext, stream: "Stream", checks: Checks
 
 
 def evaluation(stream: "Stream", table: str, name: str, key: str, verdict: "Verdict") -> dg.AssetCheckEvaluation:
-    """A verdict in Dagster's form."""
+    """A verdict in Dagster's form; how much weight it has, the stream declares."""
+    severity = stream.severity(name)
+    warns = verdict.warning or severity is Severity.WARN
     found: dict[str, dg.MetadataValue] = {
         number: dg.MetadataValue.int(count) for number, count in verdict.numbers.items()
     }
@@ -147,6 +165,7 @@ def evaluation(stream: "Stream", table: str, name: str, key: str, verdict: "Verd
         passed=verdict.passed,
         description=verdict.text,
         metadata=found,
-        severity=dg.AssetCheckSeverity.WARN if verdict.warning else dg.AssetCheckSeverity.ERROR,
+        severity=dg.AssetCheckSeverity.WARN if warns else dg.AssetCheckSeverity.ERROR,
+        blocking=severity is Severity.BLOCK,
         partition=key,
     )

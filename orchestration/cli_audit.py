@@ -36,18 +36,21 @@ if TYPE_CHECKING:
     default=0,
     help="Hold the records of the newest N slices too.",
 )
+@click.option("--versions", is_flag=True, help="Put the checks of versions to the whole stream too.")
 @as_json_option
 @deployment_of
 def audit(
     deployment: Deployment,
     streams: Sequence[str],
     records_of: int,
-    as_json: bool,  # noqa: FBT001 - click's flag
+    versions: bool,  # noqa: FBT001 - click's flags
+    as_json: bool,  # noqa: FBT001
 ) -> None:
     """Account for every offset and origin of the named STREAMS or all, and hold their topics against the rules.
 
     With DAGSTER_HOME set it counts failing checks as well. With --records N it reads the newest N slices of each stream
-    from Kafka once more and compares them with raw, record by record. Exit status 2 if something has to be mended.
+    from Kafka once more and compares them with raw, record by record. With --versions it looks for versions that fall,
+    contradict each other, or are missing, over all slices. Exit status 2 if something has to be mended.
     """
     from orchestration.audit import audit as gather
 
@@ -55,7 +58,8 @@ def audit(
     ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
     with dagster_instance() as instance:
         found = [
-            gather(ledger, kafka, lake, stream, _red(instance, stream), records_of=records_of) for stream in declared
+            gather(ledger, kafka, lake, stream, _red(instance, stream), records_of=records_of, versions=versions)
+            for stream in declared
         ]
     if as_json:
         print_json([one.to_plain() for one in found])

@@ -34,7 +34,7 @@ def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
 
 def audit_job(stream: "Stream") -> dg.JobDefinition:
     """The job `<stream>_audit`: the page of `highwater audit`, on the asset of events; it fails if that has errors."""
-    about = f"`highwater audit {stream.name}` as a run; the page is an observation of {stream.name}/events."
+    about = f"`highwater audit {stream.name} --versions` as a run; the page is an observation of {stream.name}/events."
 
     @dg.op(
         name=f"{stream.name}_audit_op",
@@ -68,6 +68,7 @@ def _audit(context: dg.OpExecutionContext, stream: "Stream") -> None:
         context.resources.lake.open(),
         stream,
         failing_checks(context.instance, stream),
+        versions=True,
     )
     ends = page.ends
     metadata: dict[str, int | dg.MarkdownMetadataValue] = {

@@ -7,14 +7,15 @@ What belongs here: reading proofs and counting keys for checks and for repair. W
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from highwater.folding import BASE, RECENT, Fold
 from highwater.proof import Proof
 from highwater.slices import SliceKey
 from orchestration.verdicts import Attempts, Verdict, conserved, in_order
-from resources.lake import query, query_all, rows_by_slice, slice_is_one_of
+from orchestration.version_questions import SAMPLES, Found, Scope, portions
+from resources.lake import proofs_in, query, query_all, rows_by_slice, slice_is_one_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -69,6 +70,62 @@ SELECT b.slice, count(*) AS keys,
        sum(CASE WHEN s.version < b.version THEN 1 ELSE 0 END) AS behind
 FROM brought b LEFT JOIN standing s ON b.key = s.key GROUP BY b.slice
 """
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The keys of `current` beside those of events: how many, and those that differ."""
+
+    keys: int
+    found: Found
+
+
+# Slices whose part of `current` does not follow their events yet are left out, and so are all of their keys.
+_HIGHEST = """
+WITH settled AS (SELECT DISTINCT slice FROM e WHERE proof IS NOT NULL AND NOT {unsettled}),
+     brought AS (SELECT key, max(version) AS version, bool_or({unsettled}) AS moving FROM e
+                 WHERE proof IS NULL AND {portion} GROUP BY key),
+     standing AS (SELECT key, max(version) AS version FROM c
+                  LEFT SEMI JOIN settled ON c.updated_by_slice = settled.slice
+                  WHERE proof IS NULL AND {portion} GROUP BY key),
+     beside AS (SELECT coalesce(b.key, s.key) AS key, b.version AS in_events, s.version AS in_current,
+                  CASE WHEN s.version IS NULL THEN 'absent' WHEN b.version IS NULL OR s.version > b.version THEN 'ahead'
+                       WHEN s.version < b.version THEN 'behind' ELSE '' END AS class
+                FROM brought b FULL OUTER JOIN standing s ON b.key = s.key WHERE NOT coalesce(b.moving, false))
+SELECT * FROM (SELECT *, count(*) OVER (PARTITION BY class) AS found,
+                      row_number() OVER (PARTITION BY class ORDER BY key) AS rank FROM beside)
+WHERE rank <= CASE WHEN class = '' THEN 1 ELSE {samples} END
+"""
+
+
+def highest_versions(lake: Lake, stream: Stream, standing: Attempts) -> Compared:
+    """Hold the version of each key in `current` against the highest one in events, over the whole stream.
+
+    Args:
+        lake: the tables.
+        stream: the stream.
+        standing: what stands in its tables, read before: what was committed since is left out.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
+    if events is None or current is None:
+        return Compared(0, Found())
+    decided = {key: proof.attempt for key, proof in proofs_in(events).items()}
+    moving = [key for key, attempt in decided.items() if standing.current.get(key) != attempt]
+    keys, found = 0, Found()
+    for scope in portions(events, Scope(None)):
+        sql = _HIGHEST.format(
+            unsettled=slice_is_one_of(moving) if moving else "false", portion=scope.portion, samples=SAMPLES
+        )
+        for row in query_all({"e": events, "c": current}, sql):
+            count, rank = row.pop("found"), row.pop("rank")
+            keys += count if rank == 1 else 0
+            if row["class"]:
+                found.counts[row["class"]] += count if rank == 1 else 0
+                found.samples.append(row)
+    return Compared(keys, found)
 
 
 Proofs = Mapping[str, Mapping[str, Proof]]

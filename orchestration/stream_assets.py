@@ -140,8 +140,11 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
 
     One result marks every slice of the run as materialised, so a stage commits all of them or raises.
     """
+    from orchestration.blocking import see_not_blocked
+
     named = fields(stream=stream.name, table=table.name, **of_slices(context.partition_keys))
     with named, told_to_dagster(context.op_execution_context.retry_number, context.resources.spark.interrupt):
+        see_not_blocked(context.instance, stream, table.name, context.partition_keys)
         work = _work(context, stream, context.partition_keys)
         reports = table.stage()(work)
         _see_all_reported(work.keys, reports)

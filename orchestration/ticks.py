@@ -223,7 +223,8 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
         requests=repair_requests(
             order,
             found.due,
-            stream.limits.slices_a_run,
+            # A slice that is blocked would keep those from going on that were asked for with it.
+            1 if stream.blocks else stream.limits.slices_a_run,
             now,
             main={key for key, piece in slices.items() if piece.topic == stream.topic},
         ),

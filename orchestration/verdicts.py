@@ -26,7 +26,7 @@ class Verdict:
         text: the same in a sentence.
         numbers: exact counts.
         samples: a few of what was found, as rows of a table.
-        warning: whether the tables are right all the same, and only their source has to be looked at.
+        warning: whether it is a warning whatever the stream declares: what is wrong is explained, and may mend itself.
     """
 
     passed: bool
@@ -100,61 +100,103 @@ def in_order(keys: int, absent: int, behind: int) -> Verdict:
     return Verdict(passed=True, text=f"current is at or above the slice's version for all {keys} keys", numbers=numbers)
 
 
-def versions_rise(events: int, moved: int, classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]]) -> Verdict:
+def is_highest(keys: int, classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Whether `current` holds each key at the highest version that events have (I6).
+
+    Args:
+        keys: keys that were compared.
+        classes: keys that differ: `absent`, `behind`, or `ahead` of all that events have.
+        samples: some of them.
+    """
+    numbers = {"keys": keys, **{name: classes.get(name, 0) for name in ("absent", "behind", "ahead")}}
+    text = f"current is at the highest version in events for all {keys:,} keys"
+    if classes:
+        told = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
+        text = (
+            f"of {keys:,} keys {told} in current: materialise current again for the slices that hold these keys; if it "
+            "stays, somebody changed the table"
+        )
+    return Verdict(not classes, text, numbers, samples)
+
+
+def versions_rise(
+    totals: Mapping[str, int], classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]]
+) -> Verdict:
     """Whether every version that falls along the offsets of its key is explained.
 
     Args:
-        events: events of the slice.
-        moved: keys that stand in several partitions, between which no order is claimed.
+        totals: events, and keys that moved: they stand in several partitions, between which no order is claimed.
         classes: falls by their explanation.
         samples: some of them.
     """
-    falls = sum(classes.values())
-    unexplained = classes.get("unexplained", 0)
-    told = ", ".join(f"{count} {name}" for name, count in sorted(classes.items()))
-    spread = f"; {moved} keys stand in several partitions, between which no order is claimed" if moved else ""
+    falls, events = sum(classes.values()), totals.get("events", 0)
+    moved = totals.get("keys_in_several_partitions", 0)
+    told = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
+    spread = f"; {moved:,} keys moved to other partitions, between which no order is claimed" if moved else ""
     numbers = {"events": events, "falls": falls, "keys_in_several_partitions": moved, **_named(classes)}
-    if unexplained:
-        text = (
-            f"{falls} versions fall along the offsets of {events} events ({told}){spread}. The unexplained happened "
-            "after the higher version before it: look at its producer. current has the highest version all the same"
+    text = f"{falls:,} versions fall along the offsets of {events:,} events" + (f": {told}" if falls else "") + spread
+    if classes.get("unexplained"):
+        text += (
+            ". The unexplained happened after the higher version before it: look at its producer. current has the "
+            "highest version all the same; a further version mends a state that is wrong"
         )
-        return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
-    text = f"{falls} versions fall along the offsets of {events} events" + (f": {told}" if falls else "") + spread
-    return Verdict(passed=True, text=text, numbers=numbers, samples=samples)
+    # What is unexplained first: few examples are looked at.
+    ordered = sorted(samples, key=lambda row: row["class"] != "unexplained")
+    return Verdict(not classes.get("unexplained"), text, numbers, ordered)
 
 
 def _named(classes: Mapping[str, int]) -> dict[str, int]:
     return {name.replace(" ", "_"): count for name, count in classes.items()}
 
 
-def one_content(events: int, conflicts: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
+def one_content(totals: Mapping[str, int], conflicts: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
     """Whether no version of a key has two contents; of those that have, the earliest origin wins."""
-    return _warned(
-        {"events": events, "conflicts": conflicts},
-        f"{conflicts} versions have several contents: the earliest origin of each is in current. Ask the producer "
-        "which is right; a further version mends it",
-        samples,
-        or_else=f"no version has two contents in {events} events",
-    )
+    events, again = totals.get("events", 0), totals.get("second_deliveries", 0)
+    numbers = {"events": events, "second_deliveries": again, "conflicts": conflicts}
+    text = f"no version has two contents in {events:,} events; {again:,} are second deliveries"
+    if conflicts:
+        text = (
+            f"{conflicts:,} versions have several contents: the earliest origin of each is in current. Ask the "
+            f"producer which is right; a further version mends it. {again:,} events are second deliveries"
+        )
+    return Verdict(not conflicts, text, numbers, samples)
 
 
-def allowed_transitions(events: int, wrong: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
+def allowed_transitions(totals: Mapping[str, int], wrong: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
     """Whether every state of a key may follow the one of the version before it."""
-    return _warned(
-        {"events": events, "not_allowed": wrong},
-        f"{wrong} states may not follow the one before them, as the stream declares it. Ask the producer; or mend "
-        "the declared transitions",
-        samples,
-        or_else=f"every state may follow the one before it in {events} events",
-    )
+    events = totals.get("events", 0)
+    text = f"every state may follow the one before it in {events:,} events"
+    if wrong:
+        text = (
+            f"{wrong:,} states may not follow the one before them, as the stream declares it. Ask the producer; or "
+            "mend the declared transitions"
+        )
+    return Verdict(not wrong, text, {"events": events, "not_allowed": wrong}, samples)
 
 
-def _warned(numbers: Mapping[str, int], text: str, samples: Sequence[Mapping[str, Any]], *, or_else: str) -> Verdict:
-    """A warning if there are samples of what is wrong: the tables are right all the same."""
-    if not samples:
-        return Verdict(passed=True, text=or_else, numbers=numbers)
-    return Verdict(passed=False, text=text, numbers=numbers, samples=samples, warning=True)
+def none_missing(
+    totals: Mapping[str, int], classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]], stream: str
+) -> Verdict:
+    """Whether every version below a key's highest is there; one that may still come makes a warning, no error.
+
+    Args:
+        totals: events.
+        classes: missing versions by where they are.
+        samples: some of them.
+        stream: its name, for the remedy.
+    """
+    missing, events, nowhere = sum(classes.values()), totals.get("events", 0), classes.get("nowhere", 0)
+    numbers = {"events": events, "missing": missing, **_named(classes)}
+    if not missing:
+        return Verdict(passed=True, text=f"no version is missing below those of {events:,} events", numbers=numbers)
+    told = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
+    text = f"{missing:,} versions are missing below those of {events:,} events: {told}"
+    if any(name.endswith("parked") for name in classes):
+        text += f". highwater redrive-parked {stream} sends parked ones back once they can be accepted"
+    if nowhere:
+        text += ". Those nowhere were never published, or lost before they were read: let the producer send them again"
+    ordered = sorted(samples, key=lambda row: row["class"] != "nowhere")
+    return Verdict(passed=False, text=text, numbers=numbers, samples=ordered, warning=not nowhere)
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,19 @@ class Written:
         import pyarrow as pa
         from deltalake import write_deltalake
 
-        texts = ("slice", "proof", "origin_topic", "next_topic")
-        numbers = ("origin_generation", "origin_partition", "origin_offset", "retries")
-        at = ("published_at", pa.timestamp("us", "UTC"))
-        schema = pa.schema([*[(n, pa.string()) for n in texts], *[(n, pa.int64()) for n in numbers], at])
+        texts = ["slice", "proof", "origin_topic", "next_topic"]
+        numbers = ["origin_generation", "origin_partition", "origin_offset", "retries"]
+        times = ["published_at"]
+        # What the checks of versions ask for beside these.
+        texts += ["key", "order_id", "status", "customer_id", "updated_by_slice"]
+        numbers += ["version", "amount"]
+        times += ["event_time", "origin_timestamp"]
+        kinds = [(texts, pa.string()), (numbers, pa.int64()), (times, pa.timestamp("us", "UTC"))]
+        schema = pa.schema([(name, kind) for names, kind in kinds for name in names])
         for table, rows in self.rows.items():
             if rows:
-                write_deltalake(self.lake.path("orders", table), pa.Table.from_pylist(rows, schema), mode="overwrite")
+                made = pa.Table.from_pylist(rows, schema)
+                write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
 
     def ends(self) -> Ends:
         self.write()
@@ -219,6 +225,19 @@ def test_the_command_and_the_job_tell_the_same(
     [piece] = scene.slices()
     found = Written(tmp_path)
     found.prove(piece, {"raw": 15, "events": 15, "rejects": 0, "current": 15})
+    forward = {
+        "key": "o1",
+        "order_id": "o1",
+        "version": 2,
+        "status": "paid",
+        "origin_timestamp": NOW,
+        "event_time": NOW,
+    }
+    backward = {**forward, "version": 1, "status": "placed", "event_time": NOW + timedelta(hours=1)}
+    for offset, columns in enumerate((forward, backward)):
+        for table in ("events", "current"):
+            found.add(table, piece, [offset], **columns, updated_by_slice=piece.key)
+            found.rows[table][-1]["origin_topic"] = scene.topic
     found.write()
     job = build_defs(streams=[scene.stream]).resolve_job_def("orders_audit")
     with dg.DagsterInstance.ephemeral() as instance:
@@ -227,7 +246,19 @@ def test_the_command_and_the_job_tell_the_same(
     assert not run.success
     observation = seen.asset_observation
     assert observation is not None
-    assert "the ends sum to 0, produced were 15" in str(observation.metadata["audit"].value)
+    text = str(observation.metadata["audit"].value)
+    assert "the ends sum to 2, produced were 15" in text
+    assert "versions_along_offsets over the stream: 1 versions fall" in text
     told = scene.run("audit", "orders")
     assert told.exit_code == PERMANENT
-    assert "the ends sum to 0, produced were 15" in told.output
+    assert "the ends sum to 2, produced were 15" in told.output
+    assert "versions_along_offsets" not in told.output
+    [plain] = json.loads(scene.run("audit", "orders", "--versions", "--json").stdout)
+    assert {name: one["result"] for name, one in plain["versions"].items()} == {
+        "versions_along_offsets": "error",
+        "one_content_a_version": "passed",
+        "transitions_allowed": "passed",
+        "no_version_missing": "passed",
+        "versions_in_order": "passed",
+    }
+    assert plain["versions"]["versions_along_offsets"]["samples"][0]["behind"] == "0"

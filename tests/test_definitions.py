@@ -122,6 +122,7 @@ def test_a_run_takes_its_slices_through_everything_in_one_process(defs: dg.Defin
         ("orders/events", "versions_along_offsets"),
         ("orders/events", "one_content_a_version"),
         ("orders/events", "transitions_allowed"),
+        ("orders/events", "no_version_missing"),
         ("orders/current", "versions_in_order"),
     }
     # Backfills go past the job, so the default executor must be the same.

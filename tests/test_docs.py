@@ -174,8 +174,8 @@ def test_the_page_of_streams_has_every_field_of_a_declaration_and_no_other(kind:
 
 def default_text(field: dataclasses.Field[Any]) -> str:
     """How the page writes a default."""
-    if field.name == "on_reject":
-        return "`ON_REJECT`"
+    if field.name in {"on_reject", "checks"}:
+        return f"`{field.name.upper()}`"
     if field.default_factory is not dataclasses.MISSING:
         return f"`{type(field.default_factory()).__name__}()`"
     value = field.default

@@ -1,9 +1,10 @@
-"""Versions along offsets: each planted disorder is told, with its explanation, and no other."""
+"""Versions: each planted defect turns its check red, and no other; what is explained is told and passes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,143 +14,338 @@ import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
+from highwater.declaration import Severity
+from highwater.slices import SliceKey
+from orchestration import version_questions
 from orchestration.checks import evaluation
-from orchestration.verdicts import Verdict
-from orchestration.version_checks import ALONG_OFFSETS, ONE_CONTENT, SAMPLES, TRANSITIONS, names, version_checks
+from orchestration.version_checks import (
+    ALONG_OFFSETS,
+    IN_ORDER,
+    MISSING,
+    ONE_CONTENT,
+    TRANSITIONS,
+    counted_names,
+    missing_checks,
+    names,
+    over_the_stream,
+    version_checks,
+)
+from orchestration.version_questions import SAMPLES, STREAM, Scope
 from resources.lake import Lake
+from tests.version_tables import (
+    BEGIN,
+    FIRST,
+    SECOND,
+    THIRD,
+    TIER,
+    Generated,
+    Planted,
+    event,
+    red,
+    reject,
+    value,
+    winners,
+)
 
-BEGIN = datetime(2026, 3, 1, 10, tzinfo=UTC)
-SLICE, OTHER = "orders@0000001", "orders@0000002"
-
-
-def event(offset: int, version: int, key: str = "o1", **changes: Any) -> dict[str, Any]:
-    """An event whose time goes with its version; `changes` overrides columns."""
-    sound = {
-        "slice": SLICE,
-        "origin_topic": "orders",
-        "origin_generation": 0,
-        "origin_partition": 0,
-        "origin_offset": offset,
-        "retries": 0,
-        "key": key,
-        "version": version,
-        "event_time": BEGIN + timedelta(minutes=version),
-        "order_id": key,
-        "status": "placed" if version == 1 else "paid" if version == 2 else "refunded",
-        "customer_id": "c1",
-        "amount": Decimal("12.50"),
-        "proof": None,
-    }
-    return sound | changes
+LATER: dict[str, Any] = {"event_time": BEGIN + timedelta(hours=1)}
+ERROR, WARN = Severity.ERROR, Severity.WARN
 
 
-def verdicts(tmp_path: Path, *rows: dict[str, Any]) -> dict[str, dict[str, Verdict]]:
-    import pyarrow as pa
-    from deltalake import write_deltalake
-
-    lake = Lake(str(tmp_path))
-    schema = pa.schema(
-        [
-            *[(name, pa.string()) for name in ("slice", "origin_topic")],
-            *[(name, pa.int32()) for name in ("origin_generation", "origin_partition")],
-            ("origin_offset", pa.int64()),
-            ("retries", pa.int32()),
-            ("key", pa.string()),
-            ("version", pa.int32()),
-            ("event_time", pa.timestamp("us", "UTC")),
-            *[(name, pa.string()) for name in ("order_id", "status", "customer_id")],
-            ("amount", pa.decimal128(12, 2)),
-            ("proof", pa.string()),
-        ]
-    )
-    write_deltalake(lake.path("orders", "events"), pa.Table.from_pylist(list(rows), schema), partition_by=["slice"])
-    return version_checks(lake, ORDERS, [SLICE, OTHER])
+@pytest.fixture
+def planted(tmp_path: Path) -> Planted:
+    return Planted(tmp_path)
 
 
-def test_versions_that_rise_pass_every_check(tmp_path: Path) -> None:
-    proof = {**event(0, 1), "proof": "{}", "key": None, "version": None}
-    found = verdicts(tmp_path, *[event(n, n) for n in (1, 2, 3)], event(9, 1, "o2", slice=OTHER), proof)
-    assert [*found] == [ALONG_OFFSETS, ONE_CONTENT, TRANSITIONS]
-    assert all(verdict.passed for by_slice in found.values() for verdict in by_slice.values())
-    assert found[ALONG_OFFSETS][SLICE].numbers["events"] == 3
+def test_sound_tables_pass_every_check(planted: Planted) -> None:
+    found = planted.verdicts()
+    assert red(ORDERS, found) == {}
+    assert [*found] == [ALONG_OFFSETS, ONE_CONTENT, TRANSITIONS, MISSING, IN_ORDER]
+    assert all(set(by) == {FIRST, SECOND, THIRD, TIER, STREAM} for by in found.values())
+    assert found[ALONG_OFFSETS][STREAM].numbers["events"] == 10
+    assert found[ONE_CONTENT][STREAM].numbers["second_deliveries"] == 1
+    assert found[ALONG_OFFSETS][SECOND].numbers["second_deliveries"] == 1, "behind a version of an earlier slice"
+    assert found[ALONG_OFFSETS][TIER].numbers["returns_from_the_DLQ"] == 1, "its second version overtook it"
+
+
+def plant(*rows: dict[str, object]) -> Callable[[Planted], None]:
+    return lambda planted: planted.events.extend(rows)
+
+
+def take_from_current(planted: Planted, version: int) -> None:
+    planted.current = [r for r in winners(planted.events) if (r["key"], r["version"]) != ("o1", version)]
+
+
+def add_to_current(planted: Planted) -> None:
+    ahead = {**event(0, 9, "o1"), "updated_by_slice": FIRST}
+    planted.current = [*winners(planted.events), ahead]
+
+
+DEFECTS: dict[str, tuple[Callable[[Planted], None], dict[str, dict[str, Severity]]]] = {
+    "a version that falls within a slice": (
+        plant(event(4, 2, "x"), event(5, 1, "x", **LATER)),
+        {ALONG_OFFSETS: {FIRST: ERROR, STREAM: ERROR}},
+    ),
+    "a version that falls below one of an earlier slice": (
+        plant(event(4, 2, "x"), event(25, 1, "x", **LATER)),
+        {ALONG_OFFSETS: {THIRD: ERROR, STREAM: ERROR}},
+    ),
+    "two contents in one slice": (
+        plant(event(4, 1, "x"), event(5, 1, "x", amount=Decimal(1))),
+        {ONE_CONTENT: {FIRST: WARN, STREAM: WARN}},
+    ),
+    "two contents in two slices": (
+        plant(event(4, 1, "x"), event(25, 1, "x", customer_id="c2")),
+        {ONE_CONTENT: {FIRST: WARN, THIRD: WARN, STREAM: WARN}},
+    ),
+    "a first version in another state": (
+        plant(event(4, 1, "x", status="paid")),
+        {TRANSITIONS: {FIRST: WARN, STREAM: WARN}},
+    ),
+    "a state that may not follow the one in another slice": (
+        plant(event(4, 1, "x"), event(15, 2, "x", status="refunded")),
+        {TRANSITIONS: {SECOND: WARN, STREAM: WARN}},
+    ),
+    "a version that is nowhere": (
+        plant(event(4, 1, "x"), event(15, 3, "x")),
+        {MISSING: {SECOND: ERROR, STREAM: ERROR}},
+    ),
+    "a first version that is nowhere": (
+        plant(event(4, 2, "x")),
+        {MISSING: {FIRST: ERROR, STREAM: ERROR}},
+    ),
+    "a key that current lost": (
+        lambda planted: take_from_current(planted, 3),
+        {IN_ORDER: {THIRD: ERROR, STREAM: ERROR}},
+    ),
+    "a version in current that no event has": (add_to_current, {IN_ORDER: {STREAM: ERROR}}),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_defect_turns_its_check_red_and_no_other(planted: Planted, name: str) -> None:
+    defect, expected = DEFECTS[name]
+    defect(planted)
+    assert planted.red() == expected
 
 
 EXPLAINED = {
-    "second_deliveries": [event(1, 1), event(2, 2), event(3, 1)],
-    "conflicts": [event(1, 1), event(2, 2), event(3, 1, amount=Decimal(1), event_time=BEGIN + timedelta(hours=1))],
-    "reordered_by_their_producer": [event(1, 2), event(2, 1)],
-    "returns_from_the_DLQ": [event(1, 2, retries=1), event(2, 1, retries=1)],
+    "second_deliveries": [event(4, 1, "x"), event(15, 2, "x"), event(25, 1, "x")],
+    "conflicts": [event(4, 1, "x"), event(15, 2, "x"), event(25, 1, "x", amount=Decimal(1), **LATER)],
+    "reordered_by_their_producer": [event(14, 2, "x"), event(25, 1, "x")],
+    "returns_from_the_DLQ": [event(14, 2, "x"), event(5, 1, "x", slice=TIER, retries=1)],
 }
 
 
 @pytest.mark.parametrize("name", EXPLAINED)
-def test_a_fall_that_is_explained_is_counted_and_passes(tmp_path: Path, name: str) -> None:
-    found = verdicts(tmp_path, *EXPLAINED[name])[ALONG_OFFSETS][SLICE]
-    assert found.passed
-    assert (found.numbers["falls"], found.numbers[name]) == (1, 1)
+def test_a_fall_that_is_explained_is_counted_and_passes(planted: Planted, name: str) -> None:
+    before = planted.verdicts()[ALONG_OFFSETS][STREAM].numbers
+    planted.events += EXPLAINED[name]
+    found = planted.verdicts()[ALONG_OFFSETS]
+    assert all(verdict.passed for verdict in found.values())
+    numbers = found[STREAM].numbers
+    assert (numbers["falls"] - before["falls"], numbers[name] - before.get(name, 0)) == (1, 1)
 
 
-def test_a_fall_that_nothing_explains_fails_its_slice_and_no_other(tmp_path: Path) -> None:
-    """The lower version happened later: its producer counts backwards."""
-    late = event(2, 1, event_time=BEGIN + timedelta(hours=1))
-    found = verdicts(tmp_path, event(1, 2), late, event(9, 1, "o2", slice=OTHER))[ALONG_OFFSETS]
-    assert not found[SLICE].passed
-    assert not found[SLICE].warning
-    [sample] = found[SLICE].samples
-    assert (sample["key"], sample["version"], sample["highest"], sample["offset"]) == ("o1", 1, 2, 2)
-    assert found[OTHER].passed
+def test_a_fall_names_its_origin_and_the_one_that_it_fell_behind(planted: Planted) -> None:
+    planted.events += [event(4, 1, "x"), event(5, 3, "x"), event(6, 2, "x"), event(25, 1, "x", **LATER)]
+    planted.events += [event(5, 2, "x", **LATER)]
+    first = planted.verdicts()[ALONG_OFFSETS][THIRD].samples[0]
+    wanted = {"key": "x", "version": 1, "highest": 3, "generation": 0, "partition": 0, "offset": 25, "behind": 5}
+    assert {name: first[name] for name in wanted} == wanted
 
 
-def test_no_order_is_claimed_between_partitions_or_slices(tmp_path: Path) -> None:
-    found = verdicts(tmp_path, event(1, 2), event(1, 1, origin_partition=1), event(2, 1, slice=OTHER))[ALONG_OFFSETS]
-    assert found[SLICE].passed
-    assert (found[SLICE].numbers["falls"], found[SLICE].numbers["keys_in_several_partitions"]) == (0, 1)
-    assert found[OTHER].numbers["falls"] == 0
+def test_no_order_is_claimed_between_partitions(planted: Planted) -> None:
+    planted.events += [event(4, 2, "x"), event(15, 1, "x", origin_partition=1, **LATER)]
+    found = planted.verdicts()[ALONG_OFFSETS]
+    assert found[STREAM].passed
+    assert found[STREAM].numbers["keys_in_several_partitions"] == 1
+    assert "1 keys moved to other partitions" in found[STREAM].text
 
 
-def test_two_contents_of_a_version_are_a_warning_with_their_origins(tmp_path: Path) -> None:
-    found = verdicts(tmp_path, event(1, 1), event(2, 1), event(3, 1, customer_id="c2"))[ONE_CONTENT][SLICE]
-    assert (found.passed, found.warning, found.numbers["conflicts"]) == (False, True, 1)
-    assert {"0:1", "0:2", "0:3"} == set(str(found.samples[0]["origins"]).split(", "))
+def test_no_order_is_claimed_between_generations(planted: Planted) -> None:
+    planted.events += [event(4, 2, "x"), event(5, 1, "x", origin_generation=1, **LATER)]
+    assert planted.verdicts()[ALONG_OFFSETS][STREAM].passed
 
 
-def test_a_second_delivery_is_no_conflict(tmp_path: Path) -> None:
-    assert verdicts(tmp_path, event(1, 1), event(2, 1))[ONE_CONTENT][SLICE].passed
+def test_a_conflict_names_its_origins(planted: Planted) -> None:
+    planted.events += [event(4, 1, "x"), event(5, 1, "x"), event(25, 1, "x", customer_id="c2")]
+    found = planted.verdicts()[ONE_CONTENT]
+    for key in (FIRST, THIRD, STREAM):
+        assert {"0:4", "0:5", "0:25"} == set(str(found[key].samples[0]["origins"]).split(", "))
 
 
-WRONG = {
-    "a first version in another state": [event(1, 1, status="paid")],
-    "a state that may not follow": [event(1, 1), event(2, 2, status="refunded")],
+def test_the_transition_of_a_version_with_two_contents_is_that_of_the_one_that_counts(planted: Planted) -> None:
+    """The earliest origin wins, which is not the first offset where a publish time lies before."""
+    late = {"origin_timestamp": BEGIN - timedelta(hours=1)}
+    planted.events += [event(4, 1, "x", status="canceled"), event(5, 1, "x", **late)]
+    assert planted.verdicts()[TRANSITIONS][STREAM].passed
+
+
+PLACES = {
+    "waits in a tier": (reject(14, "x", value(2), "orders.dlq.1"), "waits_in_a_tier"),
+    "parked": (reject(14, "x", value(2), "orders.parked"), "is_parked"),
+    "malformed and parked": (reject(14, "x", b"no JSON", "orders.parked"), "may_be_parked"),
+    "malformed in a tier": (reject(14, "x", b"{}", "orders.dlq.2"), "may_wait_in_a_tier"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_transition_that_is_not_allowed_is_a_warning(tmp_path: Path, name: str) -> None:
-    found = verdicts(tmp_path, *WRONG[name])[TRANSITIONS][SLICE]
-    assert (found.passed, found.warning, found.numbers["not_allowed"]) == (False, True, 1)
+@pytest.mark.parametrize("name", PLACES)
+def test_a_missing_version_that_waits_is_a_warning_that_names_it(planted: Planted, name: str) -> None:
+    row, number = PLACES[name]
+    planted.events += [event(4, 1, "x"), event(15, 3, "x")]
+    planted.rejects.append(row)
+    verdicts = planted.verdicts()
+    assert red(ORDERS, verdicts) == {MISSING: {SECOND: WARN, STREAM: WARN}}
+    found = verdicts[MISSING][STREAM]
+    assert (found.numbers["missing"], found.numbers[number]) == (1, 1)
+    where = str(found.samples[0]["where"])
+    assert where.startswith("may be orders" if "may" in number else "orders")
+    assert "orders partition 0 offset 14, on " + row["next_topic"] in where
+    due = {"waits in a tier": "due at 2026-03-01 10:01:10 UTC", "malformed in a tier": "due at 2026-03-01 10:06:00 UTC"}
+    assert due.get(name, "") in where
+    assert ("redrive-parked orders" in found.text) == ("parked" in number)
 
 
-def test_a_version_that_is_missing_is_no_transition(tmp_path: Path) -> None:
-    assert verdicts(tmp_path, event(1, 1), event(2, 3))[TRANSITIONS][SLICE].passed
+NO_EXCUSE = {
+    "another version of the key waits": [reject(14, "x", value(4), "orders.dlq.1")],
+    "another key waits": [reject(14, "y", b"no JSON", "orders.dlq.1")],
+    "what waited was accepted": [reject(3, "x", b"no JSON", "orders.dlq.1")],
+}
 
 
-def test_samples_are_few_and_counts_exact(tmp_path: Path) -> None:
-    rows = [event(n, 1, f"o{n}", status="paid") for n in range(50)]
-    found = verdicts(tmp_path, *rows)[TRANSITIONS][SLICE]
-    assert (found.numbers["not_allowed"], len(found.samples)) == (50, SAMPLES)
+@pytest.mark.parametrize("name", NO_EXCUSE)
+def test_what_cannot_be_the_missing_version_excuses_nothing(planted: Planted, name: str) -> None:
+    planted.events += [event(4, 1, "x"), event(15, 3, "x")]
+    planted.rejects += NO_EXCUSE[name]
+    assert planted.red() == {MISSING: {SECOND: ERROR, STREAM: ERROR}}
 
 
-def test_dagster_gets_the_samples_as_a_table(tmp_path: Path) -> None:
-    found = verdicts(tmp_path, event(1, 1, status="paid"))[TRANSITIONS][SLICE]
-    made = evaluation(ORDERS, "events", TRANSITIONS, SLICE, found)
-    assert made.severity.value == "WARN"
-    assert made.partition == SLICE
+def test_one_record_stands_for_one_missing_version(planted: Planted) -> None:
+    planted.events += [event(4, 1, "x"), event(15, 6, "x")]
+    planted.rejects += [reject(5, "x", value(3), "orders.dlq.1"), reject(6, "x", b"?", "orders.parked")]
+    found = planted.verdicts()[MISSING][STREAM]
+    counts = {"missing": 4, "waits_in_a_tier": 1, "may_be_parked": 1, "nowhere": 2}
+    assert {name: found.numbers[name] for name in counts} == counts
+    assert found.samples[0]["class"] == "nowhere", "what a person has to look at comes first"
+
+
+def test_a_version_that_an_undecided_slice_may_hold_is_a_warning(planted: Planted) -> None:
+    planted.events += [event(4, 1, "x"), event(24, 3, "x"), event(15, 2, "x")]
+    planted.undecided = {SECOND}
+    verdicts = planted.verdicts()
+    assert red(ORDERS, verdicts)[MISSING] == {THIRD: WARN, STREAM: WARN}
+    numbers = verdicts[MISSING][STREAM].numbers
+    assert numbers["missing"] == numbers["not_decided_yet"] > 0
+    planted.undecided = set()
+    assert planted.red() == {}
+
+
+def test_a_hole_that_lies_before_both_neighbours_excuses_nothing(planted: Planted) -> None:
+    planted.events = [event(14, 1, "x"), event(15, 3, "x"), event(29, 1, "y")]
+    planted.undecided = {FIRST}
+    assert planted.red()[MISSING] == {SECOND: ERROR, STREAM: ERROR}
+
+
+def test_behind_the_newest_slice_a_version_may_still_come(planted: Planted) -> None:
+    planted.events += [event(24, 2, "x")]
+    verdicts = planted.verdicts()
+    assert red(ORDERS, verdicts) == {MISSING: {THIRD: WARN, STREAM: WARN}}
+    assert verdicts[MISSING][THIRD].numbers["may_still_come"] == 1
+
+
+def test_a_version_that_comes_late_closes_the_gap_of_an_earlier_slice(planted: Planted) -> None:
+    planted.events += [event(4, 2, "x"), event(25, 1, "x")]
+    assert planted.red() == {}
+
+
+def test_far_away_slices_are_looked_at_before_a_version_is_nowhere(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only neighbours are looked at; the second version stands in none of them."""
+    monkeypatch.setattr(version_questions, "SLICES_AROUND", 0)
+    planted.events += [event(4, 2, "x"), event(14, 1, "x"), event(15, 4, "x"), event(24, 3, "x")]
+    planted.write()
+    assert not Scope.of(ORDERS, [SECOND]).whole
+    assert missing_checks(planted.lake, ORDERS, [SECOND])[MISSING][SECOND].passed
+    planted.events = [row for row in planted.events if (row["key"], row["version"]) != ("x", 3)]
+    planted.write()
+    assert missing_checks(planted.lake, ORDERS, [SECOND])[MISSING][SECOND].numbers["nowhere"] == 1
+
+
+def test_a_slice_is_held_against_those_around_it_and_a_tier_against_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version_questions, "SLICES_AROUND", 1)
+    key = str(SliceKey("orders", 7))
+    assert Scope.of(ORDERS, [key]).among.endswith("BETWEEN 'orders@0000006' AND 'orders@0000008')")
+    assert Scope.of(ORDERS, [key, TIER]).among == "true"
+    assert Scope.of(ORDERS, None) == Scope(None)
+
+
+def test_portions_of_keys_find_the_same(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded by looking at some keys at a time; nothing may be counted twice or lost for it."""
+    for number, rows in enumerate([*EXPLAINED.values(), [event(4, 2), event(25, 1, **LATER)], [event(5, 3)]]):
+        planted.events += [{**row, "key": f"x{number}"} for row in rows]
+    at_once = planted.verdicts()
+    assert set(red(ORDERS, at_once)) == {ALONG_OFFSETS, ONE_CONTENT, MISSING}
+    monkeypatch.setattr(version_questions, "EVENTS_AT_ONCE", 4)
+    in_portions = planted.verdicts()
+    for check, by_slice in at_once.items():
+        for key, verdict in by_slice.items():
+            assert (in_portions[check][key].numbers, in_portions[check][key].text) == (verdict.numbers, verdict.text)
+
+
+def test_samples_are_few_and_counts_exact(planted: Planted) -> None:
+    planted.events += [event(4, 1, f"x{n}", status="paid") for n in range(50)]
+    planted.events += [event(5, 3, f"y{n}") for n in range(50)]
+    found = planted.verdicts()
+    for key in (FIRST, STREAM):
+        assert (found[TRANSITIONS][key].numbers["not_allowed"], len(found[TRANSITIONS][key].samples)) == (50, SAMPLES)
+        assert (found[MISSING][key].numbers["nowhere"], len(found[MISSING][key].samples)) == (100, SAMPLES)
+
+
+def test_without_tables_a_slice_fails_and_a_stream_does_not(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    for by_slice in (version_checks(lake, ORDERS, [FIRST]) | missing_checks(lake, ORDERS, [FIRST])).values():
+        assert not by_slice[FIRST].passed
+    assert all(verdict.passed for verdict in over_the_stream(lake, ORDERS).values())
+
+
+def test_dagster_gets_the_samples_as_a_table(planted: Planted) -> None:
+    planted.events += [event(4, 1, "x", status="paid")]
+    found = planted.verdicts()[TRANSITIONS][FIRST]
+    made = evaluation(ORDERS, "events", TRANSITIONS, FIRST, found)
+    assert made.partition == FIRST
     samples = made.metadata["samples"]
     assert isinstance(samples, dg.TableMetadataValue)
     assert samples.records[0].data["state"] == "paid"
 
 
-def test_transitions_are_checked_where_they_are_declared_and_versions_count() -> None:
-    assert TRANSITIONS in names(ORDERS)
-    assert TRANSITIONS not in names(PAYMENTS)
+def test_a_stream_has_the_checks_that_its_versions_allow() -> None:
+    assert names(ORDERS) == [ALONG_OFFSETS, ONE_CONTENT, TRANSITIONS]
+    assert counted_names(ORDERS) == [MISSING]
+    assert names(PAYMENTS) == [ALONG_OFFSETS, ONE_CONTENT]
+    assert counted_names(PAYMENTS) == []
     assert TRANSITIONS not in names(replace(ORDERS, transitions=None))
+    assert counted_names(replace(ORDERS, first_version=None)) == []
+
+
+def test_generated_faults_are_told_by_their_kind_and_raise_no_other_alarm(tmp_path: Path) -> None:
+    """Every fault, slice by slice as they are decided; what late customers held back comes at the end."""
+    world = Generated(tmp_path)
+    alarmed: dict[str, set[str]] = {}
+    for upto in range(1, len(world.main) + 1):
+        tell(alarmed, world.red_keys(world.main[:upto], world.main[upto - 1]))
+    tell(alarmed, world.red_keys([*world.main, TIER], TIER))
+    whole = world.red_keys([*world.main, TIER], None)
+    tell(alarmed, whole)
+    allowed = {
+        ONE_CONTENT: world.keys_with("conflict"),
+        TRANSITIONS: world.keys_with("forbidden_transition"),
+        MISSING: world.keys_with("missing_version"),
+    }
+    assert {name: keys - allowed[name] for name, keys in alarmed.items()} == {name: set() for name in allowed}
+    assert whole == allowed, "over the stream all of them are told"
+
+
+def tell(alarmed: dict[str, set[str]], found: dict[str, set[str]]) -> None:
+    for name, keys in found.items():
+        alarmed.setdefault(name, set()).update(keys)

@@ -18,6 +18,7 @@ STREAM = Stream(
     ),
     key=("order_id",),
     version="version",
+    first_version=1,
     event_time="event_time",
     transitions=Transitions(
         field="status",

@@ -1,0 +1,151 @@
+"""Checks that block: nothing downstream of what they judged is committed, in the same run and in later ones.
+
+The stages are left out: what they would commit is planted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from assets.streams.orders import STREAM as ORDERS
+from assets.streams.payments import STREAM as PAYMENTS
+from assets.work import SliceReport
+from highwater.declaration import CAN_BLOCK, CHECKS, Severity
+from highwater.errors import DeclarationError
+from highwater.proof import Proof
+from orchestration import checks, stream_assets
+from orchestration.build import build_defs
+from orchestration.explaining import failing_checks
+from orchestration.stream_assets import TABLES, table_key
+from resources.ledger import Ledger
+from tests.version_tables import FIRST, SECOND, Planted, event
+
+if TYPE_CHECKING:
+    from assets.work import Work
+    from highwater.declaration import Stream
+
+BLOCKS = replace(ORDERS, checks={"transitions_allowed": Severity.BLOCK})
+
+
+class Runs:
+    """Runs of the stream's assets on planted tables; remembers which tables were taken."""
+
+    def __init__(self, folder: Path, instance: dg.DagsterInstance) -> None:
+        self.planted = Planted(folder / "lake")
+        self.planted.write()
+        self.instance = instance
+        self.taken: list[str] = []
+        self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
+        self.ledger.add([p.piece for p in self._proofs()])
+        instance.add_dynamic_partitions("orders_slices", [FIRST, SECOND])
+
+    def _proofs(self) -> list[Proof]:
+        return [p for key, p in self.planted.lake.committed("orders", "events").items() if key in {FIRST, SECOND}]
+
+    def stage(self, name: str) -> Callable[[Work], list[SliceReport]]:
+        def take(work: Work) -> list[SliceReport]:
+            self.taken.append(name)
+            return [SliceReport(piece, 1, 0, 0) for piece in work.slices]
+
+        return take
+
+    def run(self, stream: Stream, key: str, *tables: str) -> bool:
+        """Whether a run of one slice succeeds; of the whole job, or of these tables and their checks."""
+        self.taken.clear()
+        opened = {
+            "kafka": SimpleNamespace(open=lambda: None),
+            "ledger": SimpleNamespace(open=lambda: self.ledger),
+            "lake": SimpleNamespace(open=lambda: self.planted.lake),
+            "spark": SimpleNamespace(session=lambda: None, interrupt=lambda: None),
+        }
+        chosen = [table_key(stream, table) for table in tables] or None
+        job = build_defs(streams=[stream], resources=opened).resolve_job_def("orders_slice")
+        done = job.execute_in_process(
+            instance=self.instance, partition_key=key, raise_on_error=False, asset_selection=chosen
+        )
+        return done.success
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        found = Runs(tmp_path, instance)
+        monkeypatch.setattr(stream_assets.Table, "stage", lambda table: found.stage(table.name))
+        # Their tables are not planted; what they judge is judged elsewhere.
+        kept = tuple(one for one in checks.CHECKS if "offsets_accounted_for" not in one.what)
+        monkeypatch.setattr(checks, "CHECKS", kept)
+        yield found
+
+
+def test_what_blocks_keeps_its_run_and_later_ones_from_what_is_downstream(runs: Runs) -> None:
+    every = [table.name for table in TABLES]
+    assert runs.run(BLOCKS, FIRST)
+    assert sorted(runs.taken) == sorted(every)
+    runs.planted.events += [event(4, 1, "x", status="paid")]
+    runs.planted.write()
+    assert not runs.run(BLOCKS, FIRST)
+    assert runs.taken == ["raw", "events"]
+    assert failing_checks(runs.instance, BLOCKS) == {"transitions_allowed": 1}
+    for table in ("rejects", "dlq", "current"):
+        assert not runs.run(BLOCKS, FIRST, table)
+        assert runs.taken == [], "Dagster's blocking ends with the run"
+    assert runs.run(BLOCKS, SECOND), "another slice is not kept"
+    assert runs.run(ORDERS, FIRST), "by another declaration it is a warning"
+    assert sorted(runs.taken) == sorted(every)
+
+
+def test_what_was_mended_blocks_no_more(runs: Runs) -> None:
+    sound = list(runs.planted.events)
+    runs.planted.events += [event(4, 1, "x", status="paid")]
+    runs.planted.write()
+    assert not runs.run(BLOCKS, FIRST)
+    runs.planted.events = sound
+    runs.planted.write()
+    assert runs.run(BLOCKS, FIRST)
+    assert failing_checks(runs.instance, BLOCKS) == {}
+
+
+def test_a_warning_is_no_failing_check(runs: Runs) -> None:
+    """One that is declared to be, and one of a check that is an error elsewhere: the first version may still come."""
+    runs.planted.events += [event(4, 1, "x", status="paid"), event(5, 3, "y"), event(24, 2, "z")]
+    runs.planted.write()
+    runs.instance.add_dynamic_partitions("orders_slices", ["orders@0000002"])
+    third = runs.planted.lake.committed("orders", "events")["orders@0000002"]
+    runs.ledger.add([third.piece])
+    assert runs.run(ORDERS, FIRST)
+    assert runs.run(ORDERS, "orders@0000002")
+    assert failing_checks(runs.instance, ORDERS) == {"no_version_missing": 1}
+
+
+def test_every_check_that_can_block_is_built_into_the_job() -> None:
+    """A check that needs what is downstream of its table would close a circle."""
+    stream = replace(ORDERS, checks=dict.fromkeys(CAN_BLOCK, Severity.BLOCK))
+    graph = build_defs(streams=[stream]).resolve_job_def("orders_slice").asset_layer.asset_graph
+    assert {key.name for key in graph.asset_check_keys if graph.get(key).blocking} == CAN_BLOCK
+    plain = build_defs(streams=[ORDERS]).resolve_job_def("orders_slice").asset_layer.asset_graph
+    assert not [key for key in plain.asset_check_keys if plain.get(key).blocking]
+
+
+def test_the_declaration_speaks_of_the_checks_that_there_are() -> None:
+    assert set(CHECKS) == {name for one in checks.CHECKS for name in one.what}
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown check": ({"checks": {"versions": Severity.WARN}}, "checks speaks of 'versions'"),
+    "one that cannot block": ({"checks": {"no_version_missing": Severity.BLOCK}}, "no_version_missing cannot block"),
+    "a first version of a time": ({"first_version": 1}, "first_version is for versions that"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_declaration_that_contradicts_itself_is_refused(name: str) -> None:
+    changes, told = WRONG[name]
+    with pytest.raises(DeclarationError, match=told):
+        replace(PAYMENTS, **changes)

@@ -1,0 +1,270 @@
+"""Tables of a stream as a test plants them, and what every check of versions says of them.
+
+They are written row by row, without the pipeline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from assets.streams.orders import STREAM as ORDERS
+from dev.compare import SHAPES, expected_event
+from dev.intended import EVENT, UNRESOLVED, Intended
+from dev.orders import ORDERS as SOURCE
+from dev.readings import Kept, Place
+from dev.script import Script
+from highwater.declaration import Severity, Stream
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice, SliceKey
+from orchestration.standing import version_order
+from orchestration.verdicts import Verdict
+from orchestration.version_checks import missing_checks, over_the_stream, version_checks
+from resources.lake import Lake
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BEGIN = datetime(2026, 3, 1, 10, tzinfo=UTC)
+# Slices of ten offsets in each of two partitions, and one of the first tier.
+FIRST, SECOND, THIRD, TIER = (*(f"orders@{n:07d}" for n in range(3)), "orders.dlq.1@0000000")
+WIDTH = 10
+STATES = {1: "placed", 2: "paid", 3: "refunded"}
+Row = dict[str, Any]
+
+
+def event(offset: int, version: int, key: str = "o1", **changes: Any) -> Row:
+    """An event whose time goes with its version, in the slice of its offset; `changes` overrides columns."""
+    sound = {
+        "slice": f"orders@{offset // WIDTH:07d}",
+        "origin_topic": "orders",
+        "origin_generation": 0,
+        "origin_partition": 0,
+        "origin_offset": offset,
+        "origin_timestamp": BEGIN + timedelta(seconds=offset),
+        "retries": 0,
+        "key": key,
+        "version": version,
+        "event_time": BEGIN + timedelta(minutes=version),
+        "order_id": key,
+        "status": STATES.get(version, "paid"),
+        "customer_id": "c1",
+        "amount": Decimal("12.50"),
+        "proof": None,
+    }
+    return sound | changes
+
+
+def reject(offset: int, key: str, value: bytes | None, next_topic: str, **changes: Any) -> Row:
+    """A rejected record that was published a minute after the stream began."""
+    sound = {name: value for name, value in event(offset, 1, key).items() if name.startswith(("slice", "origin"))}
+    told = {"retries": 0, "reason": "unresolved", "key": key.encode(), "value": value, "next_topic": next_topic}
+    return {**sound, **told, "proof": None, **changes}
+
+
+def value(version: int) -> bytes:
+    """A value that names its version."""
+    return json.dumps({"version": version}).encode()
+
+
+class Planted:
+    """The tables of the stream `orders`; sound, until a test plants something."""
+
+    def __init__(self, folder: Path, stream: Stream = ORDERS) -> None:
+        self.lake = Lake(str(folder))
+        self.stream = stream
+        # Three lives over three slices, a second delivery, and one whose first version came back through a tier.
+        self.events = [
+            *[event(10 * n, n + 1, "o1") for n in range(3)],
+            *[event(1, 1, "o2"), event(11, 2, "o2"), event(12, 1, "o2")],
+            *[event(2, 1, "o3", origin_partition=1), event(22, 2, "o3", origin_partition=1)],
+            *[event(3, 1, "o4", slice=TIER, retries=1), event(13, 2, "o4")],
+        ]
+        self.rejects = [reject(3, "o4", value(1), "orders.dlq.1")]
+        self.undecided: set[str] = set()
+        self.published_at = BEGIN + timedelta(minutes=1)
+        self.current: list[Row] | None = None
+        self.slices = [FIRST, SECOND, THIRD, TIER]
+        self.width, self.partitions = WIDTH, 2
+
+    def write(self) -> None:
+        import pyarrow as pa
+
+        proofs = [
+            _proof(self.stream, key, self.width, self.partitions) for key in self.slices if key not in self.undecided
+        ]
+        self._write("events", [row for row in self.events if row["slice"] not in self.undecided] + proofs, _events())
+        self._write("rejects", self.rejects + proofs, _rejects())
+        published = [{**row, "published_at": self.published_at} for row in self.rejects]
+        schema = pa.schema(
+            [*_origin(), ("retries", pa.int32()), ("published_at", pa.timestamp("us", "UTC")), _proof_column()]
+        )
+        self._write("dlq", published, schema)
+        brought = winners(self.events) if self.current is None else self.current
+        self._write("current", brought + proofs, _events().append(pa.field("updated_by_slice", pa.string())))
+
+    def _write(self, table: str, rows: Iterable[Row], schema: pa.Schema) -> None:
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        names = set(schema.names)
+        kept = [{name: cell for name, cell in row.items() if name in names} for row in rows]
+        made = pa.Table.from_pylist(kept, schema)
+        write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
+
+    def verdicts(self) -> dict[str, dict[str, Verdict]]:
+        """Each check's verdict on each slice, of one run over all of them, and on the stream, under the name ``."""
+        self.write()
+        keys = [key for key in self.slices if key not in self.undecided]
+        found = {
+            **version_checks(self.lake, self.stream, keys),
+            **missing_checks(self.lake, self.stream, keys),
+            "versions_in_order": version_order(self.lake, self.stream, keys),
+        }
+        whole = over_the_stream(self.lake, self.stream)
+        return {name: {**by_slice, "": whole[name]} for name, by_slice in found.items()}
+
+    def red(self) -> dict[str, dict[str, Severity]]:
+        """For each check that fails where it does, and how hard."""
+        return red(self.stream, self.verdicts())
+
+
+def red(stream: Stream, verdicts: dict[str, dict[str, Verdict]]) -> dict[str, dict[str, Severity]]:
+    """Of verdicts those that fail, by check and slice, and how hard."""
+    found: dict[str, dict[str, Severity]] = {}
+    for name, by_slice in verdicts.items():
+        for key, verdict in by_slice.items():
+            if not verdict.passed:
+                found.setdefault(name, {})[key] = Severity.WARN if verdict.warning else stream.severity(name)
+    return found
+
+
+def winners(events: Iterable[Row]) -> list[Row]:
+    """What `current` holds: of each slice and key the highest version, the earliest origin of equal ones."""
+    best: dict[tuple[str, str], Row] = {}
+    for row in events:
+        at = (row["slice"], row["key"])
+        if at not in best or _order(row) < _order(best[at]):
+            best[at] = {**row, "updated_by_slice": row["slice"]}
+    return list(best.values())
+
+
+def _order(row: Row) -> tuple[Any, ...]:
+    return (-row["version"], row["origin_timestamp"], row["origin_partition"], row["origin_offset"])
+
+
+class Generated:
+    """The orders of the generator, with every fault, as the design decides them: by the generator's own account.
+
+    They lie in three partitions, in slices of so many offsets of each. What was unresolved comes back in one slice of
+    the first tier, when all of the topic is decided.
+    """
+
+    WIDTH = 100
+
+    def __init__(self, folder: Path) -> None:
+        self.planted = Planted(folder)
+        self.planted.events, self.planted.rejects = [], []
+        self.faults: dict[str, str] = {}
+        self._back: list[Row] = []
+        ends = [0, 0, 0]
+        script = Script(SOURCE, seed=5, records=900, rates={"large_record": 0.0})
+        for number, made in enumerate(record for batch in script.batches() for record in batch):
+            place = Place(crc32(made.entity.encode()) % 3, ends[crc32(made.entity.encode()) % 3])
+            ends[place.partition] += 1
+            # An aborted record leaves a gap. Publish times go with the order of writing.
+            if made.transaction != "aborted":
+                at = int(BEGIN.timestamp() * 1000) + number - made.backdated_ms
+                self._add(made, Kept(place, at, 0, made.key, made.value, ()))
+        self.main = [str(SliceKey("orders", n)) for n in range(max(ends) // self.WIDTH + 1)]
+
+    def _add(self, made: Intended, kept: Kept) -> None:
+        self.faults[made.entity] = made.fault if made.fault != "none" else self.faults.get(made.entity, "none")
+        place = kept.place
+        origin = event(place.offset, 1, made.entity, origin_partition=place.partition)
+        origin["slice"] = str(SliceKey("orders", place.offset // self.WIDTH))
+        origin["origin_timestamp"] = BEGIN
+        told = expected_event(SHAPES["orders"], kept)
+        if made.ending == EVENT:
+            self.planted.events.append(origin | told)
+        elif made.ending.end == "reject":
+            to = "orders.dlq.1" if made.ending == UNRESOLVED else "orders.parked"
+            raw = {"slice": origin["slice"], "origin_partition": place.partition}
+            self.planted.rejects.append({**reject(place.offset, "", kept.value, to), **raw, "key": kept.key})
+        if made.ending == UNRESOLVED:
+            self._back.append({**origin, **told, "slice": TIER, "retries": 1})
+
+    def keys_with(self, fault: str) -> set[str]:
+        """The keys that have a fault."""
+        return {key for key, found in self.faults.items() if found == fault}
+
+    def red_keys(self, decided: list[str], judged: str | None) -> dict[str, set[str]]:
+        """By check the keys that it names as wrong in a slice, or over the stream, when so many slices are decided."""
+        planted = Planted(Path(self.planted.lake.root) / str(len(decided)))
+        planted.events = [row for row in [*self.planted.events, *self._back] if row["slice"] in decided]
+        planted.rejects = [row for row in self.planted.rejects if row["slice"] in decided]
+        planted.slices, planted.width, planted.partitions = decided, self.WIDTH, 3
+        planted.write()
+        if judged is None:
+            found = over_the_stream(planted.lake, planted.stream)
+        else:
+            keys = [judged]
+            by = version_checks(planted.lake, ORDERS, keys) | missing_checks(planted.lake, ORDERS, keys)
+            found = {name: by_slice[judged] for name, by_slice in by.items()}
+        wrong = {name: verdict for name, verdict in found.items() if not verdict.passed and not verdict.warning}
+        return {name: {str(row["key"]) for row in verdict.samples} for name, verdict in wrong.items()}
+
+
+def _proof(stream: Stream, key: str, width: int, partitions: int) -> Row:
+    parsed = SliceKey.parse(key)
+    reach = OffsetRange(width * parsed.ordinal, width * (parsed.ordinal + 1))
+    ranges = dict.fromkeys(range(partitions), reach)
+    piece = Slice(stream.name, parsed.topic, "A" * 22, 0, parsed.ordinal, ranges, BEGIN)
+    return {"slice": key, "proof": Proof(piece, 1, rows=1, counts={}).to_json()}
+
+
+def _proof_column() -> tuple[str, Any]:
+    import pyarrow as pa
+
+    return ("proof", pa.string())
+
+
+def _origin() -> list[tuple[str, Any]]:
+    import pyarrow as pa
+
+    return [
+        *[(name, pa.string()) for name in ("slice", "origin_topic")],
+        *[(name, pa.int32()) for name in ("origin_generation", "origin_partition")],
+        ("origin_offset", pa.int64()),
+        ("origin_timestamp", pa.timestamp("us", "UTC")),
+    ]
+
+
+def _events() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            *_origin(),
+            ("retries", pa.int32()),
+            ("key", pa.string()),
+            ("version", pa.int32()),
+            ("event_time", pa.timestamp("us", "UTC")),
+            *[(name, pa.string()) for name in ("order_id", "status", "customer_id")],
+            ("amount", pa.decimal128(12, 2)),
+            _proof_column(),
+        ]
+    )
+
+
+def _rejects() -> pa.Schema:
+    import pyarrow as pa
+
+    texts = [(name, pa.string()) for name in ("reason", "next_topic")]
+    binary = [(name, pa.binary()) for name in ("key", "value")]
+    return pa.schema([*_origin(), ("retries", pa.int32()), *texts, *binary, _proof_column()])
