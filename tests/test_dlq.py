@@ -22,6 +22,7 @@ from orchestration.explaining import explain
 from orchestration.locating import locate
 from orchestration.plan_status import stream_status
 from orchestration.retries import plan_tier
+from orchestration.version_checks import missing_checks, over_the_stream, version_checks
 from tests.support import Bench, Message, customers, order_message
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ def test_the_story_of_a_late_customer(retried: Bench) -> None:
     assert (told[envelope.ORIGIN_OFFSET], told[envelope.ATTEMPT]) == (b"0", b"1")
     assert [(p, v) for p, _, v, _ in published(bench.bootstrap, f"{topic}.parked")] == [(1, b"garbled")]
     assert bench.current()["o1"]["version"] == 2
+    missed = missing_checks(bench.lake, bench.stream, [main.key])["no_version_missing"][main.key]
+    assert (missed.passed, missed.warning, missed.numbers["waits_in_a_tier"]) == (False, True, 1)
+    assert f"{topic} partition 0 offset 0, on {topic}.dlq.1, due at " in str(missed.samples[0]["where"])
 
     customers(bench.lake, ["c1", "late"])
     [piece] = due(bench)
@@ -101,6 +105,11 @@ def test_the_story_of_a_late_customer(retried: Bench) -> None:
     assert (late["origin_topic"], late["version"], late["retries"]) == (topic, 1, 1)
     winner = bench.current()["o1"]
     assert (winner["version"], winner["updated_by_slice"]) == (2, main.key)
+    keys = [main.key, piece.key]
+    checked = version_checks(bench.lake, bench.stream, keys) | missing_checks(bench.lake, bench.stream, keys)
+    assert [v.text for by_slice in checked.values() for v in by_slice.values() if not v.passed] == []
+    assert checked["versions_along_offsets"][piece.key].numbers["returns_from_the_DLQ"] == 1
+    assert [v.text for v in over_the_stream(bench.lake, bench.stream).values() if not v.passed] == []
     see_located(bench, main, piece)
     see_explained(bench, main)
 

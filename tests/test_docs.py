@@ -192,6 +192,30 @@ def default_text(field: dataclasses.Field[Any]) -> str:
     return f"`{value:_}`" if isinstance(value, int) else f"`{value}`"
 
 
+def test_the_page_of_streams_has_every_check_with_its_severity() -> None:
+    tables = section("docs/streams.md", "Checks").split("| check | usual")
+    listed = {spans(row[0])[0]: (spans(row[1])[0], row[2] == "yes") for row in rows("| check | usual" + tables[1])}
+    severities = [spans(row[0])[0] for row in rows(tables[0])]
+
+    assert listed == {n: (s.name, n in declaration.CAN_BLOCK) for n, s in declaration.CHECKS.items()}
+    assert severities == [f"Severity.{one.name}" for one in declaration.Severity]
+
+
+def test_the_page_of_operations_has_every_check_and_every_place_of_a_missing_version() -> None:
+    from orchestration import missing_versions
+
+    page = text_of("docs/operations.md").split("\n## Checks\n")[1].split("\n## ")[0]
+    checks, places = page.split("### A version is missing")
+    kinds = {
+        missing_versions.Reject(version, "topic", tier, None, "").kind
+        for version in (1, None)
+        for tier in (True, False)
+    }
+    assert {spans(row[0])[0] for row in rows(checks)} == set(declaration.CHECKS)
+    listed = {name for row in rows(places) for name in spans(row[0])}
+    assert listed == kinds | {missing_versions.UNDECIDED, missing_versions.TO_COME, missing_versions.NOWHERE}
+
+
 def test_the_page_of_streams_has_every_type_of_a_field() -> None:
     page = section("docs/streams.md", "Field")
     table = next(part for part in page.split("\n\n") if part.startswith("| type |"))

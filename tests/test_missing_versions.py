@@ -1,0 +1,113 @@
+"""Where a missing version may be: pure decisions, each version of a gap counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from orchestration.missing_versions import (
+    NOWHERE,
+    TO_COME,
+    UNDECIDED,
+    Gap,
+    Reach,
+    Reject,
+    explained,
+    otherwise,
+    reaches,
+    version_in,
+)
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def decided(*bounds: tuple[int, int], topic: str = "orders", generation: int = 0) -> list[Proof]:
+    return [
+        Proof(Slice("orders", topic, "A" * 22, generation, n, {0: OffsetRange(*ends)}, NOW), 1, 1)
+        for n, ends in enumerate(bounds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reach"),
+    [
+        ([(0, 10)], Reach(0, 0)),
+        ([(10, 20), (0, 10)], Reach(0, 10)),
+        ([(0, 10), (20, 30)], Reach(20, 20)),
+        ([(5, 10), (10, 30)], Reach(5, 10)),
+        ([(0, 10), (15, 20), (20, 30), (30, 30)], Reach(15, 20)),
+    ],
+)
+def test_a_partition_is_decided_up_to_its_holes(bounds: list[tuple[int, int]], reach: Reach) -> None:
+    assert reaches(decided(*bounds), "orders") == {(0, 0): reach}
+
+
+def test_tiers_decide_nothing_of_the_main_topic_and_generations_are_apart() -> None:
+    found = reaches([*decided((0, 9), topic="orders.dlq.1"), *decided((0, 5), generation=1)], "orders")
+    assert found == {(1, 0): Reach(0, 0)}
+
+
+def gap(offset: int, after: int, since: int = 2, until: int = 2) -> Gap:
+    return Gap("", "k", since, until, 0, 0, offset, after)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reach", "found"),
+    [
+        (gap(15, 5), Reach(0, 20), NOWHERE),
+        (gap(25, 5), Reach(0, 20), TO_COME),
+        (gap(15, 5), Reach(10, 20), UNDECIDED),
+        (gap(15, 9), Reach(10, 20), NOWHERE),
+        (gap(15, -1), Reach(1, 20), UNDECIDED),
+        (gap(15, -1), Reach(0, 20), NOWHERE),
+        (gap(15, 5), Reach(40, 40), UNDECIDED),
+    ],
+)
+def test_what_is_not_among_the_rejects_is_judged_by_what_is_decided(asked: Gap, reach: Reach, found: str) -> None:
+    assert otherwise(asked, {(0, 0): reach}) == found
+
+
+def test_of_a_partition_of_which_nothing_is_decided_nothing_is_said() -> None:
+    assert otherwise(gap(15, 5), {}) == UNDECIDED
+
+
+REJECTS = st.lists(
+    st.builds(Reject, st.none() | st.integers(0, 8), st.just("t"), st.booleans(), st.none(), st.integers().map(str)),
+    max_size=8,
+)
+
+
+@given(st.integers(1, 5), st.integers(0, 4), REJECTS)
+def test_every_version_of_a_gap_is_counted_once(since: int, more: int, rejects: Sequence[Reject]) -> None:
+    asked = gap(15, 5, since, since + more)
+    found = list(explained(asked, rejects, {(0, 0): Reach(0, 20)}))
+    assert sum(count for *_, count in found) == len(asked)
+    named = {reject.version for reject in rejects} & set(range(since, since + more + 1))
+    nameless = sum(reject.version is None for reject in rejects)
+    nowhere = sum(count for kind, _, _, count in found if kind == NOWHERE)
+    assert nowhere == max(0, len(asked) - len(named) - nameless)
+
+
+@pytest.mark.parametrize(
+    ("value", "version"),
+    [
+        (b'{"version": 3}', 3),
+        (b'{"version": 3, "status": 7}', 3),
+        (b'{"version": "3"}', None),
+        (b'{"version": true}', None),
+        (b'{"version": 1.0}', None),
+        (b"[3]", None),
+        (b"7", None),
+        (b"\xff", None),
+        (b"", None),
+        (None, None),
+    ],
+)
+def test_a_version_is_read_where_it_can_be(value: bytes | None, version: int | None) -> None:
+    assert version_in(value, "version") == version
