@@ -42,6 +42,7 @@ class Runs:
         self.planted.write()
         self.instance = instance
         self.taken: list[str] = []
+        self.failed: list[str | None] = []
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
         self.ledger.add([p.piece for p in self._proofs()])
         instance.add_dynamic_partitions("orders_slices", [FIRST, SECOND])
@@ -70,6 +71,7 @@ class Runs:
         done = job.execute_in_process(
             instance=self.instance, partition_key=key, raise_on_error=False, asset_selection=chosen
         )
+        self.failed = [e.step_key for e in done.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
         return done.success
 
 
@@ -92,6 +94,7 @@ def test_what_blocks_keeps_its_run_and_later_ones_from_what_is_downstream(runs: 
     runs.planted.write()
     assert not runs.run(BLOCKS, FIRST)
     assert runs.taken == ["raw", "events"]
+    assert runs.failed == ["orders_events_versions_along_offsets"], "what is downstream does not even begin"
     assert failing_checks(runs.instance, BLOCKS) == {"transitions_allowed": 1}
     for table in ("rejects", "dlq", "current"):
         assert not runs.run(BLOCKS, FIRST, table)
