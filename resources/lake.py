@@ -154,6 +154,21 @@ def query_all(tables: Mapping[str, DeltaTable], sql: str) -> list[dict[str, Any]
     return found
 
 
+def query_columns(tables: Mapping[str, DeltaTable], sql: str) -> dict[str, list[Any]]:
+    """The same by column: much lighter where the answer is long.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    import pyarrow as pa
+
+    try:
+        found: dict[str, list[Any]] = pa.table(_asked(tables, sql)).to_pydict()
+    except Exception as error:
+        raise _away(", ".join(str(table.table_uri) for table in tables.values()), error) from error
+    return found
+
+
 def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
     from deltalake import QueryBuilder
 

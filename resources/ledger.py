@@ -23,6 +23,8 @@ from resources.leases import Lease, held, leased
 from resources.ledger_rows import (
     discard_of,
     discard_row,
+    gaps_of,
+    gaps_row,
     generation_of,
     generation_row,
     loss_of,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Select
     from sqlalchemy.engine import Connection, Engine
+
+    from highwater.gaps import Gaps
 
 # A sensor tick shall answer within seconds whatever is away.
 WAIT_SECONDS = 5.0
@@ -196,6 +200,19 @@ class Ledger:
         """The newest slice of a topic, of whatever generation; found by index."""
         with self._reading() as connection:
             return _last(connection, stream, topic)
+
+    def before(self, piece: Slice) -> Slice | None:
+        """The slice of the same topic and generation that was planned before this one; None for the first."""
+        table = schema.slices
+        query = select(table).where(
+            table.c.stream == piece.stream,
+            table.c.topic == piece.topic,
+            table.c.generation == piece.generation,
+            table.c.ordinal < piece.ordinal,
+        )
+        with self._reading() as connection:
+            row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
+        return None if row is None else slice_of(row)
 
     def next_attempts(self, keys: Sequence[str]) -> dict[str, int]:
         """A new attempt number for each slice: 1 or more, higher than any before, given to no one else.
@@ -385,6 +402,34 @@ class Ledger:
                 "somebody planned the stream meanwhile; nothing was written",
                 remedy="stop the planner's sensor, empty the ledger and try again",
             ) from None
+
+    # Gaps
+
+    def gaps(self, keys: Sequence[str]) -> dict[str, Gaps]:
+        """What explained the gaps of these slices when they were first looked at; those that were not are left out."""
+        table = schema.gaps
+        found: dict[str, Gaps] = {}
+        with self._reading() as connection:
+            for some in _portions(keys):
+                rows = connection.execute(select(table).where(table.c.slice_key.in_(some)))
+                found.update({row.slice_key: gaps_of(row) for row in rows})
+        return found
+
+    def keep_gaps(self, piece: Slice, gaps: Gaps) -> bool:
+        """Keep what explains the gaps of a slice; False if it was kept before, which stays: evidence vanishes."""
+        try:
+            with self._writing() as connection:
+                connection.execute(insert(schema.gaps).values(gaps_row(piece, gaps)))
+                return True
+        except IntegrityError:
+            return False
+
+    def cleanup_policies(self, topic_id: str) -> set[str | None]:
+        """The values of `cleanup.policy` that the topic was seen with when gaps of its slices were looked at."""
+        table = schema.gaps
+        query = select(table.c.cleanup_policy).where(table.c.topic_id == topic_id).distinct()
+        with self._reading() as connection:
+            return set(connection.execute(query).scalars())
 
     # Alerts
 

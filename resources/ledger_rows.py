@@ -5,9 +5,11 @@ What belongs here: one from the other. What does not: storing and reading them (
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from highwater.envelope import Origin
+from highwater.gaps import Gaps
 from highwater.history import Fingerprint
 from highwater.plans import Discard, Generation, Loss, starts_from_plain
 from highwater.slices import OffsetRange, Slice, ranges_from_plain, ranges_to_plain
@@ -121,3 +123,11 @@ def discard_row(stream: str, discard: Discard) -> dict[str, Any]:
 def discard_of(row: Row[Any]) -> Discard:
     origin = Origin(row.origin_topic, row.origin_generation, row.origin_partition, row.origin_offset)
     return Discard(origin, row.reason, row.discarded_by, row.discarded_at)
+
+
+def gaps_row(piece: Slice, gaps: Gaps) -> dict[str, Any]:
+    return {"slice_key": piece.key, "stream": piece.stream, "topic_id": piece.topic_id, **vars(gaps)}
+
+
+def gaps_of(row: Row[Any]) -> Gaps:
+    return Gaps(**{field.name: getattr(row, field.name) for field in fields(Gaps)})

@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 
-VERSION = 3
+VERSION = 4
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 _WRITES = "highwater_writes"
@@ -115,6 +115,23 @@ discards = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("discarded_by", sa.String(249), nullable=False),
     sa.Column("discarded_at", Utc, nullable=False),
+)
+
+gaps = sa.Table(
+    "gaps",
+    metadata,
+    sa.Column("slice_key", sa.String(300), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False),
+    sa.Column("topic_id", sa.String(40), nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("aborted", sa.BigInteger, nullable=False),
+    sa.Column("markers", sa.BigInteger, nullable=False),
+    sa.Column("markers_or_compacted", sa.BigInteger, nullable=False),
+    sa.Column("lost", sa.BigInteger, nullable=False),
+    sa.Column("unseen", sa.BigInteger, nullable=False),
+    sa.Column("cleanup_policy", sa.String(100)),
+    sa.Column("looked_at", Utc, nullable=False),
+    sa.Index("gaps_of_topic", "topic_id", "cleanup_policy"),
 )
 
 alerts = sa.Table(

@@ -52,6 +52,8 @@ def store(lake: Lake, piece: Slice, rows: list[dict[str, Any]]) -> None:
     schema = pa.schema(
         [
             ("slice", pa.string()),
+            ("topic", pa.string()),
+            ("generation", pa.int32()),
             ("partition", pa.int32()),
             ("offset", pa.int64()),
             ("timestamp", pa.timestamp("us", "UTC")),

@@ -23,6 +23,7 @@ import sqlalchemy as sa
 
 from dev.processes import free_port, wait_until
 from highwater.errors import ConfigurationError, DependencyAwayError, LeaseHeldError, UnknownSliceError
+from highwater.gaps import Gaps
 from highwater.plans import Generation, Loss, Publication
 from highwater.slices import OffsetRange, Slice
 from resources.leases import Lease
@@ -466,14 +467,38 @@ def test_a_ledger_of_the_first_version_gets_what_it_lacks(url: str, ledger: Ledg
     ledger.add([planned])
     with sa.create_engine(url).begin() as connection:
         connection.exec_driver_sql("DROP TABLE publications")
+        connection.exec_driver_sql("DROP TABLE gaps")
         connection.exec_driver_sql("UPDATE ledger_version SET version = 1")
     again = Ledger(url)
     again.record_publication("orders", planned.key, Publication(1, 5, NOON))
     assert again.get([planned.key]) == [planned]
     assert again.publications([planned.key]) == {planned.key: Publication(1, 5, NOON)}
+    assert again.gaps([planned.key]) == {}
 
 
 def test_what_was_published_never_goes_back(ledger: Ledger) -> None:
     for attempt, sent in ((1, 5), (1, 3), (2, 1), (1, 9)):
         ledger.record_publication("orders", "orders@0000000", Publication(attempt, sent, NOON))
     assert ledger.publications(["orders@0000000", "orders@0000001"]) == {"orders@0000000": Publication(2, 1, NOON)}
+
+
+def test_what_was_seen_of_gaps_first_stays(ledger: Ledger) -> None:
+    first = Gaps("d" * 64, 5, 2, 0, 0, 1, "delete", NOON)
+    later = replace(first, digest="e" * 64, unseen=8, cleanup_policy="compact")
+    assert ledger.keep_gaps(piece(0), first)
+    assert not ledger.keep_gaps(piece(0), later)
+    assert ledger.keep_gaps(piece(1), replace(later, cleanup_policy=None))
+    assert ledger.gaps([piece(0).key, piece(7).key]) == {piece(0).key: first}
+    assert ledger.cleanup_policies(piece(0).topic_id) == {"delete", None}
+    assert ledger.cleanup_policies("another topic") == set()
+
+
+def test_the_slice_before_is_of_the_same_topic_and_generation(ledger: Ledger) -> None:
+    other = replace(piece(2), topic="payments")
+    anew = replace(piece(4), generation=1)
+    ledger.add([piece(0), piece(1)])
+    ledger.add([other])
+    ledger.add([piece(3), anew])
+    assert ledger.before(piece(3)) == piece(1)
+    assert ledger.before(piece(0)) is None
+    assert ledger.before(anew) is None

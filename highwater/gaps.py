@@ -1,0 +1,146 @@
+"""Gaps: planned offsets under which raw holds no record, and what explains them.
+
+What belongs here: finding them and telling them apart by what readers saw, as pure functions. What does not: looking at
+Kafka or the lake (`orchestration.gap_checks`), and keeping what was seen (`resources.ledger`).
+
+A reader of committed records passes over aborted ones, one of uncommitted records sees them; markers of transactions
+are seen by neither. What compaction took is seen by neither too, so on a topic that is compacted the two are not told
+apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+
+from highwater.slices import OffsetRange
+
+Ranges = Mapping[int, Sequence[OffsetRange]]
+Place = tuple[int, int]
+# The policy of a topic whose settings the cluster does not let us read.
+FORBIDDEN = "unknown"
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """What explained the gaps of a slice when it was first looked at; also that there were none.
+
+    Args:
+        digest: of the places, so that a gap that comes later is told from those that were there.
+        aborted: seen by readers of uncommitted records alone.
+        markers: seen by nobody, on a topic that was never compacted.
+        markers_or_compacted: seen by nobody, on another topic.
+        lost: their loss was accepted before the slice was read.
+        unseen: Kafka held them no more, so nothing is known of them.
+        cleanup_policy: of the topic then; None where there was no reason to ask.
+        looked_at: when, in UTC.
+    """
+
+    digest: str
+    aborted: int
+    markers: int
+    markers_or_compacted: int
+    lost: int
+    unseen: int
+    cleanup_policy: str | None
+    looked_at: datetime
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Gaps by explanation."""
+        return {
+            "aborted": self.aborted,
+            "markers": self.markers,
+            "markers_or_compacted": self.markers_or_compacted,
+            "lost": self.lost,
+            "unseen": self.unseen,
+        }
+
+
+def compacts(cleanup_policy: str | None) -> bool:
+    """Whether compaction may take records; where nobody may read the policy, it may."""
+    return cleanup_policy is not None and (cleanup_policy == FORBIDDEN or "compact" in cleanup_policy)
+
+
+def missing(planned: Mapping[int, OffsetRange], held: Ranges) -> dict[int, list[OffsetRange]]:
+    """What of the planned ranges no held range covers, in ascending order."""
+    found = {p: list(_between(offsets, sorted(held.get(p, ())))) for p, offsets in sorted(planned.items())}
+    return {p: gaps for p, gaps in found.items() if gaps}
+
+
+def _between(planned: OffsetRange, held: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
+    at = planned.start
+    for offsets in held:
+        if at < min(offsets.start, planned.end):
+            yield OffsetRange(at, min(offsets.start, planned.end))
+        at = max(at, offsets.end)
+    if at < planned.end:
+        yield OffsetRange(at, planned.end)
+
+
+def within(gaps: Ranges, bounds: Mapping[int, OffsetRange]) -> dict[int, list[OffsetRange]]:
+    """What of the gaps lies within the bounds; of a partition that has none, nothing does."""
+    found = {
+        p: [
+            OffsetRange(max(gap.start, bounds[p].start), min(gap.end, bounds[p].end))
+            for gap in ranges
+            if max(gap.start, bounds[p].start) < min(gap.end, bounds[p].end)
+        ]
+        for p, ranges in gaps.items()
+        if p in bounds
+    }
+    return {p: ranges for p, ranges in found.items() if ranges}
+
+
+def offsets_in(gaps: Ranges) -> int:
+    """How many offsets the gaps are."""
+    return sum(len(gap) for ranges in gaps.values() for gap in ranges)
+
+
+def digest_of(gaps: Ranges) -> str:
+    """A digest of the places: as many bytes for one gap as for a million."""
+    told = sha256()
+    for partition in sorted(gaps):
+        for gap in gaps[partition]:
+            told.update(f"{partition}:{gap.start}-{gap.end};".encode())
+    return told.hexdigest()
+
+
+def rounds(gaps: Ranges, apart: int) -> list[dict[int, OffsetRange]]:
+    """Reads that cover the gaps, each of one range a partition.
+
+    Gaps that lie less than `apart` offsets from each other are read as one: what is between them costs less than
+    another consumer.
+    """
+    joined = {p: _joined(ranges, apart) for p, ranges in gaps.items()}
+    most = max(map(len, joined.values()), default=0)
+    return [{p: ranges[n] for p, ranges in joined.items() if n < len(ranges)} for n in range(most)]
+
+
+def _joined(ascending: Sequence[OffsetRange], apart: int) -> list[OffsetRange]:
+    found: list[OffsetRange] = []
+    for gap in ascending:
+        if found and gap.start - found[-1].end < apart:
+            found[-1] = OffsetRange(found[-1].start, gap.end)
+        else:
+            found.append(gap)
+    return found
+
+
+def places_in(gaps: Ranges) -> set[Place]:
+    """The single offsets of the gaps."""
+    return {(p, offset) for p, ranges in gaps.items() for gap in ranges for offset in range(gap.start, gap.end)}
+
+
+def ranges_of(places: Collection[Place]) -> dict[int, list[OffsetRange]]:
+    """The inverse of `places_in`."""
+    found: dict[int, list[OffsetRange]] = {}
+    for partition, offset in sorted(places):
+        ranges = found.setdefault(partition, [])
+        if ranges and ranges[-1].end == offset:
+            ranges[-1] = OffsetRange(ranges[-1].start, offset + 1)
+        else:
+            ranges.append(OffsetRange(offset, offset + 1))
+    return found

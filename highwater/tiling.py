@@ -1,0 +1,85 @@
+"""Whether slices tile: each starts where the one before it ends, and a hole is a recorded loss (I2).
+
+What belongs here: the comparison, as a pure function of plans. What does not: planning (`orchestration.cutting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from highwater.slices import OffsetRange
+
+if TYPE_CHECKING:
+    from highwater.plans import Generation, Loss
+    from highwater.slices import Slice
+
+
+@dataclass(frozen=True)
+class Seam:
+    """Where a slice does not begin as the plan before it ends.
+
+    Args:
+        slice_key: the slice.
+        partition: of its topic.
+        expected: where it had to begin.
+        found: where it begins.
+    """
+
+    slice_key: str
+    partition: int
+    expected: int
+    found: int
+
+    @property
+    def text(self) -> str:
+        """What is wrong, in a sentence."""
+        what = "planned twice" if self.found < self.expected else "in no slice, and not recorded as lost"
+        low, high = sorted((self.expected, self.found))
+        return f"{self.slice_key}: partition {self.partition} [{low}, {high}) is {what}"
+
+
+def seams(
+    pieces: Sequence[Slice], generation: Generation, losses: Iterable[Loss], before: Slice | None = None
+) -> list[Seam]:
+    """The places where slices do not tile.
+
+    Args:
+        pieces: slices of one generation of one topic in the order of their ordinals, without one left out in between.
+        generation: theirs; it says where its first slice begins.
+        losses: recorded holes; those of other topics and generations do not count.
+        before: the slice of the generation before the first of them; None if that is the generation's first.
+    """
+    holes = [
+        loss
+        for loss in losses
+        if (loss.topic, loss.generation) == (generation.topic, generation.number) and loss.offsets
+    ]
+    # A partition that is not named joined later: at 0. One whose start was left open may begin anywhere.
+    ends: dict[int, int | None] = dict(generation.starts)
+    ends.update({p: offsets.end for p, offsets in before.ranges.items()} if before else {})
+    found: list[Seam] = []
+    for piece in pieces:
+        found += _seams(piece, ends, holes)
+        ends.update({p: offsets.end for p, offsets in piece.ranges.items()})
+    return found
+
+
+def _seams(piece: Slice, ends: dict[int, int | None], holes: Sequence[Loss]) -> Iterator[Seam]:
+    for partition, offsets in sorted(piece.ranges.items()):
+        end = ends.get(partition, 0)
+        if end is None or end == offsets.start:
+            continue
+        lost = [hole.offsets for hole in holes if hole.partition == partition]
+        reached = _beyond(end, lost)
+        if offsets.start < end or reached < offsets.start:
+            yield Seam(piece.key, partition, end if offsets.start < end else reached, offsets.start)
+
+
+def _beyond(end: int, lost: Sequence[OffsetRange]) -> int:
+    """How far losses carry the end of a plan."""
+    for offsets in sorted(lost):
+        if offsets.start <= end:
+            end = max(end, offsets.end)
+    return end
