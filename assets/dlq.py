@@ -42,6 +42,8 @@ COLUMNS = (
     "published_at TIMESTAMP"
 )
 SEARCHED = ("origin_partition", "origin_offset", "reason", "next_topic")
+# In the proof: how many were sent of this decision; the other rows were published of earlier ones.
+SENT = "sent"
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.
 RECORDS_A_TRANSACTION = 5_000
 BYTES_A_TRANSACTION = 16 * 1024 * 1024
@@ -74,10 +76,9 @@ def materialise(work: Work) -> list[SliceReport]:
         create_table(work.spark, work.lake.path(work.stream.name, TABLE), COLUMNS, SEARCHED)
         with clock.phase("publish"):
             topics = ensure(work.kafka, work.stream)
-            for piece in open_:
-                _publish(work, piece, decisions[piece.key], decided.version, topics)
+            sent = {p.key: _publish(work, p, decisions[p.key], decided.version, topics) for p in open_}
         with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
-            version = _commit(work, [decisions[piece.key] for piece in open_], standing, decided.version)
+            version = _commit(work, [decisions[piece.key] for piece in open_], sent, standing, decided.version)
     done = {piece.key for piece in open_}
     notes = {key: _why_nothing(decisions[key]) for key in work.keys if key not in done}
     return reports(work, TABLE, decisions, notes, clock, version)
@@ -87,8 +88,8 @@ def _why_nothing(decision: Proof) -> str:
     return "already published" if decision.rows else "nothing was rejected"
 
 
-def _publish(work: Work, piece: Slice, decision: Proof, version: int, topics: Mapping[str, Shape]) -> None:
-    """Send what is not sent yet of a slice's rejects."""
+def _publish(work: Work, piece: Slice, decision: Proof, version: int, topics: Mapping[str, Shape]) -> int:
+    """Send what is not sent yet of a slice's rejects; how many were sent of this decision in all."""
     waiting = _Waiting(work, piece, version, topics)
     if waiting.rejects != decision.rows:
         raise UnbalancedError(
@@ -110,6 +111,7 @@ def _publish(work: Work, piece: Slice, decision: Proof, version: int, topics: Ma
             transactions.commit(portion, Mark(decision.attempt, sent, piece.identity))
             _record_sent(work, piece, decision, sent)
             work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
+    return total
 
 
 def _record_sent(work: Work, piece: Slice, decision: Proof, sent: int) -> None:
@@ -247,7 +249,7 @@ def _published(work: Work, where: str) -> set[tuple[Any, ...]]:
     return set() if table is None else {_place(row) for row in query(table, f"SELECT {_ORDER} FROM t WHERE {where}")}
 
 
-def _commit(work: Work, decisions: Sequence[Proof], standing: Standing, version: int) -> int:
+def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], standing: Standing, version: int) -> int:
     """Keep the origins of all rejects of the slices.
 
     Those of earlier publications are still among them, with the time of that one: it orders an origin's rejections.
@@ -269,7 +271,7 @@ def _commit(work: Work, decisions: Sequence[Proof], standing: Standing, version:
             work.spark,
             work.lake.path(work.stream.name, TABLE),
             told,
-            [replace(decision, counts={}) for decision in decisions],
+            [replace(decision, counts={SENT: sent[decision.key]}) for decision in decisions],
             {decision.key: standing.attempt(decision.key) for decision in decisions},
             files=1,
             spread="origin_offset",

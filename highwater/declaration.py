@@ -191,16 +191,32 @@ class Severity(str, Enum):
 # Of the checks in `orchestration.checks`. A conflict and a transition are the producer's: the tables are right.
 CHECKS: Mapping[str, Severity] = MappingProxyType(
     {
+        "slices_tile": Severity.ERROR,
+        "offsets_as_planned": Severity.ERROR,
+        "gaps_explained": Severity.ERROR,
         "offsets_accounted_for": Severity.ERROR,
         "versions_along_offsets": Severity.ERROR,
         "one_content_a_version": Severity.WARN,
         "transitions_allowed": Severity.WARN,
         "no_version_missing": Severity.ERROR,
+        "rejects_published": Severity.ERROR,
         "versions_in_order": Severity.ERROR,
+        "current_follows_events": Severity.ERROR,
     }
 )
 # Those that can be judged before anything downstream of their table is written: the others need what is downstream.
-CAN_BLOCK = frozenset({"versions_along_offsets", "one_content_a_version", "transitions_allowed", "versions_in_order"})
+CAN_BLOCK = frozenset(
+    {
+        "slices_tile",
+        "offsets_as_planned",
+        "gaps_explained",
+        "versions_along_offsets",
+        "one_content_a_version",
+        "transitions_allowed",
+        "versions_in_order",
+        "current_follows_events",
+    }
+)
 
 # A tier of less would be planned again before its own slice has run; one of more would outlive what people remember.
 SHORTEST_DELAY = timedelta(seconds=1)

@@ -18,6 +18,7 @@ from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
 from highwater.wording import number, span
 from orchestration.completeness import Held, hold_against_topic
 from orchestration.origin_counts import Ends, count_ends
+from orchestration.plan_checks import all_seams
 from orchestration.plan_status import DlqStatus, stream_status
 from orchestration.standing import attempts
 from orchestration.unread import Ages, unread_ages
@@ -99,6 +100,8 @@ class Audit:
         red: failing checks by name, with the number of slices; None where Dagster was not asked.
         held: slices whose records were held against the topic.
         versions: by check of versions what it says of the whole stream; empty if they were not asked for.
+        seams: where slices do not tile.
+        failing: checks of the same slices that fail on the tables as they are now.
     """
 
     stream: str
@@ -116,6 +119,8 @@ class Audit:
     red: Mapping[str, int] | None = None
     held: Sequence[Held] = ()
     versions: Mapping[str, Judged] = field(default_factory=dict)
+    seams: Sequence[str] = ()
+    failing: Sequence[str] = ()
 
     @property
     def errors(self) -> list[str]:
@@ -125,6 +130,7 @@ class Audit:
         found += [f"{f.rule}: {f.value}" for f in self.findings if f.level is Level.ERROR]
         found += [held.error for held in self.held if held.error]
         found += self._told("error")
+        found += [*self.seams, *self.failing]
         found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
         return found
 
@@ -223,6 +229,8 @@ class Audit:
             "failing_checks": None if self.red is None else dict(self.red),
             "held_against_topic": [vars(held) for held in self.held],
             "versions": {name: one.to_plain() for name, one in self.versions.items()},
+            "seams": [*self.seams],
+            "failing_now": [*self.failing],
         }
 
 
@@ -264,7 +272,7 @@ def audit(
         ledger, kafka, lake: the connections.
         stream: the stream.
         red: failing checks by name; None where Dagster was not asked.
-        records_of: so many of the newest slices are held against the topic, record by record.
+        records_of: so many of the newest slices are held against the topic, record by record, and checked once more.
         versions: put the checks of versions to the whole stream too.
 
     Raises:
@@ -273,6 +281,8 @@ def audit(
     # The lake before the plan: a slice that is committed in between is at worst told as unfinished.
     ends, standing = count_ends(ledger, lake, stream), attempts(lake, stream)
     pieces = ledger.slices(stream.name)
+    newest = pieces[-records_of:] if records_of else []
+    whole = [piece.key for piece in newest if not standing.lacking(piece.key)]
     status = stream_status(ledger, kafka, stream, {})
     ages = _ages(ledger, kafka, stream, status)
     findings, facts, problems = _looked_at(kafka, stream, ages.oldest)
@@ -296,9 +306,31 @@ def audit(
         endurance="" if facts is None else endurance(facts),
         problems=[*[str(error) for error in status.errors], *problems],
         red=red,
-        held=hold_against_topic(ledger, kafka, lake, stream, pieces[-records_of:]) if records_of else (),
+        held=hold_against_topic(ledger, kafka, lake, stream, newest),
         versions=_versions(lake, stream) if versions else {},
+        seams=[seam.text for seam in all_seams(ledger, stream, pieces)],
+        failing=_failing(ledger, kafka, lake, stream, whole),
     )
+
+
+def _failing(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, keys: Sequence[str]) -> list[str]:
+    """What the checks of slices say of the tables as they are now, warnings left out; and what could not be asked."""
+    from orchestration.checks import CHECKS, Sources
+
+    found: list[str] = []
+    for checks in CHECKS if keys else ():
+        try:
+            verdicts = checks.decide(Sources(ledger, kafka, lake), stream, keys)
+        except HighwaterError as error:
+            found.append(f"{', '.join(checks.names(stream))}: {error}")
+        else:
+            found += [
+                f"{key}: {name}: {verdict.text}"
+                for name, by_slice in verdicts.items()
+                for key, verdict in by_slice.items()
+                if not verdict.passed and not verdict.warning and stream.severity(name) is not Severity.WARN
+            ]
+    return found
 
 
 def _versions(lake: Lake, stream: Stream) -> dict[str, Judged]:

@@ -11,15 +11,26 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.declaration import Severity
-from orchestration import metadata, standing, version_checks
+from orchestration import (
+    follower_checks,
+    gap_checks,
+    metadata,
+    origin_checks,
+    plan_checks,
+    standing,
+    version_checks,
+)
 from orchestration.failures import told_to_dagster
+from orchestration.offset_queries import in_raw
 from orchestration.partitions import slices_of
 from orchestration.stream_assets import table_key
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from orchestration.verdicts import Verdict
+    from resources.kafka import Kafka
     from resources.lake import Lake
+    from resources.ledger import Ledger
 
 
 Verdicts = dict[str, dict[str, "Verdict"]]
@@ -28,6 +39,15 @@ Verdicts = dict[str, dict[str, "Verdict"]]
 def page_of(name: str) -> str:
     """The page of a check, from the top of the repository: the project has no address to link to."""
     return f"docs/checks/{name}.md"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What checks ask."""
+
+    ledger: "Ledger"
+    kafka: "Kafka"
+    lake: "Lake"
 
 
 @dataclass(frozen=True)
@@ -45,7 +65,7 @@ class Checks:
     table: str
     needs: tuple[str, ...]
     what: Mapping[str, str]
-    decide: Callable[["Lake", "Stream", Sequence[str]], Verdicts]
+    decide: Callable[[Sources, "Stream", Sequence[str]], Verdicts]
     of: Callable[["Stream"], list[str]] | None = None
 
     def names(self, stream: "Stream") -> list[str]:
@@ -53,16 +73,51 @@ class Checks:
         return list(self.what) if self.of is None else self.of(stream)
 
 
+def _of_raw(ask: Sources, stream: "Stream", keys: Sequence[str]) -> Verdicts:
+    found = in_raw(ask.ledger, ask.lake, stream, keys)
+    return {
+        "slices_tile": plan_checks.slices_tile(ask.ledger, stream, keys),
+        "offsets_as_planned": plan_checks.offsets_as_planned(found),
+        "gaps_explained": gap_checks.gaps_explained(ask.ledger, ask.kafka, found),
+    }
+
+
 CHECKS = (
+    Checks(
+        "raw",
+        (),
+        {
+            "slices_tile": "The slice begins where the one before it ends, or behind a recorded loss.",
+            "offsets_as_planned": (
+                "The commit names the offsets of the plan, and every row stands under one of them, which no other has."
+            ),
+            "gaps_explained": (
+                "Offsets without a row are aborted records, transaction markers, compacted records or accepted losses, "
+                "as a second reader saw them when the slice was first read; none is a record that Kafka serves."
+            ),
+        },
+        _of_raw,
+    ),
     Checks(
         "events",
         ("raw", "rejects"),
         {
             "offsets_accounted_for": (
-                "Every record of raw is in exactly one place: raw = events + rejects + tombstones + superseded."
+                "Every record of raw is in exactly one place, origin by origin: raw = events + rejects + tombstones + "
+                "superseded."
             )
         },
-        lambda lake, stream, keys: {"offsets_accounted_for": standing.conservation(lake, stream, keys)},
+        lambda ask, stream, keys: {
+            "offsets_accounted_for": origin_checks.offsets_accounted_for(ask.ledger, ask.lake, stream, keys)
+        },
+    ),
+    Checks(
+        "dlq",
+        ("rejects",),
+        {"rejects_published": "The rejects of the slice are the rows of dlq, and as many as were published."},
+        lambda ask, stream, keys: {
+            "rejects_published": follower_checks.rejects_published(ask.ledger, ask.lake, stream, keys)
+        },
     ),
     Checks(
         "current",
@@ -70,9 +125,15 @@ CHECKS = (
         {
             version_checks.IN_ORDER: (
                 "For every key of the slice, current is at or above the highest version that the slice brought."
-            )
+            ),
+            "current_follows_events": (
+                "What current holds of the slice are the winners among its events, as they are there."
+            ),
         },
-        lambda lake, stream, keys: {version_checks.IN_ORDER: standing.version_order(lake, stream, keys)},
+        lambda ask, stream, keys: {
+            version_checks.IN_ORDER: standing.version_order(ask.lake, stream, keys),
+            "current_follows_events": follower_checks.current_follows_events(ask.ledger, ask.lake, stream, keys),
+        },
     ),
     Checks(
         "events",
@@ -85,7 +146,7 @@ CHECKS = (
             version_checks.ONE_CONTENT: "No version of a key comes with two contents, in whatever slices.",
             version_checks.TRANSITIONS: "Every state follows one that it may follow, by the declared transitions.",
         },
-        version_checks.version_checks,
+        lambda ask, stream, keys: version_checks.version_checks(ask.lake, stream, keys),
         version_checks.names,
     ),
     Checks(
@@ -98,7 +159,7 @@ CHECKS = (
                 "still come, is a warning."
             )
         },
-        version_checks.missing_checks,
+        lambda ask, stream, keys: version_checks.missing_checks(ask.lake, stream, keys),
         version_checks.counted_names,
     ),
 )
@@ -127,7 +188,7 @@ def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
             for name in names
         ],
         name=f"{stream.name}_{checks.table}_{names[0]}",
-        required_resource_keys={"lake"},
+        required_resource_keys={"kafka", "ledger", "lake"},
     )
     def run(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         op = context.op_execution_context
@@ -142,7 +203,9 @@ def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
 def evaluations(context: dg.OpExecutionContext, stream: "Stream", checks: Checks) -> Iterator[dg.AssetCheckEvaluation]:
     """One evaluation for each slice of the run: the result of a check over a range has no partition."""
     with told_to_dagster(context.retry_number, lambda: None):
-        verdicts = checks.decide(context.resources.lake.open(), stream, context.partition_keys)
+        made = context.resources
+        sources = Sources(made.ledger.open(), made.kafka.open(), made.lake.open())
+        verdicts = checks.decide(sources, stream, context.partition_keys)
     for name, by_slice in verdicts.items():
         for key, verdict in by_slice.items():
             yield evaluation(stream, checks.table, name, key, verdict)

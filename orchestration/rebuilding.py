@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from assets.dlq import SENT
 from highwater.declaration import Start
 from highwater.errors import ConfigurationError, UnknownSliceError
 from highwater.plans import Generation, Loss, Publication
@@ -184,7 +185,7 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
     tables = attempts_of(lake, stream, proofs).tables().values()
     numbers = {piece.key: max(table.get(piece.key, 0) for table in tables) for piece in found.slices}
     published = {
-        key: Publication(proof.attempt, proof.rows or 0, datetime.now(UTC))
+        key: Publication(proof.attempt, proof.counts.get(SENT, proof.rows or 0), datetime.now(UTC))
         for key, proof in dlq.items()
         if key in numbers
     }

@@ -135,6 +135,22 @@ class Bench:
         view = current.view(self.spark, self.lake.path(self.stream.name, "current"))
         return {row["key"]: row.asDict() for row in view.collect()}
 
+    def failing(self) -> dict[str, str]:
+        """The checks that fail in slices that stand whole in all tables, with what they say."""
+        from orchestration.checks import CHECKS, Sources
+        from orchestration.standing import attempts
+
+        standing = attempts(self.lake, self.stream)
+        keys = [one.key for one in self.ledger.slices(self.stream.name) if not standing.lacking(one.key)]
+        sources = Sources(self.ledger, self.kafka, self.lake)
+        return {
+            f"{name} of {key}": verdict.text
+            for checks in (CHECKS if keys else ())
+            for name, by_slice in checks.decide(sources, self.stream, keys).items()
+            for key, verdict in by_slice.items()
+            if not verdict.passed and not verdict.warning
+        }
+
     def versions(self, table: str) -> int:
         """Commits of the table so far that wrote slices."""
         from deltalake import DeltaTable

@@ -69,6 +69,7 @@ def test_sound_slices_pass(done: tuple[Bench, Slice, Slice]) -> None:
     assert all(verdict.passed for verdict in accounted.values())
     assert all(verdict.passed for verdict in version_order(bench.lake, bench.stream, keys).values())
     assert all(attempts(bench.lake, bench.stream).lacking(key) == () for key in keys)
+    assert bench.failing() == {}
 
 
 @pytest.mark.parametrize("table", ["raw", "events", "rejects"])
@@ -98,6 +99,8 @@ def test_a_key_that_current_lost_or_holds_at_a_lower_version_fails(done: tuple[B
 
 
 def test_folded_slices_are_still_known(done: tuple[Bench, Slice, Slice], monkeypatch: pytest.MonkeyPatch) -> None:
+    from deltalake import DeltaTable
+
     from assets import current
     from assets.commit import Clock
     from highwater import folding
@@ -109,6 +112,11 @@ def test_folded_slices_are_still_known(done: tuple[Bench, Slice, Slice], monkeyp
     assert [held.lacking(key) for key in (first.key, second.key)] == [(), ()]
     found = version_order(bench.lake, bench.stream, [first.key, second.key])
     assert all(verdict.passed for verdict in found.values())
+    assert bench.failing() == {}
+    # What a fold holds of a slice must still be events of its own.
+    table = DeltaTable(bench.lake.path(bench.stream.name, "current"))
+    assert table.update({"amount": "99"}, predicate="key = 'o2' AND proof IS NULL")["num_updated_rows"] == 1
+    assert [*bench.failing()] == [f"current_follows_events of {second.key}"]
 
 
 def test_without_tables_nothing_passes(bench: Bench, tmp_path: Path) -> None:

@@ -61,10 +61,17 @@ def test_the_sensor_takes_a_backlog_through_all_tables(
         ranges = sorted((run.tags[RANGE_START][-7:], run.tags[RANGE_END][-7:]) for run in runs)
         assert ranges == [("0000000", "0000002"), ("0000003", "0000004")]
         assert {instance.get_run_by_id(r.run_id).status for r in runs} == {dg.DagsterRunStatus.SUCCESS}
-        assert _checks(instance, deployment, "events", "offsets_accounted_for") == dict.fromkeys(
-            deployment.keys(), True
-        )
-        assert _checks(instance, deployment, "current", "versions_in_order") == dict.fromkeys(deployment.keys(), True)
+        passed = dict.fromkeys(deployment.keys(), True)
+        for checked, check in (
+            ("raw", "slices_tile"),
+            ("raw", "offsets_as_planned"),
+            ("raw", "gaps_explained"),
+            ("events", "offsets_accounted_for"),
+            ("dlq", "rejects_published"),
+            ("current", "versions_in_order"),
+            ("current", "current_follows_events"),
+        ):
+            assert _checks(instance, deployment, checked, check) == passed, check
         observed = instance.fetch_observations(topic_key(deployment.stream), limit=1).records
         assert observed[0].asset_observation.metadata["lag"].value == 0
     for table in COMMITTED:

@@ -118,12 +118,17 @@ def test_a_run_takes_its_slices_through_everything_in_one_process(defs: dg.Defin
     assert keys == {"orders/raw", "orders/events", "orders/rejects", "orders/dlq", "orders/current", "orders/metrics"}
     checks = {(key.asset_key.to_user_string(), key.name) for key in job.asset_layer.asset_graph.asset_check_keys}
     assert checks == {
+        ("orders/raw", "slices_tile"),
+        ("orders/raw", "offsets_as_planned"),
+        ("orders/raw", "gaps_explained"),
         ("orders/events", "offsets_accounted_for"),
         ("orders/events", "versions_along_offsets"),
         ("orders/events", "one_content_a_version"),
         ("orders/events", "transitions_allowed"),
         ("orders/events", "no_version_missing"),
+        ("orders/dlq", "rejects_published"),
         ("orders/current", "versions_in_order"),
+        ("orders/current", "current_follows_events"),
     }
     # Backfills go past the job, so the default executor must be the same.
     assert defs.executor is dg.in_process_executor

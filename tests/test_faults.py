@@ -72,6 +72,7 @@ class Ours:
         for request in result.run_requests or []:
             done = self.run(request.tags[RANGE_START], request.tags[RANGE_END], stream)
             assert done.success, [event for event in done.all_events if event.is_failure]
+            assert alarms(done) == []
         return [key for request in result.dynamic_partitions_requests or [] for key in request.partition_keys]
 
     def command(self, *arguments: str) -> Result:
@@ -86,6 +87,20 @@ class Ours:
             f"from tests.crash_support import stream_on\nSTREAM = stream_on({self.held.stream.topic!r})\n"
         )
         return CliRunner().invoke(main, ["--declarations", str(folder), *arguments])
+
+
+def alarms(result: dg.ExecuteInProcessResult) -> list[tuple[str, str | None]]:
+    """Checks that say that a table is wrong."""
+    found = [
+        event.asset_check_evaluation_data
+        for event in result.all_events
+        if event.event_type_value == "ASSET_CHECK_EVALUATION"
+    ]
+    return [
+        (one.check_name, one.description)
+        for one in found
+        if not one.passed and one.severity is dg.AssetCheckSeverity.ERROR
+    ]
 
 
 def failure(result: dg.ExecuteInProcessResult) -> dict[str, str]:

@@ -1,0 +1,186 @@
+"""Every record of raw in one place, origin by origin (I5).
+
+What belongs here: the slice's raw, events and rejects held against each other. What does not: what was published and
+what is current (`orchestration.follower_checks`), and the ends of origins over all slices
+(`orchestration.origin_counts`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from highwater.envelope import ORIGIN, Origin, opened
+from orchestration.plan_checks import another_plan
+from orchestration.standing import conservation
+from orchestration.verdicts import Verdict
+from resources.lake import proofs_in, query_all, slice_is_one_of, stream_rows
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+# So many examples a slice; the counts are exact.
+SAMPLES = 10
+_ORIGIN = ", ".join(ORIGIN)
+
+
+def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+    """For each slice whether every record of raw is in one place, by proofs, by counts and origin by origin.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    counted = conservation(lake, stream, keys)
+    tables = {name: lake.table(stream.name, name) for name in ("raw", "events", "rejects")}
+    opened_ = {name: table for name, table in tables.items() if table is not None}
+    if len(opened_) < len(tables):
+        return counted
+    pieces = {piece.key: piece for piece in ledger.get(keys)}
+    decisions = proofs_in(opened_["events"], keys)
+    wrong = _misplaced(opened_, stream, pieces, decisions)
+    found = {}
+    for key, verdict in counted.items():
+        problem = None if key not in decisions else another_plan(pieces[key], decisions[key], "events")
+        found[key] = _accounted(verdict, problem, wrong[key])
+    return found
+
+
+def _accounted(counted: Verdict, problem: str | None, wrong: Sequence[Mapping[str, Any]]) -> Verdict:
+    numbers = {**counted.numbers, "misplaced": len(wrong)}
+    kinds = Counter(str(one["problem"]) for one in wrong)
+    told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    texts = [] if counted.passed else [counted.text]
+    texts += [problem] if problem else []
+    texts += [f"origins: {told}"] if told else []
+    text = "; ".join(texts) if texts else f"{counted.text}, origin by origin"
+    return Verdict(not texts, text, numbers, wrong[:SAMPLES])
+
+
+def _misplaced(
+    tables: Mapping[str, DeltaTable], stream: Stream, pieces: Mapping[str, Slice], decisions: Mapping[str, Proof]
+) -> dict[str, list[dict[str, Any]]]:
+    """For each slice the origins that are not in exactly one place, or stand there otherwise than in raw."""
+    main = [key for key, piece in pieces.items() if piece.topic == stream.topic]
+    found: dict[str, list[dict[str, Any]]] = {key: [] for key in pieces}
+    for row in _asked(tables, _MISPLACED, main):
+        found[row["slice"]].append(told(_problem(row), Origin.of_row(row)))
+    # Values are read of slices with rejects alone.
+    rejected = [key for key in main if key in decisions and decisions[key].counts.get("rejects")]
+    for name, question, keys in (("events", _ALTERED_EVENTS, main), ("rejects", _ALTERED_REJECTS, rejected)):
+        for row in _asked(tables, question, keys):
+            found[row["slice"]].append(told(f"in {name} otherwise than in raw", Origin.of_row(row)))
+    # Whose the records are that other systems sent rests on what was known when they were decided: the numbers tell.
+    tiers = [key for key, piece in pieces.items() if piece.topic in stream.tier_topics]
+    for key in tiers:
+        found[key] = _misplaced_of_tier(tables, stream, pieces[key], decisions.get(key))
+    return found
+
+
+def _asked(tables: Mapping[str, DeltaTable], question: str, keys: Collection[str]) -> list[dict[str, Any]]:
+    return query_all(tables, question.format(slices=slice_is_one_of(keys))) if keys else []
+
+
+# One pass, which finds what is in raw and nowhere, what is somewhere and not in raw, and what is there twice.
+_MISPLACED = f"""
+SELECT slice, {_ORIGIN}, sum(r) AS in_raw, sum(n) AS tombstones, sum(e) AS in_events, sum(j) AS in_rejects
+FROM (SELECT slice, topic AS origin_topic, generation AS origin_generation, "partition" AS origin_partition,
+             "offset" AS origin_offset, 1 AS r, CASE WHEN value IS NULL THEN 1 ELSE 0 END AS n, 0 AS e, 0 AS j
+      FROM raw WHERE proof IS NULL AND {{slices}}
+      UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 1, 0 FROM events WHERE proof IS NULL AND {{slices}}
+      UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 0, 1 FROM rejects WHERE proof IS NULL AND {{slices}})
+GROUP BY slice, {_ORIGIN} HAVING sum(r) <> 1 OR sum(n) + sum(e) + sum(j) <> 1
+ORDER BY slice, origin_partition, origin_offset
+"""
+_SAME_RECORD = """x.slice = r.slice AND origin_topic = topic AND origin_generation = generation
+     AND origin_partition = "partition" AND origin_offset = "offset"
+WHERE x.proof IS NULL AND r.proof IS NULL AND x.{slices} AND r.{slices}"""
+# A declared key is the record's own.
+_ALTERED_EVENTS = f"""
+SELECT x.slice, {_ORIGIN} FROM events x JOIN raw r ON {_SAME_RECORD}
+  AND ((arrow_cast(x.key, 'Binary') IS DISTINCT FROM arrow_cast(r.key, 'Binary'))
+       OR (origin_timestamp IS DISTINCT FROM "timestamp"))
+ORDER BY x.slice, origin_partition, origin_offset
+"""
+_ALTERED_REJECTS = f"""
+SELECT x.slice, {_ORIGIN} FROM rejects x JOIN raw r ON {_SAME_RECORD}
+  AND ((x.key IS DISTINCT FROM r.key) OR (x.value IS DISTINCT FROM r.value)
+       OR (origin_timestamp IS DISTINCT FROM "timestamp"))
+ORDER BY x.slice, origin_partition, origin_offset
+"""
+
+
+def _problem(row: Mapping[str, Any]) -> str:
+    places = row["tombstones"] + row["in_events"] + row["in_rejects"]
+    if not row["in_raw"]:
+        return "in events or rejects, and not in raw"
+    if row["in_raw"] > 1:
+        return "twice in raw"
+    return "in no place" if not places else "in two places"
+
+
+def told(problem: str, origin: Origin) -> dict[str, Any]:
+    """An example for the check's page."""
+    return {"problem": problem, **origin._asdict()}
+
+
+def _misplaced_of_tier(
+    tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice, decision: Proof | None
+) -> list[dict[str, Any]]:
+    """The same of a tier's slice, whose origins stand in the envelopes of its records.
+
+    Several records may have one origin: one counts, the others are superseded. All of them are where another slice
+    accepted it.
+    """
+    mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
+    read = Counter(_origins_in_tier(tables["raw"], stream, piece, mine))
+    placed = Counter(
+        Origin.of_row(row)
+        for name in ("events", "rejects")
+        for row in stream_rows(tables[name], f"SELECT {_ORIGIN} FROM t WHERE {mine}")
+    )
+    found = [told("in two places", origin) for origin, times in sorted(placed.items()) if times > 1]
+    found += [told("in events or rejects, and not in raw", origin) for origin in sorted(placed.keys() - read.keys())]
+    left = read.keys() - placed.keys()
+    found += [told("in no place", origin) for origin in sorted(left - _elsewhere(tables, stream, piece, left))]
+    superseded = sum(read.values()) - len(read.keys() & placed.keys())
+    decided = decision.counts.get("superseded", 0) if decision else superseded
+    if superseded != decided and not found:
+        found = [told(f"among {superseded:,} superseded, and {decided:,} were decided", o) for o in sorted(read)[:1]]
+    return found
+
+
+def _origins_in_tier(raw: DeltaTable, stream: Stream, piece: Slice, mine: str) -> Iterator[Origin]:
+    columns = '"partition", "offset", headers'
+    for row in stream_rows(raw, f"SELECT {columns} FROM t WHERE value IS NOT NULL AND {mine}"):
+        headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+        envelope = opened(headers, stream.is_origin)
+        here = Origin(piece.topic, piece.generation, row["partition"], row["offset"])
+        yield here if envelope is None else envelope.origin
+
+
+def _elsewhere(
+    tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice, origins: Collection[Origin]
+) -> set[Origin]:
+    """Those of the origins that another slice accepted, or accepted once and has decided anew since.
+
+    That one holds it as a reject then: another slice of a tier, or one of the main topic that rejected it later than
+    this slice was planned.
+    """
+    if not origins:
+        return set()
+    least, most = (pick(origin.offset for origin in origins) for pick in (min, max))
+    where = f"proof IS NULL AND slice <> '{piece.key}' AND origin_offset BETWEEN {least} AND {most}"
+    later = f"arrow_cast(first_failed_at, 'Int64') > {int(piece.planned_at.timestamp() * 1_000_000)}"
+    rejected = f"{where} AND (NOT starts_with(slice, '{stream.topic}@') OR {later})"
+    rows = [
+        *query_all(tables, f"SELECT DISTINCT {_ORIGIN} FROM events WHERE {where}"),
+        *query_all(tables, f"SELECT DISTINCT {_ORIGIN} FROM rejects WHERE {rejected}"),
+    ]
+    return {Origin.of_row(row) for row in rows}

@@ -1,0 +1,298 @@
+"""A stream's tables, ledger and topic as a test writes them, row by row and without the pipeline.
+
+Slices of the main topic and one of a tier, with a gap of each kind, a tombstone, rejects that were parked and retried,
+a second delivery, and copies that are superseded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, cast
+
+from assets import current, dlq, events, raw, rejects
+from highwater.envelope import Envelope, Origin
+from highwater.plans import Generation, Publication
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from orchestration.checks import CHECKS, Sources
+from orchestration.verdicts import Verdict
+from resources.kafka import Kafka, PartitionState, TopicState
+from resources.lake import Lake, name_of, parts_of
+from resources.ledger import Ledger
+from tests.support import make_stream
+
+STREAM = make_stream("orders")
+TIER, PARKED = STREAM.tier_topics[0], STREAM.parked_topic
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+ID = "A" * 22
+COLUMNS = {
+    "raw": raw.COLUMNS,
+    "events": events.columns(STREAM),
+    "rejects": rejects.COLUMNS,
+    "dlq": dlq.COLUMNS,
+    "current": current.columns(STREAM),
+}
+Row = dict[str, Any]
+Place = tuple[int, int]
+
+
+def piece(ordinal: int, topic: str = "orders", **ranges: tuple[int, int]) -> Slice:
+    """A slice: `piece(0, p0=(0, 6))`; those of a tier are planned an hour later."""
+    at = NOON + timedelta(hours=0 if topic == "orders" else 1)
+    return Slice("orders", topic, ID, 0, ordinal, {int(n[1:]): OffsetRange(*r) for n, r in ranges.items()}, at)
+
+
+def like_first(ordinal: int) -> Slice:
+    """A slice whose sixth offset of partition 0 is a marker, and whose second of partition 1 was aborted."""
+    return piece(ordinal, p0=(6 * ordinal, 6 * ordinal + 6), p1=(4 * ordinal, 4 * ordinal + 4))
+
+
+FIRST = like_first(0)
+# Its second offset is a marker.
+RETRIED = piece(0, TIER, p0=(0, 4))
+
+
+@dataclass(frozen=True)
+class Served:
+    """A record as librdkafka hands it over; only its place matters here."""
+
+    place: Place
+
+    def partition(self) -> int:
+        return self.place[0]
+
+    def offset(self) -> int:
+        return self.place[1]
+
+
+@dataclass
+class Topics:
+    """Stands for the cluster: what readers of each kind see in it."""
+
+    committed: dict[str, set[Place]]
+    aborted: dict[str, set[Place]]
+    ends: Mapping[str, Mapping[int, int]]
+    log_start: int = 0
+    topic_id: str = ID
+    cleanup_policy: str = "delete"
+    reads: list[tuple[str, bool]] = field(default_factory=list)
+
+    def topic_state(self, topic: str) -> TopicState:
+        states = {p: PartitionState(self.log_start, end, end, 1) for p, end in self.ends[topic].items()}
+        return TopicState(topic, self.topic_id, states)
+
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange], *, committed: bool = True) -> Iterator[Served]:
+        if not ranges:
+            return
+        self.reads.append((topic, committed))
+        seen = self.committed[topic] | (set() if committed else self.aborted[topic])
+        yield from (Served(place) for place in sorted(seen) if place[0] in ranges and place[1] in ranges[place[0]])
+
+
+class World:
+    """The tables, to be damaged; `red` says which checks notice.
+
+    Args:
+        folder: for lake and ledger.
+        copies: how many slices are like the first one, with keys of their own.
+    """
+
+    def __init__(self, folder: Path, copies: int = 1) -> None:
+        self.copies = [like_first(ordinal) for ordinal in range(copies)]
+        end = {p: r.end for p, r in self.copies[-1].ranges.items()}
+        self.second = piece(copies, p0=(end[0], end[0] + 2), p1=(end[1], end[1]))
+        self.pieces = [*self.copies, self.second, RETRIED]
+        self.keys = [one.key for one in self.pieces]
+        self.lake = Lake(str(folder / "lake"))
+        self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
+        self.rows: dict[str, list[Row]] = {table: [] for table in COLUMNS}
+        self.proofs: dict[str, dict[str, Proof]] = {table: {} for table in COLUMNS}
+        for topic in ("orders", TIER):
+            self.ledger.open_generation(Generation("orders", topic, ID, 0, {0: 0, 1: 0}, NOON))
+        self.ledger.add(self.pieces)
+        for one in self.copies:
+            self._like_first(one, f".{one.ordinal}" if one.ordinal else "")
+            self.ledger.record_publication("orders", one.key, Publication(2, 2, NOON))
+        self._second()
+        self._retried()
+        for one in self.pieces:
+            self._prove(one)
+        self.topics = Topics(
+            committed={
+                topic: {(r["partition"], r["offset"]) for r in self.rows["raw"] if r["topic"] == topic}
+                for topic in ("orders", TIER)
+            },
+            aborted={"orders": {(1, 4 * one.ordinal + 1) for one in self.copies}, TIER: set()},
+            ends={"orders": {0: end[0] + 2, 1: end[1]}, TIER: {0: 4}},
+        )
+
+    def _like_first(self, one: Slice, of: str) -> None:
+        self.event(one, 0, 0, f"o1{of}", 1)
+        self.event(one, 0, 1, f"o2{of}", 1)
+        self.reject(one, 0, 2, "malformed", PARKED)
+        self.read(one, 0, 3, f"o1{of}", value=None)
+        self.reject(one, 0, 4, "unresolved", TIER)
+        self.event(one, 1, 0, f"o3{of}", 1)
+        self.event(one, 1, 2, f"o4{of}", 1)
+        self.event(one, 1, 3, f"o3{of}", 2)
+        self.win(one, (0, 0), (0, 1), (1, 2), (1, 3))
+
+    def _second(self) -> None:
+        self.event(self.second, 0, 0, "o1", 2)
+        self.event(self.second, 0, 1, "o2", 1)
+        self.win(self.second, (0, 0), (0, 1))
+
+    def _retried(self) -> None:
+        """Accepted at last, sent a second time, and one that was accepted long before."""
+        for offset, of in ((0, 4), (2, 4), (3, 0)):
+            self.read(RETRIED, 0, offset, "o5", headers=_headers(of))
+        self._event(RETRIED, Origin("orders", 0, 0, 4), "o5", 1, retries=1)
+        self.win(RETRIED, (0, 4))
+
+    def read(self, of: Slice, partition: int, offset: int, key: str, **changes: Any) -> None:
+        """A row of raw; its offset is told from the slice's start on, as everywhere here."""
+        offset += of.ranges[partition].start
+        self.rows["raw"].append(
+            {
+                "slice": of.key,
+                "topic": of.topic,
+                "generation": 0,
+                "partition": partition,
+                "offset": offset,
+                "timestamp": _moment(partition, offset),
+                "timestamp_type": 0,
+                "key": key.encode(),
+                "value": b"{}",
+                **changes,
+            }
+        )
+
+    def event(self, of: Slice, partition: int, offset: int, key: str, version: int) -> None:
+        """A record that was accepted."""
+        self.read(of, partition, offset, key)
+        self._event(of, Origin("orders", 0, partition, of.ranges[partition].start + offset), key, version)
+
+    def _event(self, of: Slice, origin: Origin, key: str, version: int, retries: int = 0) -> None:
+        self.rows["events"].append(
+            {
+                "slice": of.key,
+                **_columns(origin),
+                "attempt": 2,
+                "retries": retries,
+                "key": key,
+                "version": version,
+                "event_time": NOON + timedelta(minutes=version),
+                "order_id": key,
+                "status": "placed" if version == 1 else "paid",
+                "customer_id": "c1",
+                "amount": Decimal("12.50"),
+            }
+        )
+
+    def reject(self, of: Slice, partition: int, offset: int, reason: str, to: str) -> None:
+        """A record that was rejected and published."""
+        self.read(of, partition, offset, "o5")
+        told = {"reason": reason, "detail": "why", "next_topic": to, "first_failed_at": NOON, "retries": 0}
+        origin = Origin("orders", 0, partition, of.ranges[partition].start + offset)
+        found = {"slice": of.key, **_columns(origin), "attempt": 2, **told}
+        self.rows["rejects"].append({**found, "permanent": to == PARKED, "key": b"o5", "value": b"{}"})
+        self.rows["dlq"].append({**found, "published_at": NOON})
+
+    def win(self, of: Slice, *places: Place) -> None:
+        """Let events of the slice be its winners."""
+        names = [name_of(column) for column in parts_of(COLUMNS["current"])]
+        for place in places:
+            event = self.at("events", of, place)
+            won = {name: event[name] for name in names if name in event}
+            self.rows["current"].append({**won, "updated_by_slice": of.key})
+
+    def _prove(self, one: Slice) -> None:
+        rows = {table: len(self.of(table, slice=one.key)) for table in COLUMNS}
+        tombstones = sum(row["value"] is None for row in self.of("raw", slice=one.key))
+        superseded = rows["raw"] - rows["events"] - rows["rejects"] - tombstones
+        split = {"tombstones": tombstones, "superseded": superseded}
+        counts = {**split, **{name: rows[name] for name in ("raw", "events", "rejects")}}
+        self.proofs["raw"][one.key] = Proof(one, 1, None)
+        for table, count in (("events", "events"), ("rejects", "rejects"), ("current", "events")):
+            self.proofs[table][one.key] = Proof(one, 2, rows[count], counts)
+        if rows["rejects"]:
+            self.proofs["dlq"][one.key] = Proof(one, 2, rows["rejects"], {"sent": rows["rejects"]})
+
+    def of(self, table: str, **where: object) -> list[Row]:
+        """Rows of a table."""
+        return [row for row in self.rows[table] if all(row[name] == value for name, value in where.items())]
+
+    def at(self, table: str, of: Slice, place: Place) -> Row:
+        """The one row of a slice whose origin, or in raw whose record, is there."""
+        names = ("partition", "offset") if table == "raw" else ("origin_partition", "origin_offset")
+        where = dict(zip(names, (place[0], of.ranges[place[0]].start + place[1]), strict=True))
+        [row] = self.of(table, slice=of.key, **where)
+        return row
+
+    def alter_proof(self, table: str, one: Slice, **changes: Any) -> None:
+        """Let a commit say something else."""
+        self.proofs[table][one.key] = replace(self.proofs[table][one.key], **changes)
+
+    def write(self) -> None:
+        """Write the tables as they are now."""
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        for table, rows in self.rows.items():
+            marks = [{"slice": key, "proof": proof.to_json()} for key, proof in self.proofs[table].items()]
+            made = pa.Table.from_pylist([*rows, *marks], schema_of(COLUMNS[table]))
+            write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
+
+    def verdicts(self, keys: Iterable[str] = ()) -> dict[str, dict[str, Verdict]]:
+        """Every check of these slices or of all, on the tables as they are now."""
+        self.write()
+        wanted = [*keys] or self.keys
+        sources = Sources(self.ledger, cast("Kafka", self.topics), self.lake)
+        return {
+            name: by_slice for checks in CHECKS for name, by_slice in checks.decide(sources, STREAM, wanted).items()
+        }
+
+    def red(self, keys: Iterable[str] = ()) -> dict[str, list[str]]:
+        """The checks that fail, each with the slices in which it does."""
+        found = {n: [key for key, one in v.items() if not one.passed] for n, v in self.verdicts(keys).items()}
+        return {name: failing for name, failing in found.items() if failing}
+
+
+def _columns(origin: Origin) -> Row:
+    at = _moment(origin.partition, origin.offset)
+    return {**{f"origin_{name}": value for name, value in origin._asdict().items()}, "origin_timestamp": at}
+
+
+def _moment(partition: int, offset: int) -> datetime:
+    return NOON + timedelta(seconds=10 * offset + partition)
+
+
+def _headers(offset: int) -> list[dict[str, object]]:
+    """The envelope of a record of partition 0."""
+    at = round(_moment(0, offset).timestamp() * 1000)
+    envelope = Envelope("orders", 0, 0, offset, at, 1, "unresolved", "why", FIRST.key, NOON)
+    return [{"key": name, "value": value} for name, value in envelope.headers()]
+
+
+def schema_of(columns: str) -> Any:
+    """The schema of a table that is declared in Spark's SQL, with its proof."""
+    import pyarrow as pa
+
+    kinds = {
+        "STRING": pa.string(),
+        "INT": pa.int32(),
+        "BIGINT": pa.int64(),
+        "BINARY": pa.binary(),
+        "BOOLEAN": pa.bool_(),
+        "TIMESTAMP": pa.timestamp("us", "UTC"),
+        "DECIMAL(12,2)": pa.decimal128(12, 2),
+        "ARRAY<STRUCT<key: STRING, value: BINARY>>": pa.list_(
+            pa.struct([("key", pa.string()), ("value", pa.binary())])
+        ),
+    }
+    found = [(name_of(column), kinds[column.split(maxsplit=1)[1]]) for column in parts_of(columns)]
+    return pa.schema([*found, ("proof", pa.string())])
