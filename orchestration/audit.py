@@ -17,6 +17,7 @@ from highwater.errors import HighwaterError
 from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
 from highwater.wording import number, span
 from orchestration.completeness import Held, hold_against_topic
+from orchestration.contents import unlike_their_records
 from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_checks import all_seams
 from orchestration.plan_status import DlqStatus, stream_status
@@ -330,7 +331,7 @@ def _failing(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, keys: Seq
                 for key, verdict in by_slice.items()
                 if not verdict.passed and not verdict.warning and stream.severity(name) is not Severity.WARN
             ]
-    return found
+    return [*found, *unlike_their_records(lake, stream, keys)]
 
 
 def _versions(lake: Lake, stream: Stream) -> dict[str, Judged]:

@@ -333,5 +333,11 @@ def test_the_audit_tells_seams_and_checks_the_newest_slices_once_more(
     assert errors(0) == []
     [told] = errors(3)
     assert told.startswith(f"{FIRST.key}: {FOLLOWS}: ")
+    world.rows["current"].pop()
+    for column, value in (("amount", Decimal(99)), ("version", 3), ("status", "paid"), ("event_time", NOON)):
+        sound = world.at("events", FIRST, LOSER)[column]
+        alter("events", LOSER, **{column: value})(world, FIRST)
+        assert f"{FIRST.key}: 1 events have other fields than their records in raw: partition 1 offset 0" in errors(3)
+        alter("events", LOSER, **{column: sound})(world, FIRST)
     world.ledger.add([piece(2, p0=(9, 9), p1=(4, 4))])
     assert "orders@0000002: partition 0 [8, 9) is in no slice, and not recorded as lost" in errors(0)

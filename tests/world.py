@@ -6,6 +6,7 @@ a second delivery, and copies that are superseded.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,7 @@ from orchestration.verdicts import Verdict
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake, name_of, parts_of
 from resources.ledger import Ledger
-from tests.support import make_stream
+from tests.support import make_stream, order
 
 STREAM = make_stream("orders")
 TIER, PARKED = STREAM.tier_topics[0], STREAM.parked_topic
@@ -173,7 +174,7 @@ class World:
 
     def event(self, of: Slice, partition: int, offset: int, key: str, version: int) -> None:
         """A record that was accepted."""
-        self.read(of, partition, offset, key)
+        self.read(of, partition, offset, key, value=json.dumps(order(key, version)).encode())
         self._event(of, Origin("orders", 0, partition, of.ranges[partition].start + offset), key, version)
 
     def _event(self, of: Slice, origin: Origin, key: str, version: int, retries: int = 0) -> None:
@@ -185,7 +186,7 @@ class World:
                 "retries": retries,
                 "key": key,
                 "version": version,
-                "event_time": NOON + timedelta(minutes=version),
+                "event_time": datetime(2026, 3, 1, 10, version, tzinfo=UTC),
                 "order_id": key,
                 "status": "placed" if version == 1 else "paid",
                 "customer_id": "c1",
