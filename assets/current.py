@@ -111,7 +111,7 @@ def _follow_events(work: Work, decided: Standing, clock: Clock) -> list[SliceRep
         if fresh:
             version = _commit_slices(work, fresh, layout, _event_rows(work, decided))
         if folded:
-            with _fold_lease(work, wait=FOLD_SECONDS):
+            with fold_lease(work, wait=FOLD_SECONDS):
                 # What was decided of the other folded slices while this one waited counts as well.
                 decided, layout = require(work, events.TABLE), Layout.read(work)
                 folded = [decided.proofs[d.key] for d in folded]
@@ -139,7 +139,7 @@ def _commit_slices(work: Work, decisions: Sequence[Proof], layout: Layout, event
 
 def _slice_winners(work: Work, decisions: Sequence[Proof], event_rows: DataFrame) -> DataFrame:
     rows = event_rows.where(slice_is_one_of([d.key for d in decisions]))
-    return winners(rows, "slice", "key").select("slice", *_columns_of(work.stream))
+    return winners(rows, "slice", "key").select("slice", *columns_of(work.stream))
 
 
 def _event_rows(work: Work, decided: Standing) -> DataFrame:
@@ -147,10 +147,11 @@ def _event_rows(work: Work, decided: Standing) -> DataFrame:
     from pyspark.sql import functions as F
 
     rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), decided.version)
-    return rows.select("slice", *_columns_of(work.stream)[:-1], F.col("slice").alias("updated_by_slice"))
+    return rows.select("slice", *columns_of(work.stream)[:-1], F.col("slice").alias("updated_by_slice"))
 
 
-def _columns_of(stream: Stream) -> list[str]:
+def columns_of(stream: Stream) -> list[str]:
+    """The columns of a winner: those of the table, `slice` and `proof` left out."""
     fields = [quoted(f.name) for f in field_columns(stream)]
     return ["key", "version", "event_time", *fields, *ORIGIN, "origin_timestamp", "updated_by_slice"]
 
@@ -163,7 +164,7 @@ def fold_if_due(work: Work, clock: Clock) -> str | None:
     if Layout.read(work).due() is None:
         return None
     try:
-        with clock.phase("fold"), _fold_lease(work, wait=0):
+        with clock.phase("fold"), fold_lease(work, wait=0):
             layout = Layout.read(work)  # again: another run may have folded before we had the lease
             due = layout.due()
             if due is None:
@@ -176,7 +177,7 @@ def fold_if_due(work: Work, clock: Clock) -> str | None:
     return due
 
 
-def _fold_lease(work: Work, wait: float) -> AbstractContextManager[object]:
+def fold_lease(work: Work, wait: float) -> AbstractContextManager[object]:
     """One rewrites the folded partitions at a time."""
     return work.ledger.lease(f"fold {work.stream.name}", seconds=FOLD_SECONDS, wait=wait)
 
@@ -188,7 +189,7 @@ def fold(work: Work, target: str) -> None:
         work: the connections; its slices do not matter.
         target: `recent`, or `base`, which takes `recent` in too.
     """
-    with _fold_lease(work, wait=FOLD_SECONDS):
+    with fold_lease(work, wait=FOLD_SECONDS):
         _fold(work, Layout.read(work), target)
 
 
@@ -198,10 +199,11 @@ def _fold(work: Work, layout: Layout, target: str) -> None:
         [layout.fold(key) for key in reversed(taken)], {key: proof.attempt for key, proof in layout.slices.items()}
     )
     parts = [*taken, *layout.slices]
-    _replace_fold(work, layout, target, runs, _standing_rows(work).where(slice_is_one_of(parts)), parts)
+    _replace_fold(work, layout, target, runs, standing_rows(work).where(slice_is_one_of(parts)), parts)
 
 
-def _standing_rows(work: Work) -> DataFrame:
+def standing_rows(work: Work) -> DataFrame:
+    """The rows of all partitions, the proofs left out."""
     return work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE)).where("proof IS NULL")
 
 
@@ -222,7 +224,7 @@ def _replace_fold(
             {target: before.attempt},
             files=0,
             spread="key",
-            replaced=parts,
+            replaced=slice_is_one_of(parts),
             unchanged={key: attempt for key, attempt in layout.fold_attempts().items() if key != target}
             | {key: proof.attempt for key, proof in layout.slices.items() if key in parts},
         )
@@ -236,15 +238,15 @@ def _commit_folded_again(work: Work, decisions: Sequence[Proof], layout: Layout,
     """
     again = [d.key for d in decisions]
     runs = merged_runs([layout.fold(BASE), layout.fold(RECENT)], {d.key: d.attempt for d in decisions})
-    standing = _standing_rows(work).where(slice_is_one_of([BASE, RECENT]))
+    standing = standing_rows(work).where(slice_is_one_of([BASE, RECENT]))
     lost = standing["updated_by_slice"].isin(again)
     keys = standing.where(lost).select("key").distinct()
     others = event_rows.where(_in_runs(runs)).where(~_event_slice_in(again)).join(keys, "key", "left_semi")
     rows = (
         standing.where(~lost)
-        .select(*_columns_of(work.stream))
-        .unionByName(others.select(*_columns_of(work.stream)))
-        .unionByName(_slice_winners(work, decisions, event_rows).select(*_columns_of(work.stream)))
+        .select(*columns_of(work.stream))
+        .unionByName(others.select(*columns_of(work.stream)))
+        .unionByName(_slice_winners(work, decisions, event_rows).select(*columns_of(work.stream)))
     )
     return _replace_fold(work, layout, BASE, runs, rows, [BASE, RECENT])
 

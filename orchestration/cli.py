@@ -19,7 +19,7 @@ from orchestration.cli_audit import audit
 from orchestration.cli_doctor import doctor
 from orchestration.cli_metrics import metrics
 from orchestration.cli_parked import discard_parked, redrive_parked
-from orchestration.cli_rebuild import rebuild_ledger
+from orchestration.cli_rebuild import rebuild_current, rebuild_ledger
 from orchestration.cli_tracing import explain, locate
 from orchestration.terminal import (
     Deployment,
@@ -247,7 +247,17 @@ def _ranges(piece: Slice, most: int = 4) -> str:
     return " ".join([*filled[:most], *more])
 
 
-for _command in (audit, doctor, explain, locate, metrics, redrive_parked, discard_parked, rebuild_ledger):
+for _command in (
+    audit,
+    doctor,
+    explain,
+    locate,
+    metrics,
+    redrive_parked,
+    discard_parked,
+    rebuild_ledger,
+    rebuild_current,
+):
     main.add_command(_command)
 
 

@@ -1,13 +1,22 @@
-"""The command `rebuild-ledger`.
+"""The commands `rebuild-ledger` and `rebuild-current`.
 
-What belongs here: arguments and output. What does not: what is done (`orchestration.rebuilding`).
+What belongs here: arguments and output. What does not: what is done (`orchestration.rebuilding`,
+`orchestration.rebuilding_current`).
 """
 
 from __future__ import annotations
 
 import click
 
-from orchestration.terminal import Deployment, as_json_option, dagster_instance, deployment_of, print_json, print_lines
+from orchestration.terminal import (
+    Deployment,
+    as_json_option,
+    dagster_instance,
+    deployment_of,
+    print_json,
+    print_lines,
+    print_table,
+)
 
 
 @click.command("rebuild-ledger")
@@ -38,3 +47,38 @@ def rebuild_ledger(
         print_json({**plain, "unread": [*found.unread]})
     else:
         print_lines(lines)
+
+
+@click.command("rebuild-current")
+@click.argument("stream")
+@click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what differs is shown.")
+@as_json_option
+@deployment_of
+def rebuild_current(
+    deployment: Deployment,
+    stream: str,
+    sure: bool,  # noqa: FBT001 - click's flag
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """Compute the table `current` of STREAM anew from its events, while runs go on.
+
+    For a table that was deleted or changed. Needs Spark, as runs do: SPARK_REMOTE, or a session in this process.
+    """
+    from assets.work import Work
+    from orchestration.rebuilding_current import act, table
+    from orchestration.resources import session_of
+
+    declared = deployment.stream(stream)
+    lines: list[str] = []
+    with session_of(deployment.settings) as spark:
+        ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
+        found = act(Work(declared, [], spark, lake, ledger, kafka, lines.append), sure=sure)
+    if as_json:
+        names, rows = table(found)
+        samples = [dict(zip(names, row, strict=True)) for row in rows]
+        print_json({"stream": stream, "written": sure and not found.none, **vars(found), "samples": samples})
+        return
+    print_lines(lines[: len(found.lines)])
+    if found.samples:
+        print_table(*table(found))
+    print_lines(lines[len(found.lines) :])

@@ -1,7 +1,7 @@
 """The jobs with which an operator decides: the commands of the same names, as runs in the UI.
 
 What belongs here: their configuration, and handing it on. What does not: what comes of a decision
-(`orchestration.acceptance`, `orchestration.parked`, `orchestration.rebuilding`).
+(`orchestration.acceptance`, `orchestration.parked`, `orchestration.rebuilding`, `orchestration.rebuilding_current`).
 """
 
 from collections.abc import Callable
@@ -62,8 +62,34 @@ _REBUILD: dict[str, Any] = {
 
 
 def rebuild_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_rebuild_ledger`: the command of the same name, in the UI."""
-    return [_operators_job(stream, "rebuild_ledger", _REBUILD, _rebuild_ledger)]
+    """`<stream>_rebuild_ledger` and `<stream>_rebuild_current`: the commands of the same names, in the UI.
+
+    A rebuild of `current` takes its turn with the slices that are written there, so neither is tried twice.
+    """
+    return [
+        _operators_job(stream, "rebuild_ledger", _REBUILD, _rebuild_ledger),
+        _operators_job(
+            stream, "rebuild_current", _REBUILD, _rebuild_current, spark=True, pool=f"{stream.name}_current"
+        ),
+    ]
+
+
+def _rebuild_current(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from assets.work import Work
+    from orchestration import rebuilding_current
+
+    given = context.resources
+    work = Work(
+        stream=stream,
+        slices=[],
+        spark=given.spark.session(),
+        lake=given.lake.open(),
+        ledger=given.ledger.open(),
+        kafka=given.kafka.open(),
+        log=context.log.info,
+    )
+    found = rebuilding_current.act(work, sure=context.op_config["record"])
+    _log_table(context, rebuilding_current.table(found))
 
 
 def _rebuild_ledger(context: dg.OpExecutionContext, stream: "Stream") -> None:
@@ -81,20 +107,27 @@ def _rebuild_ledger(context: dg.OpExecutionContext, stream: "Stream") -> None:
 
 
 def _operators_job(
-    stream: "Stream", name: str, asked: dict[str, Any], act: Callable[[dg.OpExecutionContext, "Stream"], None]
+    stream: "Stream",
+    name: str,
+    asked: dict[str, Any],
+    act: Callable[[dg.OpExecutionContext, "Stream"], None],
+    *,
+    spark: bool = False,
+    pool: str | None = None,
 ) -> dg.JobDefinition:
-    """A job of one op that does what the command of its name does."""
+    """A job of one op that does what the command of its name does; with Spark, and in turn with others, where asked."""
     about = f"`highwater {name.replace('_', '-')} {stream.name}` as a run; a dry run unless `record` is set."
 
     @dg.op(
         name=f"{stream.name}_{name}_op",
         description=about,
         config_schema=asked,
-        required_resource_keys={"kafka", "ledger", "lake"},
+        required_resource_keys={"kafka", "ledger", "lake", *(["spark"] if spark else [])},
         out=dg.Out(dg.Nothing),
+        pool=pool,
     )
     def decide(context: dg.OpExecutionContext) -> None:
-        with told_to_dagster(context.retry_number, lambda: None):
+        with told_to_dagster(context.retry_number, context.resources.spark.interrupt if spark else lambda: None):
             act(context, stream)
 
     @dg.job(
@@ -124,7 +157,11 @@ def _settle_parked(context: dg.OpExecutionContext, stream: "Stream") -> None:
         parked.Asked(choice, asked["most"] or None, asked["record"], asked["by"], asked.get("because")),
         context.log.info,
     )
-    names, rows = found.table
+    _log_table(context, found.table)
+
+
+def _log_table(context: dg.OpExecutionContext, table: tuple[list[str], list[list[str]]]) -> None:
+    names, rows = table
     for row in rows:
         record = dict(zip(names, row, strict=True))
         with fields(origin=record["origin"], slice=record["slice"]):

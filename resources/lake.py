@@ -359,7 +359,7 @@ def replace_slices(
     *,
     files: int,
     spread: str,
-    replaced: Sequence[str] | None = None,
+    replaced: str | None = None,
     unchanged: Mapping[str, int] | None = None,
 ) -> int:
     """Commit slices: their rows and proofs replace exactly these slices, in one Delta commit (I4).
@@ -376,7 +376,7 @@ def replace_slices(
         bases: for each slice key the attempt found in the table.
         files: data files to write for each slice at the most; 0 leaves the rows as they are spread.
         spread: the column whose value picks the file where a slice has several.
-        replaced: the partitions to replace, where they are others than the proofs' slices.
+        replaced: a predicate on `slice` that picks the partitions to replace, where they are others than the proofs'.
         unchanged: further partitions that the rows rest on, with the attempt found in each, 0 for none.
 
     Returns:
@@ -386,16 +386,16 @@ def replace_slices(
         SupersededAttemptError: another attempt committed first; nothing was written.
         DependencyAwayError: Spark or the storage is away.
     """
-    keys = list(replaced) if replaced is not None else [proof.key for proof in proofs]
+    keys = [proof.key for proof in proofs]
     fenced = _proof_rows(spark, path, proofs, bases, unchanged or {})
     whole = rows.unionByName(fenced, allowMissingColumns=True)
     with delta_errors(path):
-        writer = _laid_out(whole, files, spread, alone=len(keys) == 1).write.format("delta")
+        writer = _laid_out(whole, files, spread, alone=replaced is None and len(keys) == 1).write.format("delta")
         if replaced is None and not any(bases.values()):
             # The comparison makes sure that there is nothing to replace, so Delta need not look for it: 0.5 s less.
             writer = writer.mode("append")
         else:
-            writer = writer.mode("overwrite").option("replaceWhere", slice_is_one_of(keys))
+            writer = writer.mode("overwrite").option("replaceWhere", replaced or slice_is_one_of(keys))
         writer.option("userMetadata", user_metadata(proofs)).save(path)
         return last_version(spark)
 
