@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assets import raw
-from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled
+from assets.admission import see_admitted, see_within_limit
+from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, let_go
 from assets.layout import Layout
 from assets.origins import DLQ, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
 from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
@@ -57,6 +58,8 @@ def materialise(work: Work) -> list[SliceReport]:
 
     Raises:
         TemporaryError: raw of a slice is not there yet.
+        BreakerOpenError: the stream's breaker lets none of them be decided.
+        RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
     create_table(work.spark, work.lake.path(work.stream.name, TABLE), columns(work.stream), SEARCHED)
@@ -76,7 +79,8 @@ def _materialise(work: Work) -> list[SliceReport]:
     # What was never decided was never published either.
     published = Standing.read(work, DLQ) if standing.proofs else Standing({}, -1)
     kept = _unfinished(work, standing, published)
-    return commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing.version, published))
+    see_admitted(work, [piece for piece in work.slices if piece.key not in kept])
+    return commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing, published))
 
 
 def require(work: Work, table: str) -> Standing:
@@ -163,17 +167,22 @@ def _alive() -> Column:
     return ~F.col("tombstone") & ~F.col("superseded")
 
 
-def _decide(version: int, published: Standing, work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
+def _decide(standing: Standing, published: Standing, work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
     from pyspark.sql import functions as F
 
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
-        seen = {piece.key: seen_now(work, piece, version) for piece in slices}
+        seen = {piece.key: seen_now(work, piece, standing.version) for piece in slices}
         rows = with_origins(work, raw_rows(work, slices), slices, seen)
         fated = with_fate(work, rows, slices, seen, published.proofs)
         reason = F.coalesce("held_reason", "reason")
         told = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)
         rows = _without_payload(work.stream, told).persist()
-        measured = {row["slice"]: _plain(row.asDict()) for row in _measure(work.stream, rows).collect()}
+        try:
+            measured = {row["slice"]: _plain(row.asDict()) for row in _measure(work.stream, rows).collect()}
+            see_within_limit(work, slices, standing.proofs, measured)
+        except BaseException:
+            let_go(rows.unpersist, work)
+            raise
         return _Decision(work.stream, rows, measured, seen)
 
 

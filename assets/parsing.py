@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from assets.work import Work
     from highwater.declaration import Field, Lookup, Stream
+    from resources.lake import Lake
 
 MALFORMED = "malformed"
 INVALID = "invalid"
@@ -193,15 +194,31 @@ def _with_lookup(work: Work, rows: DataFrame, lookup: Lookup | None) -> DataFram
 def _known_values(work: Work, lookup: Lookup) -> DataFrame:
     from pyspark.sql import functions as F
 
+    see_lookup(work.lake, lookup)
     path = work.lake.reference(lookup.table)
-    if open_table(path) is None:
+    with delta_errors(path):
+        return work.spark.read.format("delta").load(path).select(F.col(lookup.column).alias("known_value")).distinct()
+
+
+def see_lookup(lake: Lake, lookup: Lookup) -> None:
+    """See that the reference table can be opened.
+
+    Raises:
+        DependencyAwayError: it cannot, or is not there (I15).
+    """
+    path = lake.reference(lookup.table)
+    try:
+        found = open_table(path)
+    except DependencyAwayError as error:
+        error.of = lookup.dependency
+        raise
+    if found is None:
         raise DependencyAwayError(
             f"the reference table {lookup.table} is not in the lake",
             found=path,
             remedy=f"write it as a Delta table with the column {lookup.column}, then request the slice again",
+            of=lookup.dependency,
         )
-    with delta_errors(path):
-        return work.spark.read.format("delta").load(path).select(F.col(lookup.column).alias("known_value")).distinct()
 
 
 def quoted(name: str) -> str:

@@ -29,7 +29,7 @@ class Work:
     """Slices of one stream, and the connections with which a stage materialises them.
 
     The slices are taken together: one read, one commit. `log` gets progress as plain sentences. `before_commit` raises
-    when what the commit rests on holds no more, such as a lease.
+    when what the commit rests on holds no more, such as a lease. `run` is the run's id, empty outside of Dagster.
     """
 
     stream: Stream
@@ -40,6 +40,7 @@ class Work:
     kafka: Kafka
     log: Callable[[str], None]
     before_commit: Callable[[], None] = nothing
+    run: str = ""
 
     @property
     def keys(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a stream declares: topic, schema, key and version, transitions, lookup, limits, tiers, alerts.
+"""What a stream declares: topic, schema, key and version, transitions, lookup, limits, tiers, alerts, breaker.
 
 What belongs here: the types of a declaration and the checks that it does not contradict itself.
 What does not: the declared streams (`assets/streams/`) and what is done with a declaration.
@@ -79,6 +79,11 @@ class Lookup:
     field: str
     table: str
     column: str
+
+    @property
+    def dependency(self) -> str:
+        """The name of the table's breaker."""
+        return f"lookup {self.table}"
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,25 @@ _COLUMN = re.compile(r"[A-Za-z0-9_]+")
 MOST_DIGITS = 28
 # Begins the names of the columns of the moving hour.
 HOUR = "hour"
+
+
+@dataclass(frozen=True)
+class Breaker:
+    """When a stream's slices are no longer decided, and when one is tried again.
+
+    Args:
+        reject_ratio: rejects among the records of the newest slices from which on it opens, above 0 and up to 1.
+        least_records: fewer records than this are not judged.
+        slices: first attempts that are looked back at, at the most.
+        failures: first attempts in a row that end in an error before it opens.
+        cool_down: how long it stays open before one slice is tried.
+    """
+
+    reject_ratio: float = 0.5
+    least_records: int = 100
+    slices: int = 5
+    failures: int = 3
+    cool_down: timedelta = timedelta(minutes=5)
 
 
 class OnReject(str, Enum):
@@ -256,6 +280,7 @@ class Stream:
         first_version: the number of a key's first version, where each version is one more than the one before it: one
             that is missing is told then. None where versions may have gaps, or are times.
         checks: for each check that shall have another severity than in `CHECKS` which one.
+        breaker: when slices are no longer decided.
     """
 
     name: str
@@ -280,6 +305,7 @@ class Stream:
     metrics: Metrics | None = None
     first_version: int | None = None
     checks: Mapping[str, Severity] = field(default_factory=lambda: CHECKS)
+    breaker: Breaker = field(default_factory=Breaker)
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -376,8 +402,20 @@ def _problems(stream: Stream) -> list[str]:
     found += _check_problems(stream)
     if not 0 <= stream.alerts.reject_ratio <= 1 or stream.alerts.parked < 0:
         found.append("alerts: the reject ratio must be between 0 and 1, the number of parked records 0 or more")
+    found += _breaker_problems(stream.breaker)
     if not found:
         found += _typed_problems(stream)
+    return found
+
+
+def _breaker_problems(breaker: Breaker) -> list[str]:
+    found = []
+    if not 0 < breaker.reject_ratio <= 1:
+        found.append("breaker: the reject ratio must be above 0 and at most 1")
+    if min(breaker.least_records, breaker.slices, breaker.failures) < 1:
+        found.append("breaker: least_records, slices and failures must be 1 or more")
+    if breaker.cool_down < timedelta(0):
+        found.append("breaker: the cool-down cannot be negative")
     return found
 
 

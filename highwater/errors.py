@@ -6,6 +6,10 @@ to raise, which is the business of the module that saw the fault.
 
 from __future__ import annotations
 
+# The dependencies that have a breaker, beside the reference tables.
+KAFKA = "kafka"
+LAKE = "lake"
+
 
 class HighwaterError(Exception):
     """A fault with a remedy.
@@ -93,6 +97,10 @@ class BlockedError(PermanentError):
     """A check that the stream lets block failed; nothing downstream of what it judged is committed."""
 
 
+class RejectsOverLimitError(PermanentError):
+    """So many records of a slice would be rejected that it is left undecided as a whole."""
+
+
 class TopicDriftError(PermanentError):
     """A DLQ topic is not set up as the stream's declaration and its main topic ask for."""
 
@@ -102,11 +110,29 @@ class ForeignMemberError(PermanentError):
 
 
 class DependencyAwayError(TemporaryError):
-    """Kafka, the lake, the ledger or Spark could not be reached; nothing was decided (I15)."""
+    """Kafka, the lake, the ledger or Spark could not be reached; nothing was decided (I15).
+
+    Args:
+        problem: what is wrong.
+        stored: the value that Highwater had recorded, where there is one.
+        found: the value that was found instead.
+        remedy: what the operator does next.
+        of: what was away, where it has a breaker: `KAFKA`, `LAKE`, or a reference table.
+    """
+
+    def __init__(
+        self, problem: str, *, remedy: str, stored: object = None, found: object = None, of: str | None = None
+    ) -> None:
+        super().__init__(problem, remedy=remedy, stored=stored, found=found)
+        self.of = of
 
 
 class SupersededAttemptError(TemporaryError):
     """Another attempt at the same slice committed first; this one wrote nothing (I4)."""
+
+
+class BreakerOpenError(TemporaryError):
+    """A circuit breaker is open: nothing was tried."""
 
 
 class LeaseHeldError(TemporaryError):

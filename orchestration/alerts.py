@@ -6,17 +6,21 @@ alert begins and ends (`highwater.alerting`), or sending it (`resources.webhook`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from highwater.alerting import Alert, Measure, after, told
-from highwater.errors import HighwaterError, TopicAbsentError
+from highwater.breaker import CLOSED
+from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError
 from highwater.routing import JITTER
 from highwater.topic_rules import retention
 from highwater.wording import span
+from orchestration.dependencies import kafka_guard, lake_guard
 from orchestration.origin_counts import count_parked
 from orchestration.unread import unread_ages
+from resources import guards
+from resources.guards import guarded
 from resources.topic_facts import stamped_by_broker, topic_settings
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 # The reject ratio is that of so many slices, the newest ones.
 SLICES = 20
+# Stands for the stream of what concerns all of them; no stream's name has a blank.
+DEPLOYMENT = "the deployment"
 LEASE_SECONDS = 60.0
 Tell = Callable[[Alert], None]
 Measuring = Callable[["Ledger", "Kafka", "Lake", "Stream"], Measure | None]
@@ -46,6 +52,7 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
     lines: list[str] = []
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
         measures = [found for stream in streams for found in _measured(ledger, kafka, lake, stream, lines)]
+        measures += _dependencies(ledger)
         known = ledger.alerts()
         open_ = after(known, measures, now)
         if open_ != known:
@@ -63,9 +70,14 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
 
 
 def _measured(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str]) -> Iterator[Measure]:
+    def asked(measure: Measuring) -> list[guards.Guard]:
+        names = ASKS.get(measure, ())
+        return [lake_guard(ledger, lake, stream) if name == LAKE else kafka_guard(ledger, kafka) for name in names]
+
     for measure in MEASURES:
         try:
-            found = measure(ledger, kafka, lake, stream)
+            with guarded(*asked(measure)):
+                found = measure(ledger, kafka, lake, stream)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
         except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others
@@ -157,4 +169,39 @@ def _retention_left(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) ->
     )
 
 
-MEASURES: tuple[Measuring, ...] = (_reject_ratio, _parked, _late_retries, _retention_left)
+def _breaker(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
+    del kafka, lake
+    found = ledger.breakers.circuit(stream.name)
+    return Measure(
+        stream.name,
+        "circuit breaker",
+        found.text,
+        "closed",
+        not found.closed,
+        f"mend what is rejected or fails; highwater status {stream.name} names the slices that are refused, "
+        "highwater accept-rejects lets one through as it is",
+    )
+
+
+def _dependencies(ledger: Ledger) -> list[Measure]:
+    """The breakers of the dependencies, which are the deployment's, not a stream's."""
+    return [
+        Measure(
+            DEPLOYMENT,
+            f"circuit breaker of {one.name}"[:100],
+            guards.told(one),
+            "closed",
+            one.state != CLOSED,
+            f"bring {one.name} back; highwater doctor tries every connection",
+        )
+        for one in ledger.breakers.dependencies()
+    ]
+
+
+MEASURES: tuple[Measuring, ...] = (_breaker, _reject_ratio, _parked, _late_retries, _retention_left)
+ASKS: Mapping[Measuring, Sequence[str]] = {
+    _reject_ratio: (LAKE,),
+    _parked: (LAKE,),
+    _late_retries: (KAFKA,),
+    _retention_left: (KAFKA,),
+}

@@ -15,7 +15,7 @@ import dagster as dg
 from orchestration.checks import stream_checks
 from orchestration.jobs import audit_job, slice_job
 from orchestration.observation import topic_asset
-from orchestration.operator_jobs import acceptance_jobs, parked_jobs, rebuild_jobs
+from orchestration.operator_jobs import acceptance_jobs, breaker_jobs, parked_jobs, rebuild_jobs
 from orchestration.resources import default_resources
 from orchestration.schedules import daily_audit, hourly
 from orchestration.sensors import alerts_sensor, stream_sensors
@@ -67,7 +67,14 @@ def _stream_defs(stream: Stream, *, running: bool) -> dg.Definitions:
     return dg.Definitions(
         assets=[topic_asset(stream), *table_assets(stream)],
         asset_checks=stream_checks(stream),
-        jobs=[job, audit, *acceptance_jobs(stream), *parked_jobs(stream), *rebuild_jobs(stream)],
+        jobs=[
+            job,
+            audit,
+            *acceptance_jobs(stream),
+            *parked_jobs(stream),
+            *breaker_jobs(stream),
+            *rebuild_jobs(stream),
+        ],
         sensors=stream_sensors(stream, job, running=running),
         schedules=[hourly(stream, job), daily_audit(stream, audit)],
     )

@@ -16,6 +16,7 @@ import click
 from highwater.errors import HighwaterError
 from highwater.settings import Settings
 from orchestration.cli_audit import audit
+from orchestration.cli_breaker import accept_rejects
 from orchestration.cli_doctor import doctor
 from orchestration.cli_metrics import metrics
 from orchestration.cli_parked import discard_parked, redrive_parked
@@ -255,6 +256,7 @@ for _command in (
     metrics,
     redrive_parked,
     discard_parked,
+    accept_rejects,
     rebuild_ledger,
     rebuild_current,
 ):

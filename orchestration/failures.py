@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import dagster as dg
 
 from highwater import errors
-from highwater.errors import HighwaterError, PermanentError
+from highwater.errors import BreakerOpenError, HighwaterError, PermanentError
 from orchestration.redaction import harmless, secret_values, without
 from orchestration.resources import settings
 
@@ -35,6 +35,11 @@ def entry_of(error: HighwaterError) -> str:
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     family = {"PermanentError": "permanent-errors", "TemporaryError": "temporary-errors"}
     return f"docs/runbook.md#{family.get(kind.__name__, kind.__name__.lower())}"
+
+
+def is_last_try(tries_so_far: int) -> bool:
+    """Whether a step that failed so often before is not tried again when it fails now."""
+    return tries_so_far >= TRIES_AGAIN
 
 
 def as_failure(error: HighwaterError, secrets: Collection[str] = ()) -> dg.Failure:
@@ -69,7 +74,7 @@ def told_to_dagster(tries_so_far: int, stop: Callable[[], None]) -> Iterator[Non
     """
     try:
         yield
-    except PermanentError as error:
+    except (PermanentError, BreakerOpenError) as error:  # a breaker stays open for longer than a step should wait
         _quietly(stop)
         raise as_failure(error, _secrets()) from harmless(error, _secrets())
     except HighwaterError as error:

@@ -14,6 +14,7 @@ import dagster as dg
 
 if TYPE_CHECKING:
     from assets.work import SliceReport
+    from highwater.breaker import Circuit
     from highwater.declaration import Stream
     from highwater.slices import Slice
 
@@ -92,6 +93,11 @@ def _span_of(counts: Mapping[str, int]) -> tuple[datetime, datetime] | None:
         return None
     first, last = (datetime.fromtimestamp(counts[name] / 1_000_000, UTC) for name in _TIMES)
     return first, last
+
+
+def of_breaker(circuit: Circuit) -> Metadata:
+    """The state of the stream's breaker."""
+    return {"breaker": dg.MetadataValue.text(circuit.text)}
 
 
 def of_stream(stream: Stream) -> Metadata:

@@ -1,7 +1,8 @@
 """The jobs with which an operator decides: the commands of the same names, as runs in the UI.
 
 What belongs here: their configuration, and handing it on. What does not: what comes of a decision
-(`orchestration.acceptance`, `orchestration.parked`, `orchestration.rebuilding`, `orchestration.rebuilding_current`).
+(`orchestration.acceptance`, `orchestration.parked`, `orchestration.accepting_rejects`, `orchestration.rebuilding`,
+`orchestration.rebuilding_current`).
 """
 
 from collections.abc import Callable
@@ -54,6 +55,32 @@ def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
         _operators_job(stream, "redrive_parked", _MEANT, _settle_parked),
         _operators_job(stream, "discard_parked", {**_MEANT, **_BECAUSE}, _settle_parked),
     ]
+
+
+_LET_THROUGH: dict[str, Any] = {
+    "record": dg.Field(bool, default_value=False, description="Record it; without it only what would be is shown."),
+    "by": dg.Field(str, default_value="", description="Who decides it; goes into the record."),
+    "because": dg.Field(str, default_value="", description="Why; goes into the record."),
+    "slices": dg.Field([str], default_value=[], description="The slices whose rejects are accepted."),
+}
+
+
+def breaker_jobs(stream: "Stream") -> list[dg.JobDefinition]:
+    """`<stream>_accept_rejects`: the command of the same name, in the UI."""
+    return [_operators_job(stream, "accept_rejects", _LET_THROUGH, _accept_rejects)]
+
+
+def _accept_rejects(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from orchestration.accepting_rejects import Asked, act
+
+    asked = context.op_config
+    act(
+        context.resources.ledger.open(),
+        Asked(asked["slices"], asked["record"], asked["by"], asked["because"]),
+        datetime.now(UTC),
+        context.log.info,
+        stream.name,
+    )
 
 
 _REBUILD: dict[str, Any] = {

@@ -6,18 +6,21 @@ What belongs here: the value that people and scripts are shown. What does not: p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from highwater.alerting import Alert
+from highwater.breaker import CLOSED, Circuit
 from highwater.declaration import Stream
-from highwater.errors import HighwaterError, TopicAbsentError
+from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError
 from highwater.history import SOUND, History
 from highwater.plans import Planned
 from highwater.wording import number
 from orchestration.cutting import partition_errors, positions, see_same_topic, skipped_partitions
 from orchestration.retries import plan_tier
+from resources.breakers import Judgement
+from resources.guards import told
 from resources.history import look_back
 
 if TYPE_CHECKING:
@@ -88,6 +91,9 @@ class StreamStatus:
         errors: what keeps the topic, or a partition of it, from being planned.
         dlq: the tiers, and the parked topic.
         alerts: those that are open.
+        breaker: the stream's circuit breaker.
+        refused: slices that were over its limit and are undecided.
+        dependencies: breakers of the stream's dependencies that are not closed, in sentences.
     """
 
     stream: str
@@ -99,6 +105,9 @@ class StreamStatus:
     errors: Sequence[HighwaterError] = ()
     dlq: Sequence[DlqStatus] = ()
     alerts: Sequence[Alert] = ()
+    breaker: Circuit = field(default_factory=Circuit)
+    refused: Sequence[Judgement] = ()
+    dependencies: Sequence[str] = ()
 
     @property
     def lag(self) -> int | None:
@@ -118,7 +127,13 @@ class StreamStatus:
             f"  alert since {one.since:%Y-%m-%d %H:%M} UTC: {one.what}: {one.value}; {one.remedy}"
             for one in self.alerts
         ]
-        return [head, *errors, *alerts, *[f"  {one.line}" for one in self.dlq]]
+        refused = [
+            f"  {one.slice_key} is refused: {one.rejects:,} of {one.records:,} records would be rejected; mend it, or "
+            f"highwater accept-rejects {one.slice_key}"
+            for one in self.refused
+        ]
+        breakers = [f"  breaker {self.breaker.text}", *[f"  {text}" for text in self.dependencies]]
+        return [head, *errors, *breakers, *refused, *alerts, *[f"  {one.line}" for one in self.dlq]]
 
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -143,6 +158,11 @@ class StreamStatus:
             "lag": self.lag,
             "partitions": [{**vars(one), "lag": one.lag} for one in self.partitions],
             "errors": [_error_plain(error) for error in self.errors],
+            "breaker": self.breaker.to_plain(),
+            "refused": [
+                {"slice": one.slice_key, "records": one.records, "rejects": one.rejects} for one in self.refused
+            ],
+            "dependencies": list(self.dependencies),
             "alerts": [one.to_plain() for one in self.alerts],
             "dlq": [{**vars(one), "error": None if one.error is None else _error_plain(one.error)} for one in self.dlq],
         }
@@ -163,6 +183,9 @@ def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[
         found,
         slices=sum(count for (name, _), count in counts.items() if name == stream.name),
         alerts=[one for one in ledger.alerts().values() if one.stream == stream.name and one.ended is None],
+        breaker=ledger.breakers.circuit(stream.name),
+        refused=ledger.breakers.refused(stream.name),
+        dependencies=_dependencies(ledger, stream),
         # A broker that is away is waited for once.
         dlq=_dlq(ledger, kafka, stream) if found.partitions else [],
     )
@@ -189,6 +212,11 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
         partitions=partitions,
         errors=errors,
     )
+
+
+def _dependencies(ledger: Ledger, stream: Stream) -> list[str]:
+    names = {KAFKA, LAKE, *([stream.lookup.dependency] if stream.lookup else [])}
+    return [told(one) for one in ledger.breakers.dependencies() if one.name in names and one.state != CLOSED]
 
 
 def _dlq(ledger: Ledger, kafka: Kafka, stream: Stream) -> list[DlqStatus]:

@@ -7,8 +7,12 @@ instance, the ledger or the lake; the sensors read those and hand the values in.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from highwater.breaker import Circuit
 
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
@@ -19,6 +23,7 @@ PRIORITY = "dagster/priority"
 # Runs of tiers stand behind what is new: however many are due, a new slice waits for one run at the most.
 TIER_PRIORITY = "-1"
 RETRY = "retry"
+PROBE = "probe"
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,10 @@ class Request:
     Args:
         keys: the slices, in Dagster's order, which is the order of insertion.
         attempt: 1 for the first run of these slices; one more for each run of the last day that left them undone.
-        purpose: who asks: `plan`, `retry` or `repair`.
+        purpose: who asks: `plan`, `retry`, `repair` or `probe`.
         at: when repair asks, in UTC.
         tier: whether they are slices of tiers.
+        raw_alone: whether they are only to be read from Kafka, not decided: the stream's breaker is not closed.
     """
 
     keys: tuple[str, ...]
@@ -38,6 +44,7 @@ class Request:
     purpose: str = "plan"
     at: datetime | None = None
     tier: bool = False
+    raw_alone: bool = False
 
     @property
     def run_key(self) -> str:
@@ -80,9 +87,14 @@ def neighbours(order: Sequence[str], wanted: Collection[str], most: int) -> list
     return [*groups, tuple(group)] if group else groups
 
 
-def first_requests(order: Sequence[str], new: Collection[str], most: int, purpose: str = "plan") -> list[Request]:
+def first_requests(
+    order: Sequence[str], new: Collection[str], most: int, purpose: str = "plan", *, raw_alone: bool = False
+) -> list[Request]:
     """The runs for slices that were never requested."""
-    return [Request(keys, purpose=purpose, tier=purpose == RETRY) for keys in neighbours(order, new, most)]
+    return [
+        Request(keys, purpose=purpose, tier=purpose == RETRY, raw_alone=raw_alone)
+        for keys in neighbours(order, new, most)
+    ]
 
 
 @dataclass(frozen=True)
@@ -201,8 +213,102 @@ def _due_at(history: _History, planned_at: datetime, rules: RepairRules) -> date
     return history.last_end + rules.wait(history.ended)
 
 
+def forgiven(runs: Iterable[PastRun], floor: datetime | None, accepted: Mapping[str, datetime]) -> list[PastRun]:
+    """The runs without those that count no more: what kept their slices undone was the breaker, or is accepted since.
+
+    Args:
+        runs: runs that named slices.
+        floor: when the breaker closed last; None if it never was anything but closed, or is not closed.
+        accepted: slices that a person lets through, with the time.
+    """
+    found = []
+    for run in runs:
+        ended = run.ended_at
+        if ended is None:
+            found.append(run)
+        elif floor is None or ended >= floor:
+            kept = frozenset(key for key in run.keys if key not in accepted or ended >= accepted[key])
+            found.append(replace(run, keys=kept))
+    return found
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a breaker that is not closed makes of the slices that are not done.
+
+    Args:
+        waiting: slices that are in raw and wait for their decision.
+        raw_alone: slices that are still to be read from Kafka, and no more.
+        probe: the slice that is to be decided now; None if none is.
+    """
+
+    waiting: frozenset[str] = frozenset()
+    raw_alone: frozenset[str] = frozenset()
+    probe: str | None = None
+
+
+def hold(
+    circuit: Circuit,
+    lacking: Mapping[str, Collection[str]],
+    main: Collection[str],
+    accepted: Collection[str],
+    refused: Sequence[str],
+    busy: Collection[str],
+    now: datetime,
+    *,
+    away: bool = False,
+) -> Held:
+    """Hold the slices whose decision the breaker does not allow; what was decided before is finished.
+
+    The probe is the oldest slice that was never refused, if there is one; else the one whose refusal is the longest
+    ago. So a slice that is refused whatever is mended keeps back no other.
+
+    Args:
+        circuit: the breaker.
+        lacking: slices that are not done, the oldest first, with the tables that they are not in.
+        main: those that are slices of the main topic.
+        accepted: slices that a person lets through.
+        refused: slices that were refused, the longest ago first.
+        busy: slices that runs are working on or will.
+        now: the time, in UTC.
+        away: whether the reference table is left alone, so that nothing can be decided.
+    """
+    if circuit.closed and not away:
+        return Held()
+    passing = () if away else accepted
+    undecided = [key for key, tables in lacking.items() if "events" in tables and key not in passing]
+    waiting = [key for key in undecided if "raw" not in lacking[key]]
+    if away:
+        candidates: list[str] = []
+    elif circuit.probe in waiting:
+        candidates = [circuit.probe]
+    elif circuit.takes_probe(now):
+        tried = {key: at for at, key in enumerate(refused, 1)}
+        candidates = sorted((key for key in waiting if key in main), key=lambda key: tried.get(key, 0))[:1]
+    else:
+        candidates = []
+    probe = next((key for key in candidates if key not in busy), None)
+    return Held(frozenset(waiting), frozenset(undecided) - frozenset(waiting), probe)
+
+
+def probe_requests(probe: str | None, now: datetime) -> list[Request]:
+    """The run for the breaker's probe, alone through all tables."""
+    return [] if probe is None else [Request((probe,), purpose=PROBE, at=now)]
+
+
+def in_flight(runs: Iterable[PastRun]) -> frozenset[str]:
+    """Slices that runs are working on or will."""
+    return frozenset(key for run in runs if run.ended_at is None for key in run.keys)
+
+
 def repair_requests(
-    order: Sequence[str], due: Mapping[str, int], most: int, now: datetime, main: Collection[str] | None = None
+    order: Sequence[str],
+    due: Mapping[str, int],
+    most: int,
+    now: datetime,
+    main: Collection[str] | None = None,
+    raw_alone: Collection[str] = (),
+    alone: Collection[str] = (),
 ) -> list[Request]:
     """The runs that ask for slices again; a range holds slices of one attempt number, all of tiers or none.
 
@@ -212,13 +318,19 @@ def repair_requests(
         most: slices in one run at the most.
         now: the time, in UTC.
         main: those that are slices of the main topic; all of them if None.
+        raw_alone: those that are only to be read from Kafka.
+        alone: those that share no run, since they were refused before: others would be refused with them.
     """
     found = []
     for attempt in sorted(set(due.values())):
-        wanted = {key for key, number in due.items() if number == attempt}
-        tiers = set() if main is None else {key for key in wanted if key not in main}
-        for tier, keys in ((False, wanted - tiers), (True, tiers)):
-            found += [Request(group, attempt, "repair", now, tier) for group in neighbours(order, keys, most)]
+        groups: dict[tuple[bool, bool, str], set[str]] = {}
+        for key in (key for key, number in due.items() if number == attempt):
+            tier = main is not None and key not in main
+            groups.setdefault((tier, key in raw_alone, key if key in alone else ""), set()).add(key)
+        for (tier, raw, _), keys in sorted(groups.items()):
+            found += [
+                Request(group, attempt, "repair", now, tier, raw_alone=raw) for group in neighbours(order, keys, most)
+            ]
     return found
 
 

@@ -13,8 +13,11 @@ import dagster as dg
 from highwater.errors import UnknownSliceError
 from highwater.log_fields import fields, of_slices
 from orchestration import metadata
+from orchestration.breaking import watched
+from orchestration.dependencies import guards_of
 from orchestration.failures import told_to_dagster
 from orchestration.partitions import slices_of
+from resources.guards import guarded
 
 if TYPE_CHECKING:
     from assets.work import SliceReport, Work
@@ -142,14 +145,19 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
     """
     from orchestration.blocking import see_not_blocked
 
+    tries = context.op_execution_context.retry_number
     named = fields(stream=stream.name, table=table.name, **of_slices(context.partition_keys))
-    with named, told_to_dagster(context.op_execution_context.retry_number, context.resources.spark.interrupt):
+    with named, told_to_dagster(tries, context.resources.spark.interrupt):
         see_not_blocked(context.instance, stream, table.name, context.partition_keys)
         work = _work(context, stream, context.partition_keys)
-        reports = table.stage()(work)
+        guards = guards_of(table.name, work.ledger, work.kafka, work.lake, stream)
+        with watched(work, table.name, tries), guarded(*guards):
+            reports = table.stage()(work)
         _see_all_reported(work.keys, reports)
+        breaker = work.ledger.breakers.circuit(stream.name)
         for report in reports:
-            context.add_asset_metadata(metadata.of_slice(report), partition_key=report.piece.key)
+            found = {**metadata.of_slice(report), **metadata.of_breaker(breaker)}
+            context.add_asset_metadata(found, partition_key=report.piece.key)
 
 
 def _work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[str]) -> "Work":
@@ -168,6 +176,7 @@ def _work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[st
         ledger=ledger,
         kafka=context.resources.kafka.open(),
         log=context.log.info,
+        run=context.run.run_id,
     )
 
 

@@ -16,20 +16,28 @@ import dagster as dg
 
 from highwater.errors import PermanentError, TopicAbsentError, UnknownSliceError
 from orchestration import metadata, observation, standing
+from orchestration.dependencies import kafka_guard, lake_guard, lookup_rests, see_kafka_awake
 from orchestration.history import materialised, past_runs
 from orchestration.partitions import unknown_to
 from orchestration.requests import (
     RETRY,
+    Held,
     Repair,
     RepairRules,
     Request,
     decide_repair,
     first_requests,
+    forgiven,
+    hold,
+    in_flight,
+    probe_requests,
     repair_requests,
 )
 from orchestration.stream_assets import STREAM_TAG, TIER_TAG, table_key, table_keys, topic_key
+from resources.guards import guarded
 
 if TYPE_CHECKING:
+    from highwater.breaker import Circuit
     from highwater.declaration import Stream
     from highwater.slices import Slice
     from orchestration.planning import Tick as Planning
@@ -78,7 +86,11 @@ def run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequ
         tier = {TIER_TAG: stream.name} if request.tier else {}
         return {**request.tags, STREAM_TAG: stream.name, **tier}
 
-    return [dg.RunRequest(run_key=request.run_key, tags=tags(request)) for request in requests]
+    raw = [table_key(stream, "raw")]
+    return [
+        dg.RunRequest(run_key=request.run_key, tags=tags(request), asset_selection=raw if request.raw_alone else None)
+        for request in requests
+    ]
 
 
 def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
@@ -95,18 +107,28 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
     from orchestration.planning import Planner
 
     now = datetime.now(UTC)
-    ledger = resources.ledger.open()
-    planned = Planner(ledger, resources.kafka.open()).tick(stream, now)
+    ledger, kafka = resources.ledger.open(), resources.kafka.open()
+    with guarded(kafka_guard(ledger, kafka)):
+        planned = Planner(ledger, kafka).tick(stream, now)
     keys = keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
     if planned.errors and not keys:
         raise next(iter(planned.errors.values()))
+    breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
+    raw_alone = rests or not breaker.closed
     found = Tick(
         keys=keys,
-        requests=first_requests(keys, keys, stream.limits.slices_a_run),
-        lines=planned.lines,
+        requests=first_requests(keys, keys, stream.limits.slices_a_run, raw_alone=raw_alone),
+        lines=[*planned.lines, *breaker_lines(breaker, rests)],
         cursor=cursor,
     )
-    return _observed(found, planned, now)
+    return _observed(found, planned, breaker, now)
+
+
+def breaker_lines(breaker: Circuit, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
+    """What a tick says of a breaker that is not closed, and of a reference table that is left alone."""
+    told = [] if breaker.closed else [f"the breaker is {breaker.text}"]
+    told += ["the breaker of the reference table is open"] if rests else []
+    return [f"{' and '.join(told)}. Slices are taken into raw, and wait there"] if told else []
 
 
 def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, topic: str, planned: int) -> list[str]:
@@ -145,7 +167,8 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
     errors: list[PermanentError] = []
     for topic in _to_plan(ledger, stream):
         try:
-            planned = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC))
+            with guarded(kafka_guard(ledger, kafka)):
+                planned = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC))
         except TopicAbsentError:
             lines.append(f"nothing was published to {topic} yet")
             continue
@@ -157,8 +180,11 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
         errors += planned.errors.values()
     if errors and not keys:
         raise errors[0]
-    requests = first_requests(keys, keys, stream.limits.slices_a_run, RETRY)
-    return Tick(keys=keys, requests=requests, lines=[*lines, *[str(error) for error in errors]], cursor=cursor)
+    breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, datetime.now(UTC))
+    raw_alone = rests or not breaker.closed
+    requests = first_requests(keys, keys, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone)
+    lines += [*breaker_lines(breaker, rests), *[str(error) for error in errors]]
+    return Tick(keys=keys, requests=requests, lines=lines, cursor=cursor)
 
 
 def _to_plan(ledger: Ledger, stream: Stream) -> list[str]:
@@ -176,14 +202,14 @@ def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:
     return instance.get_runs_count(dg.RunsFilter(tags={TIER_TAG: stream.name}, statuses=statuses))
 
 
-def _observed(tick: Tick, planned: Planning, now: datetime) -> Tick:
+def _observed(tick: Tick, planned: Planning, breaker: Circuit, now: datetime) -> Tick:
     """The topic's lag as an observation of its asset, once a minute and whenever something was planned."""
     last = _times(tick.cursor).get("observed")
     if not tick.keys and last is not None and now - last < OBSERVE_EVERY:
         return tick
     left_out = {**planned.skipped, **{p: str(error) for p, error in planned.errors.items()}}
     found = observation.of_topic(observation.positions(planned.state, planned.ends), left_out)
-    event = dg.AssetObservation(topic_key(planned.stream), metadata=found)
+    event = dg.AssetObservation(topic_key(planned.stream), metadata={**found, **metadata.of_breaker(breaker)})
     return replace(tick, events=[*tick.events, event], cursor=_with_time(tick.cursor, "observed", now))
 
 
@@ -208,30 +234,43 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     """
     now = datetime.now(UTC)
     ledger, lake = resources.ledger.open(), resources.lake.open()
+    see_kafka_awake(ledger, now)
     order = list(instance.get_dynamic_partitions(stream.partitions_name))
     page, cursor = _next_page(ledger, stream, cursor)
     lost = _lost(page, order, now)
     strange, suspects = _suspects(instance, ledger, stream, order)
     slices = {piece.key: piece for piece in (*suspects, *page)}
-    held = standing.attempts(lake, stream, list(slices))
-    missing = {key: piece.planned_at for key, piece in slices.items() if held.lacking(key)}
+    with guarded(lake_guard(ledger, lake, stream)):
+        held = standing.attempts(lake, stream, list(slices))
+    lacking = {key: tables for key in slices if (tables := held.lacking(key))}
     order += lost
-    found = decide_repair(missing, past_runs(instance, stream, order, now), now, RULES)
+    main = {key for key, piece in slices.items() if piece.topic == stream.topic}
+    breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
+    accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(list(lacking)).items()}
+    refused = [one.slice_key for one in ledger.breakers.refused(stream.name)]
+    closed_at = breaker.since if breaker.closed else None
+    runs = forgiven(past_runs(instance, stream, order, now), closed_at, accepted)
+    stopped = hold(breaker, lacking, main, accepted, refused, in_flight(runs), now, away=rests)
+    missing = {key: slices[key].planned_at for key in lacking if key not in stopped.waiting}
+    found = decide_repair(missing, runs, now, RULES)
     forgotten = forgotten_events(instance, stream, list(slices.values()), held)
+    # A slice that is blocked would keep those from going on that were asked for with it.
+    most = 1 if stream.blocks else stream.limits.slices_a_run
+    requests = repair_requests(order, found.due, most, now, main, raw_alone=stopped.raw_alone, alone=refused)
     return Tick(
         keys=lost,
-        requests=repair_requests(
-            order,
-            found.due,
-            # A slice that is blocked would keep those from going on that were asked for with it.
-            1 if stream.blocks else stream.limits.slices_a_run,
-            now,
-            main={key for key, piece in slices.items() if piece.topic == stream.topic},
-        ),
-        lines=repair_lines(found, lost, forgotten, strange),
+        requests=[*requests, *probe_requests(stopped.probe, now)],
+        lines=[*repair_lines(found, lost, forgotten, strange), *held_lines(breaker, stopped, rests)],
         events=forgotten,
         cursor=cursor,
     )
+
+
+def held_lines(breaker: Circuit, held: Held, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
+    """What repair did not ask for because of the breaker, for the tick's log."""
+    probe = [] if held.probe is None else [f"requested as the breaker's probe: {held.probe}"]
+    waiting = [f"{len(held.waiting)} wait for the breaker"] if held.waiting else []
+    return [*breaker_lines(breaker, rests), *probe, *waiting]
 
 
 def _next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:

@@ -17,7 +17,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from highwater.errors import ConfigurationError, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
+from highwater.errors import KAFKA, ConfigurationError, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.settings import KAFKA_CONFIG
 from highwater.slices import OffsetRange
 from resources.kafka_options import refuse_weakening, spark_options, without_values
@@ -336,6 +336,7 @@ class Kafka:
             f"Kafka at {self.bootstrap} did not answer",
             found=without_values(str(error), self._config) or type(error).__name__,
             remedy="see that the brokers of HIGHWATER_KAFKA_BOOTSTRAP run and can be reached; it is tried again",
+            of=KAFKA,
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from highwater.errors import DependencyAwayError, SupersededAttemptError
+from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
 from highwater.proof import Proof
 from resources.spark import delta_errors
 
@@ -67,6 +67,14 @@ class Lake:
     def takes_one_driver(self) -> bool:
         """Whether the log store tells apart only the writers of one JVM (local files, and S3 as Delta ships it)."""
         return "://" not in self.root or self.root.startswith(("file:", "s3:", "s3a:"))
+
+    def see_answering(self, stream: str) -> None:
+        """Ask the storage one short question.
+
+        Raises:
+            DependencyAwayError: it did not answer.
+        """
+        _is_table(self.path(stream, "raw"))
 
     def table(self, stream: str, table: str) -> DeltaTable | None:
         """The table opened without a JVM, or None if it was never created.
@@ -252,6 +260,7 @@ def _away(path: str, error: Exception) -> DependencyAwayError:
         f"the lake could not be read at {path}",
         found=str(error).splitlines()[0] if str(error) else type(error).__name__,
         remedy="see that HIGHWATER_LAKE is reachable and readable, then request the slice again",
+        of=LAKE,
     )
 
 

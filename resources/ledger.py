@@ -19,6 +19,7 @@ from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
 from highwater.plans import Discard, Generation, Loss, Planned, Publication
 from highwater.slices import Slice, SliceKey
 from resources import ledger_schema as schema
+from resources.breakers import Breakers
 from resources.leases import Lease, held, leased
 from resources.ledger_rows import (
     discard_of,
@@ -447,6 +448,13 @@ class Ledger:
             connection.execute(delete(table))
             if open_:
                 connection.execute(insert(table), [vars(alert) for alert in open_.values()])
+
+    # Breakers
+
+    @property
+    def breakers(self) -> Breakers:
+        """The breakers of all streams."""
+        return Breakers(lambda: self._engine)
 
     # Leases
 

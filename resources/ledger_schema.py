@@ -147,6 +147,39 @@ alerts = sa.Table(
     sa.Column("ended", Utc),
 )
 
+breakers = sa.Table(
+    "breakers",
+    metadata,
+    sa.Column("name", sa.String(300), primary_key=True),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.String(20), nullable=False),
+    sa.Column("value", sa.JSON, nullable=False),
+)
+
+judgements = sa.Table(
+    "judgements",
+    metadata,
+    sa.Column("slice_key", sa.String(300), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False),
+    sa.Column("run", sa.String(64), nullable=False),
+    sa.Column("records", sa.BigInteger, nullable=False),
+    sa.Column("rejects", sa.BigInteger, nullable=False),
+    sa.Column("failed", sa.Boolean, nullable=False),
+    sa.Column("refused", sa.Boolean, nullable=False),
+    sa.Column("judged_at", Utc, nullable=False),
+    sa.Index("judgements_refused", "stream", "refused"),
+)
+
+acceptances = sa.Table(
+    "acceptances",
+    metadata,
+    sa.Column("slice_key", sa.String(300), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    sa.Column("accepted_by", sa.String(249), nullable=False),
+    sa.Column("accepted_at", Utc, nullable=False),
+)
+
 leases = sa.Table(
     "leases",
     metadata,

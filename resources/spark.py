@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import (
+    KAFKA,
+    LAKE,
     DependencyAwayError,
     HighwaterError,
     OffsetsExpiredError,
@@ -144,13 +146,13 @@ def translated(what: str, text: str) -> HighwaterError | None:
 
 
 def _away(what: str, text: str) -> HighwaterError | None:
-    for pattern, name, remedy in (
-        (_SPARK_AWAY, "Spark", "see that the Spark server runs (SPARK_REMOTE), then request the slice again"),
-        (_STORAGE, "the lake's storage", "see that HIGHWATER_LAKE may be written, then request the slice again"),
-        (_KAFKA_AWAY, "Kafka", "see that the broker answers, then request the slice again"),
+    for pattern, name, of, remedy in (
+        (_SPARK_AWAY, "Spark", None, "see that the Spark server runs (SPARK_REMOTE), then request the slice again"),
+        (_STORAGE, "the lake's storage", LAKE, "see that HIGHWATER_LAKE may be written, then request the slice again"),
+        (_KAFKA_AWAY, "Kafka", KAFKA, "see that the broker answers, then request the slice again"),
     ):
         if found := pattern.search(text):
-            return DependencyAwayError(f"{name} failed at {what}", found=_line_with(text, found), remedy=remedy)
+            return DependencyAwayError(f"{name} failed at {what}", found=_line_with(text, found), remedy=remedy, of=of)
     return None
 
 

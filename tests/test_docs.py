@@ -38,6 +38,7 @@ DECLARED = (
     declaration.Alerts,
     declaration.Foreign,
     declaration.Metrics,
+    declaration.Breaker,
     declaration.Answers,
 )
 

@@ -18,10 +18,11 @@ import pytest
 
 from dev.processes import wait_until
 from highwater import settings
-from highwater.errors import DeclarationError, PermanentError, TopicAbsentError, TopicRecreatedError
+from highwater.errors import KAFKA, DeclarationError, PermanentError, TopicAbsentError, TopicRecreatedError
 from highwater.slices import OffsetRange, Slice
 from orchestration.build import build_defs
 from orchestration.requests import RANGE_END, RANGE_START
+from resources.guards import COOL_DOWN, FAILURES
 from resources.ledger import Ledger
 from tests.conftest import create_topic
 from tests.crash_support import PARTITIONS, TABLES, Deployment
@@ -527,10 +528,17 @@ def test_a_broker_that_is_away_before_and_during_a_run(
     assert f"Kafka at {mortal.bootstrap} did not answer" in reason
     assert "HIGHWATER_KAFKA_BOOTSTRAP" in reason
     assert ours.command("plan", "orders").exit_code == TEMPORARY
-    told = tried_again(ours.run(key))
-    assert f"DependencyAwayError: Kafka at {mortal.bootstrap} did not answer" in told
+    breakers = Ledger(f"sqlite:///{held.home / 'ledger.sqlite'}").breakers
+    for _ in range(FAILURES):
+        ours.tick()
+    assert breakers.dependency(KAFKA).state == "open"
+    refused = failure(ours.run(key))
+    assert refused["error"] == "BreakerOpenError", "and the step waits for nothing"
+    assert "kafka is not asked" in refused["problem"]
     mortal.start()
+    breakers.change(KAFKA, lambda row: replace(row, since=datetime.now(UTC) - COOL_DOWN))
     done = ours.run(key)
+    assert breakers.dependency(KAFKA).state == "closed"
     assert done.success, [event for event in done.all_events if event.is_failure]
     held.see_whole()
 

@@ -16,6 +16,7 @@ import pytest
 from dagster import instance_for_test
 
 from dev.processes import free_port
+from highwater.breaker import Circuit
 from highwater.declaration import Limits, Stream
 from highwater.proof import Proof
 from highwater.slices import Slice
@@ -434,3 +435,22 @@ def test_repair_asks_for_slices_of_tiers_in_runs_of_their_own(
     assert asked[tier]["highwater/tier"] == "orders"
     assert "highwater/tier" not in asked[main]
     assert "dagster/priority" not in asked[main]
+
+
+def test_while_the_breaker_is_open_slices_are_planned_and_read_and_no_more(ticking: Callable[..., Ticking]) -> None:
+    """Retention must not take what Kafka could still give."""
+    ours = ticking(records=20)
+    tiers_of(ours, records=10)
+    later = Circuit(since=datetime.now(UTC), why="poison", until=datetime.now(UTC) + timedelta(hours=1))
+    ours.ledger.breakers.settle("orders", (), lambda *_: (later, ()))
+    raw = [table_key(ours.stream, "raw")]
+    planned = ours.tick("orders_planner")
+    assert [request.asset_selection for request in planned.run_requests] == [raw]
+    time.sleep(1.3)
+    retried = ours.tick("orders_dlq_retries")
+    assert [request.asset_selection for request in retried.run_requests] == [raw]
+    assert len(ours.keys()) == 3
+    [record] = ours.instance.fetch_observations(topic_key(ours.stream), limit=1).records
+    assert "open since" in str(record.asset_observation.metadata["breaker"].value)
+    assert not ours.tick("orders_planner").run_requests
+    assert "Slices are taken into raw" in str(ours.tick("orders_planner").skip_message)

@@ -1,0 +1,115 @@
+"""Admission: which slices a run may decide while the stream's breaker watches.
+
+What belongs here: asking the breaker before a decision, and telling it how the decision would go. What does not: the
+rules (`highwater.breaker`), or deciding (`assets.events`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from highwater.breaker import Circuit, Outcome, admit, judge
+from highwater.errors import BreakerOpenError, RejectsOverLimitError
+from resources.breakers import Judgement
+
+if TYPE_CHECKING:
+    from assets.work import Work
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+
+
+def see_admitted(work: Work, slices: Sequence[Slice]) -> None:
+    """See that these slices may be decided now; it may be as the probe.
+
+    Slices that a person accepted always may. Those of tiers wait until the breaker is closed: what is retried tells
+    nothing of what comes in.
+
+    Raises:
+        BreakerOpenError: they have to wait.
+    """
+    breakers, now = work.ledger.breakers, datetime.now(UTC)
+    if not slices or breakers.circuit(work.stream.name).closed:
+        return
+    accepted = breakers.accepted([piece.key for piece in slices])
+    asked = [piece for piece in slices if piece.key not in accepted]
+    main = [piece.key for piece in asked if piece.topic == work.stream.topic]
+
+    def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
+        found = None if len(main) < len(asked) and not circuit.closed else admit(circuit, main, now)
+        if found is None:
+            raise _open(work, circuit, asked)
+        return found, ()
+
+    work.log(f"breaker: {breakers.settle(work.stream.name, (), decide).text}")
+
+
+def _open(work: Work, circuit: Circuit, slices: Sequence[Slice]) -> BreakerOpenError:
+    some = slices[0].key if len(slices) == 1 else f"{slices[0].key} .. {slices[-1].key}"
+    return BreakerOpenError(
+        f"{some} may not be decided: the breaker of {work.stream.name} is {circuit.text}",
+        remedy="mend what is rejected; after the cool-down one slice of the main topic, requested alone, is the probe, "
+        f"and {work.stream.name}_repair requests the rest. highwater accept-rejects lets a slice through as it is",
+    )
+
+
+def see_within_limit(
+    work: Work, slices: Sequence[Slice], standing: Mapping[str, Proof], measured: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Tell the breaker how slices would be split, before anything of it is committed.
+
+    Of a slice that is materialised again only the rejects count that it did not have before.
+
+    Args:
+        work: the connections.
+        slices: the slices that are decided together.
+        standing: what stands of them in events.
+        measured: the numbers of the split, by slice; none of an empty one.
+
+    Raises:
+        RejectsOverLimitError: one of them is over the limit; none of them is to be committed.
+    """
+    main = sorted((p for p in slices if p.topic == work.stream.topic), key=attrgetter("ordinal"))
+    accepted = work.ledger.breakers.accepted([piece.key for piece in main])
+    cases = [_case(p.key, standing, measured.get(p.key, {})) for p in main if p.key not in accepted]
+    if not main:
+        return
+    refused: tuple[str, ...] = ()
+    now = datetime.now(UTC)
+
+    def decide(circuit: Circuit, known: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
+        nonlocal refused
+        first = {case.key for case in cases if case.key not in known and case.key not in standing}
+        circuit, refused = judge(circuit, work.stream.breaker, cases, first, now)
+        told = [case for case in cases if not refused or case.key in refused]
+        told += [_case(key, standing, measured.get(key, {})) for key in accepted]
+        return circuit, [_judgement(work, case, known.get(case.key), now, case.key in refused) for case in told]
+
+    circuit = work.ledger.breakers.settle(work.stream.name, [piece.key for piece in main], decide)
+    if refused:
+        raise _over(work, circuit, [case for case in cases if case.key in refused], len(slices))
+
+
+def _case(key: str, standing: Mapping[str, Proof], counts: Mapping[str, int]) -> Outcome:
+    before = standing[key].counts.get("rejects", 0) if key in standing else 0
+    return Outcome(key, counts.get("raw", 0), max(0, counts.get("rejects", 0) - before))
+
+
+def _judgement(work: Work, case: Outcome, known: Judgement | None, now: datetime, refused: bool) -> Judgement:  # noqa: FBT001 - a value, no mode
+    before = known or Judgement(case.key, work.stream.name, work.run, now)
+    return replace(before, records=case.records, rejects=case.rejects, refused=refused, judged_at=now)
+
+
+def _over(work: Work, circuit: Circuit, refused: Sequence[Outcome], together: int) -> RejectsOverLimitError:
+    told = "; ".join(f"{one.rejects:,} of {one.records:,} records of {one.key} would be rejected" for one in refused)
+    rest = "" if together == 1 else f"; none of the {together} slices of this run was decided"
+    return RejectsOverLimitError(
+        f"{told}{rest}",
+        stored=f"limit {work.stream.breaker.reject_ratio:.0%}",
+        found=f"the breaker of {work.stream.name} is {circuit.text}",
+        remedy="mend the producer, the declaration or the reference table, and it is decided anew; if its rejects are "
+        f"to be parked, highwater accept-rejects {refused[0].key}",
+    )

@@ -1,0 +1,42 @@
+"""The command `accept-rejects`.
+
+What belongs here: arguments and output. What does not: what is done (`orchestration.accepting_rejects`).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+
+from orchestration.accepting_rejects import Asked, act
+from orchestration.terminal import Deployment, as_json_option, deployment_of, print_json, print_lines
+
+
+@click.command("accept-rejects")
+@click.argument("slices", metavar="SLICE", nargs=-1, required=True)
+@click.option("--because", default="", help="Why; goes into the record.")
+@click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
+@click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown.")
+@as_json_option
+@deployment_of
+def accept_rejects(
+    deployment: Deployment,
+    slices: tuple[str, ...],
+    because: str,
+    by: str,
+    sure: bool,  # noqa: FBT001 - click's flag
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """Let each SLICE through the circuit breaker as it is: its rejects are published, however many they are.
+
+    For records that nothing will mend. The slices are decided whatever the breaker's state is, and do not change it.
+    """
+    if sure and not by:
+        raise click.UsageError("--yes needs --by NAME: a person decides it")
+    lines: list[str] = []
+    fresh = act(deployment.ledger(), Asked(slices, sure, by, because), datetime.now(UTC), lines.append)
+    if as_json:
+        print_json({"slices": list(slices), "done": sure, "fresh": fresh, "lines": lines})
+        return
+    print_lines(lines if sure else [*lines, "a dry run: nothing was recorded; add --yes --by NAME"])

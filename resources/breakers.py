@@ -1,0 +1,262 @@
+"""Breakers: their state in the ledger, one for all processes, and how slices were judged.
+
+What belongs here: reading and changing the state, each change a compare-and-set. What does not: what changes it
+(`highwater.breaker`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from highwater.breaker import CLOSED, Circuit
+from highwater.errors import LeaseHeldError
+from resources import ledger_schema as schema
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+# Each time somebody else changed the same breaker meanwhile: more than ever run at once.
+TRIES = 20
+KEYS_A_STATEMENT = 500
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How a slice of the main topic was judged.
+
+    Args:
+        slice_key: the slice.
+        stream: its stream.
+        run: the run that attempted it first; empty outside of runs.
+        records: of its raw records.
+        rejects: those of them that were rejected, or would have been.
+        failed: whether its first attempt ended in an error of another kind.
+        refused: whether it was over the limit at the last attempt, and left undecided.
+        judged_at: when that was, in UTC.
+    """
+
+    slice_key: str
+    stream: str
+    run: str
+    judged_at: datetime
+    records: int = 0
+    rejects: int = 0
+    failed: bool = False
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """That a person lets a slice through however many of its records are rejected."""
+
+    slice_key: str
+    because: str
+    accepted_by: str
+    accepted_at: datetime
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """The state of a dependency's breaker, in the words of pybreaker.
+
+    Args:
+        name: the dependency.
+        state: `closed`, `open` or `half-open`.
+        failures: calls in a row that failed while it was closed.
+        successes: calls in a row that succeeded while it was half-open.
+        since: when it was opened, or its probe began last, in UTC; None if it never was.
+        probe: names the process that makes the probe; empty if none does.
+        why: the failure that opened it.
+    """
+
+    name: str
+    state: str = CLOSED
+    failures: int = 0
+    successes: int = 0
+    since: datetime | None = None
+    probe: str = ""
+    why: str = ""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "since": None if self.since is None else self.since.isoformat()}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Dependency:
+        """The reverse of `to_plain`."""
+        since = plain["since"]
+        return cls(**{**plain, "since": None if since is None else datetime.fromisoformat(since)})
+
+
+Decide = Callable[[Circuit, Mapping[str, Judgement]], tuple[Circuit, Sequence[Judgement]]]
+
+
+class Breakers:
+    """The breakers of a deployment.
+
+    Args:
+        engine: gives the ledger's database.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+
+    def circuit(self, stream: str) -> Circuit:
+        """The state of a stream's breaker."""
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return _circuit(connection, stream)[0]
+
+    def settle(self, stream: str, keys: Sequence[str], decide: Decide) -> Circuit:
+        """Change a stream's breaker, and how slices were judged, in one transaction.
+
+        Args:
+            stream: the stream's name.
+            keys: the slices whose judgements are looked at.
+            decide: makes the state and the judgements from those that stand; asked again when they changed meanwhile.
+
+        Raises:
+            LeaseHeldError: others changed the breaker again and again.
+        """
+        for _ in range(TRIES):
+            try:
+                with schema.transaction(self._engine(), writes=True) as connection:
+                    before, revision = _circuit(connection, stream)
+                    after, judgements = decide(before, _judgements(connection, keys))
+                    if after != before and not _keep(connection, _of_stream(stream), after, revision):
+                        continue
+                    _replace(connection, judgements)
+                    return after
+            except IntegrityError:
+                continue
+        raise LeaseHeldError(
+            f"the breaker of {stream} was changed by others {TRIES} times",
+            remedy="request the slice again when fewer runs work on the stream",
+        )
+
+    def dependency(self, name: str) -> Dependency:
+        """The state of a dependency's breaker."""
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return _dependency(connection, name)[0]
+
+    def dependencies(self) -> list[Dependency]:
+        """All dependencies whose breakers were ever changed."""
+        table = schema.breakers
+        query = select(table.c.value).where(table.c.name.startswith(_of_dependency(""))).order_by(table.c.name)
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return [Dependency.from_plain(value) for value in connection.execute(query).scalars()]
+
+    def change(self, name: str, change: Callable[[Dependency], Dependency]) -> Dependency:
+        """Change a dependency's breaker by compare-and-set; `change` is asked again when it was changed meanwhile.
+
+        Raises:
+            LeaseHeldError: others changed it again and again.
+        """
+        for _ in range(TRIES):
+            try:
+                with schema.transaction(self._engine(), writes=True) as connection:
+                    before, revision = _dependency(connection, name)
+                    after = change(before)
+                    if after == before or _keep(connection, _of_dependency(name), after, revision):
+                        return after
+            except IntegrityError:
+                continue
+        raise LeaseHeldError(
+            f"the breaker of {name} was changed by others {TRIES} times", remedy="nothing: it is tried again"
+        )
+
+    def judgements(self, keys: Sequence[str]) -> dict[str, Judgement]:
+        """How slices were judged the last time; those that never were are left out."""
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return _judgements(connection, keys)
+
+    def refused(self, stream: str) -> list[Judgement]:
+        """The slices that were over the limit and are undecided, in the order in which they were tried last."""
+        table = schema.judgements
+        query = select(table).where(table.c.stream == stream, table.c.refused.is_(True))
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return [_judgement(row) for row in connection.execute(query.order_by(table.c.judged_at))]
+
+    def accept(self, stream: str, acceptances: Iterable[Acceptance]) -> int:
+        """Keep that slices are let through; returns how many were not before, whose first reason stays."""
+        table = schema.acceptances
+        given = {one.slice_key: one for one in acceptances}
+        with schema.transaction(self._engine(), writes=True) as connection:
+            known = _accepted(connection, list(given))
+            fresh = [{**vars(one), "stream": stream} for key, one in given.items() if key not in known]
+            if fresh:
+                connection.execute(insert(table), fresh)
+        return len(fresh)
+
+    def accepted(self, keys: Sequence[str]) -> dict[str, Acceptance]:
+        """Which of these slices a person lets through."""
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return _accepted(connection, keys)
+
+
+def _circuit(connection: Connection, stream: str) -> tuple[Circuit, int]:
+    table = schema.breakers
+    row = connection.execute(select(table).where(table.c.name == _of_stream(stream))).first()
+    return (Circuit(), 0) if row is None else (Circuit.from_plain(row.value), row.revision)
+
+
+def _dependency(connection: Connection, name: str) -> tuple[Dependency, int]:
+    table = schema.breakers
+    row = connection.execute(select(table).where(table.c.name == _of_dependency(name))).first()
+    return (Dependency(name), 0) if row is None else (Dependency.from_plain(row.value), row.revision)
+
+
+def _keep(connection: Connection, name: str, value: Circuit | Dependency, revision: int) -> bool:
+    """Compare and set the revision; False if somebody else was first."""
+    table = schema.breakers
+    values = {"revision": revision + 1, "state": value.state, "value": value.to_plain()}
+    if revision == 0:
+        connection.execute(insert(table).values(name=name, **values))
+        return True
+    seen = (table.c.name == name) & (table.c.revision == revision)
+    return connection.execute(update(table).where(seen).values(values)).rowcount == 1
+
+
+def _of_stream(stream: str) -> str:
+    return f"stream {stream}"
+
+
+def _of_dependency(name: str) -> str:
+    return f"dependency {name}"
+
+
+def _judgement(row: Any) -> Judgement:
+    return Judgement(**row._mapping)  # noqa: SLF001 - SQLAlchemy's public name
+
+
+def _judgements(connection: Connection, keys: Sequence[str]) -> dict[str, Judgement]:
+    table = schema.judgements
+    found: dict[str, Judgement] = {}
+    for at in range(0, len(keys), KEYS_A_STATEMENT):
+        rows = connection.execute(select(table).where(table.c.slice_key.in_(keys[at : at + KEYS_A_STATEMENT])))
+        found.update({row.slice_key: _judgement(row) for row in rows})
+    return found
+
+
+def _replace(connection: Connection, judgements: Sequence[Judgement]) -> None:
+    table = schema.judgements
+    for one in judgements:
+        connection.execute(delete(table).where(table.c.slice_key == one.slice_key))
+    if judgements:
+        connection.execute(insert(table), [vars(one) for one in judgements])
+
+
+def _accepted(connection: Connection, keys: Sequence[str]) -> dict[str, Acceptance]:
+    table = schema.acceptances
+    found: dict[str, Acceptance] = {}
+    for at in range(0, len(keys), KEYS_A_STATEMENT):
+        rows = connection.execute(select(table).where(table.c.slice_key.in_(keys[at : at + KEYS_A_STATEMENT])))
+        found.update({r.slice_key: Acceptance(r.slice_key, r.because, r.accepted_by, r.accepted_at) for r in rows})
+    return found

@@ -1,0 +1,676 @@
+"""The stream's breaker: against a simple model, in the ledger, in what is requested, and for the person who decides."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assets.admission import see_admitted, see_within_limit
+from assets.work import Work
+from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
+from highwater.declaration import Breaker
+from highwater.errors import (
+    BreakerOpenError,
+    ConfigurationError,
+    DependencyAwayError,
+    PermanentError,
+    RejectsOverLimitError,
+    UnbalancedError,
+    UnknownSliceError,
+)
+from highwater.proof import Proof
+from highwater.slices import Slice
+from orchestration import alerts, ticks
+from orchestration.breaking import watched
+from orchestration.build import build_defs
+from orchestration.cli import main
+from orchestration.plan_status import stream_status
+from orchestration.requests import PastRun, forgiven, hold
+from orchestration.stream_assets import table_key
+from resources import breakers
+from resources import ledger_schema as schema
+from resources.breakers import Acceptance, Judgement
+from resources.kafka import Kafka
+from resources.lake import Lake
+from resources.ledger import Ledger
+from tests.support import make_stream
+from tests.test_audit import a_slice
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+RULES = Breaker()
+STREAM = make_stream("orders")
+
+
+def minutes(count: float) -> timedelta:
+    return timedelta(minutes=count)
+
+
+# The rules, against a model
+
+
+@dataclass
+class Model:
+    """The breaker as its page tells it, over the whole history, in the plainest words."""
+
+    history: list[tuple[int, int, bool]] = field(default_factory=list)  # first attempts since it closed
+    seen: set[str] = field(default_factory=set)
+    open_until: datetime | None = None
+    probe: str | None = None
+
+    def state(self) -> str:
+        return "closed" if self.open_until is None else "half-open" if self.probe else "open"
+
+    def may(self, key: str, now: datetime) -> bool:
+        if self.open_until is None or self.probe == key:
+            return True
+        if now < self.open_until:
+            return False
+        self.probe, self.open_until = key, now + LONGEST_PROBE
+        return True
+
+    def decide(self, key: str, records: int, rejects: int, now: datetime) -> bool:
+        """Whether it is refused."""
+        if self.probe == key:
+            refused = records >= 1 and rejects * 2 >= records
+            if refused:
+                self.trip(now)
+            return refused
+        if self.open_until is not None or key in self.seen:
+            return records >= 100 and rejects * 2 >= records
+        last = [*self.history, (records, rejects, False)]
+        refused = False
+        for many in (1, 2, 3, 4, 5):
+            total, bad = (sum(one[at] for one in last[-many:]) for at in (0, 1))
+            refused = refused or (total >= 100 and bad / total >= 0.5)
+        if refused:
+            self.trip(now)
+        else:
+            self.history = last
+        self.seen.add(key)
+        return refused
+
+    def break_down(self, key: str, now: datetime) -> None:
+        if self.probe == key:
+            self.trip(now)
+        elif self.open_until is None and key not in self.seen:
+            self.history.append((0, 0, True))
+            self.seen.add(key)
+            if len(self.history) >= 3 and all(failed for _, _, failed in self.history[-3:]):
+                self.trip(now)
+
+    def finish(self, key: str) -> None:
+        if self.probe == key:
+            self.probe, self.open_until = None, None
+
+    def trip(self, now: datetime) -> None:
+        self.history, self.probe, self.open_until = [], None, now + RULES.cool_down
+
+
+STEPS = st.tuples(
+    st.integers(0, 9),  # the slice
+    st.sampled_from(["sound", "poison", "some", "fail", "fail", "killed"]),
+    st.sampled_from([5, 40, 60, 100, 1000]),
+    st.sampled_from([0, 1, 4, 6, 40]),  # minutes that pass
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(STEPS, max_size=60))
+def test_the_breaker_is_what_the_model_says(steps: list[tuple[int, str, int, int]]) -> None:
+    model, circuit, seen, now = Model(), Circuit(), set[str](), NOON
+    for number, how, records, passed in steps:
+        now += minutes(passed)
+        key, rejects = f"orders@{number:07d}", {"sound": 0, "poison": records, "some": records // 2 - 1}.get(how, 0)
+        found = admit(circuit, [key], now)
+        assert (found is not None) == model.may(key, now)
+        if found is None:
+            continue
+        circuit, first = found, {key} - seen
+        if how == "fail":
+            counted = circuit.closed and bool(first)
+            circuit = fail(circuit, RULES, [key], first, "boom", now)
+            model.break_down(key, now)
+            seen |= {key} if counted else set()
+        elif how != "killed":
+            counted = circuit.closed
+            circuit, refused = judge(circuit, RULES, [Outcome(key, records, rejects)], first, now)
+            assert bool(refused) == model.decide(key, records, rejects, now)
+            seen |= {key} if counted else set()
+            if not refused:
+                circuit = done(circuit, key, now)
+                model.finish(key)
+        assert circuit.state == model.state()
+        assert Circuit.from_plain(circuit.to_plain()) == circuit
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 400)), min_size=1, max_size=12), st.data())
+def test_slices_that_are_taken_together_are_judged_like_one_after_another(
+    counts: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Up to the first that is refused; with it the whole run is, and none of the sound ones counts."""
+    cases = [Outcome(f"orders@{n:07d}", max(a, b), min(a, b)) for n, (a, b) in enumerate(counts)]
+    keys = {case.key for case in cases}
+    at = data.draw(st.integers(0, len(cases)))
+    before, _ = judge(Circuit(), RULES, cases[:at], keys, NOON)
+    one_by_one, refused_alone = before, list[str]()
+    for case in cases[at:]:
+        one_by_one, refused = judge(one_by_one, RULES, [case], keys, NOON)
+        refused_alone += refused
+        if refused:
+            break
+    together, refused_together = judge(before, RULES, cases[at:], keys, NOON)
+    assert list(refused_together[:1]) == refused_alone
+    assert together == one_by_one
+
+
+def test_a_burst_opens_it_at_its_first_slice_whatever_came_before() -> None:
+    sound = [Outcome(f"orders@{n:07d}", 200_000) for n in range(5)]
+    circuit, _ = judge(Circuit(), RULES, sound, {one.key for one in sound}, NOON)
+    circuit, refused = judge(circuit, RULES, [Outcome("orders@0000005", 200_000, 150_000)], {"orders@0000005"}, NOON)
+    assert (circuit.state, refused) == ("open", ("orders@0000005",))
+    assert "150,000 of 200,000 records of orders@0000005" in circuit.text
+
+
+def test_many_small_slices_open_it_together_and_a_few_records_do_not() -> None:
+    poison = [Outcome(f"orders@{n:07d}", 30, 30) for n in range(4)]
+    keys = {one.key for one in poison}
+    circuit, refused = judge(Circuit(), RULES, poison[:3], keys, NOON)
+    assert (circuit.state, refused) == ("closed", ())
+    circuit, refused = judge(circuit, RULES, poison[3:], keys, NOON)
+    assert (circuit.state, refused) == ("open", ("orders@0000003",))
+
+
+def test_an_old_slice_that_is_materialised_again_is_refused_and_opens_nothing() -> None:
+    again = [Outcome("orders@0000001", 500, 400)]
+    assert judge(Circuit(), RULES, again, set(), NOON) == (Circuit(), ("orders@0000001",))
+    both = [*again, Outcome("orders@0000002", 500)]
+    assert judge(Circuit(), RULES, both, {"orders@0000002"}, NOON) == (Circuit(), ("orders@0000001",)), "none counts"
+
+
+def test_one_probe_after_the_cool_down_and_the_next_only_when_it_is_lost() -> None:
+    circuit = Circuit(since=NOON, why="poison", until=NOON + minutes(5))
+    assert admit(circuit, ["a"], NOON + minutes(4.9)) is None
+    assert admit(circuit, ["a", "b"], NOON + minutes(5)) is None, "a run of several is no probe"
+    probing = admit(circuit, ["a"], NOON + minutes(5))
+    assert probing is not None
+    assert (probing.state, probing.probe) == ("half-open", "a")
+    assert admit(probing, ["b"], NOON + minutes(34)) is None
+    assert admit(probing, ["a"], NOON + minutes(34)) == probing, "its run may have been killed and come again"
+    lost = admit(probing, ["b"], NOON + minutes(36))
+    assert lost is not None
+    assert lost.probe == "b"
+    again = fail(lost, RULES, ["b"], set(), "boom", NOON + minutes(40))
+    assert (again.state, again.since, again.until) == ("open", NOON, NOON + minutes(45))
+
+
+# The state in the ledger
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+
+
+@pytest.fixture
+def ledger(url: str) -> Ledger:
+    return Ledger(url)
+
+
+OPEN = Circuit(since=NOON, why="poison", until=NOON + minutes(5))
+
+
+def opened(ledger: Ledger, circuit: Circuit = OPEN) -> None:
+    ledger.breakers.settle("orders", (), lambda *_: (circuit, ()))
+
+
+def test_the_state_is_one_for_all_processes_and_survives_them(ledger: Ledger, url: str) -> None:
+    assert ledger.breakers.circuit("orders") == Circuit()
+    opened(ledger)
+    assert Ledger(url).breakers.circuit("orders") == OPEN
+    assert Ledger(url).breakers.circuit("payments") == Circuit()
+
+
+def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) -> None:
+    opened(ledger)
+    probes: list[str] = []
+
+    def come(key: str) -> None:
+        def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
+            found = admit(circuit, [key], NOON + minutes(6))
+            if found is None:
+                raise BreakerOpenError("open", remedy="wait")
+            return found, ()
+
+        try:
+            Ledger(url, wait_seconds=30).breakers.settle("orders", (), decide)
+        except BreakerOpenError:
+            return
+        probes.append(key)
+
+    comers = [threading.Thread(target=come, args=(f"orders@{n:07d}",)) for n in range(8)]
+    for comer in comers:
+        comer.start()
+    for comer in comers:
+        comer.join()
+    assert [ledger.breakers.circuit("orders").probe] == probes
+
+
+def test_a_change_that_another_made_first_is_made_anew(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On PostgreSQL nothing locks the row while the change is worked out: the revision tells."""
+    opened(ledger)
+    with schema.transaction(ledger._engine, writes=True) as connection:
+        assert breakers._keep(connection, "stream orders", Circuit(since=NOON), 1)
+        assert not breakers._keep(connection, "stream orders", OPEN, 1)
+    seen: list[Circuit] = []
+    kept, first = breakers._keep, iter([False])
+    monkeypatch.setattr(breakers, "_keep", lambda *given: next(first, True) and kept(*given))
+
+    def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
+        seen.append(circuit)
+        return replace(circuit, window=(*circuit.window, Outcome("a", 1))), ()
+
+    ledger.breakers.settle("orders", (), decide)
+    assert len(seen) == 2
+    assert ledger.breakers.circuit("orders") == Circuit((Outcome("a", 1),), since=NOON)
+
+
+# What a run may decide
+
+
+@pytest.fixture
+def work(ledger: Ledger, tmp_path: Path) -> Callable[..., Work]:
+    """Work without Spark and Kafka: the breaker is asked before either is touched."""
+
+    def make(*slices: Slice, run: str = "run", **rules: Any) -> Work:
+        nothing: Any = None
+        stream = replace(STREAM, breaker=Breaker(**rules))
+        lake = Lake(str(tmp_path / "lake"))
+        return Work(stream, slices, nothing, lake, ledger, nothing, lambda _: None, run=run)
+
+    return make
+
+
+def counted(**slices: tuple[int, int]) -> dict[str, dict[str, int]]:
+    """The numbers of a split: raw records and rejects, by the slice's ordinal."""
+    return {f"orders@{int(name[1:]):07d}": {"raw": raw, "rejects": rejects} for name, (raw, rejects) in slices.items()}
+
+
+ONE, TWO, THREE, FOUR = (a_slice(n, 100) for n in range(1, 5))
+RETRIED = a_slice(1, 100, STREAM.tier_topics[0])
+
+
+def test_a_slice_over_the_limit_is_refused_with_all_of_its_run(ledger: Ledger, work: Callable[..., Work]) -> None:
+    ours = work(ONE, TWO)
+    with pytest.raises(RejectsOverLimitError, match="120 of 200 records of orders@0000002") as raised:
+        see_within_limit(ours, [TWO, ONE], {}, counted(s1=(300, 3), s2=(200, 120)))
+    assert "none of the 2 slices" in str(raised.value)
+    assert "highwater accept-rejects orders@0000002" in str(raised.value)
+    assert ledger.breakers.circuit("orders").state == "open"
+    assert [one.slice_key for one in ledger.breakers.refused("orders")] == [TWO.key]
+    assert ledger.breakers.judgements([ONE.key]) == {}, "a sound slice of a refused run is judged when it is decided"
+
+
+def test_while_it_is_open_nothing_is_decided_but_the_probe(ledger: Ledger, work: Callable[..., Work]) -> None:
+    with pytest.raises(RejectsOverLimitError):
+        see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
+    for slices in ([TWO], [TWO, THREE], [RETRIED]):
+        with pytest.raises(BreakerOpenError, match="100 of 100 records of orders@0000001"):
+            see_admitted(work(*slices), slices)
+    see_admitted(work(ONE), [])
+    opened(ledger, replace(OPEN, until=datetime.now(UTC)))
+    with pytest.raises(BreakerOpenError):
+        see_admitted(work(RETRIED), [RETRIED])
+    see_admitted(work(TWO), [TWO])
+    assert ledger.breakers.circuit("orders").probe == TWO.key
+    with pytest.raises(BreakerOpenError):
+        see_admitted(work(THREE), [THREE])
+    with pytest.raises(RejectsOverLimitError):
+        see_within_limit(work(TWO), [TWO], {}, counted(s2=(3, 2)))
+    found = ledger.breakers.circuit("orders")
+    assert (found.state, found.since) == ("open", NOON), "few records are judged, since the last ones were rejected"
+
+
+def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) -> None:
+    """Neither what comes back through a tier, nor what is materialised again, nor a step's next try."""
+    see_within_limit(work(RETRIED), [RETRIED], {}, {RETRIED.key: {"raw": 500, "rejects": 500}})
+    standing = {ONE.key: Proof(ONE, 1, 400, {"rejects": 0})}
+    with pytest.raises(RejectsOverLimitError):
+        see_within_limit(work(ONE), [ONE], standing, counted(s1=(500, 400)))
+    for _ in range(3):
+        see_within_limit(work(TWO), [TWO], {}, counted(s2=(99, 40)))
+    found = ledger.breakers.circuit("orders")
+    assert found.window == (Outcome(TWO.key, 99, 40),)
+    assert found.closed
+
+
+def test_of_a_slice_that_is_materialised_again_only_new_rejects_count(work: Callable[..., Work]) -> None:
+    """Its published rejects stay rejects: they flood nothing again."""
+    standing = {ONE.key: Proof(ONE, 1, 50, {"rejects": 400})}
+    see_within_limit(work(ONE), [ONE], standing, counted(s1=(500, 450)))
+
+
+def test_an_accepted_slice_passes_and_changes_nothing(ledger: Ledger, work: Callable[..., Work]) -> None:
+    with pytest.raises(RejectsOverLimitError):
+        see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
+    before = ledger.breakers.circuit("orders")
+    assert ledger.breakers.accept("orders", [Acceptance(ONE.key, "test data", "ann", NOON)]) == 1
+    assert ledger.breakers.accept("orders", [Acceptance(ONE.key, "again", "bob", NOON)]) == 0
+    assert ledger.breakers.accepted([ONE.key, TWO.key]) == {ONE.key: Acceptance(ONE.key, "test data", "ann", NOON)}
+    see_admitted(work(ONE), [ONE])
+    see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
+    assert ledger.breakers.circuit("orders") == before
+    assert ledger.breakers.refused("orders") == []
+    with pytest.raises(BreakerOpenError, match="orders@0000002 may not"):
+        see_admitted(work(ONE, TWO), [ONE, TWO])
+
+
+def fails(work: Work, error: Exception, tries: int = 3, table: str = "events") -> None:
+    with pytest.raises(type(error)), watched(work, table, tries):
+        raise error
+
+
+def test_three_failures_in_a_row_open_it(ledger: Ledger, work: Callable[..., Work]) -> None:
+    broken = UnbalancedError("rows were changed", remedy="restore them")
+    fails(work(ONE), broken, tries=0)
+    fails(work(ONE), broken, tries=0)
+    fails(work(TWO), ValueError("secret"), tries=2)
+    assert len(ledger.breakers.circuit("orders").window) == 1, (
+        "a failed slice counts once, a try that is not the last not"
+    )
+    fails(work(TWO), ValueError("secret"))
+    see_within_limit(work(THREE, run="another"), [THREE], {}, counted(s3=(10, 0)))
+    fails(work(THREE, run="another"), broken, table="dlq")
+    found = ledger.breakers.circuit("orders")
+    assert found.state == "open", "it failed in the run of its first attempt, though after its decision"
+    assert "3 slices up to orders@0000003 failed in a row" in found.text
+
+
+def test_what_says_nothing_of_the_stream_is_no_failure(ledger: Ledger, work: Callable[..., Work]) -> None:
+    away = DependencyAwayError("the reference table is away", remedy="wait")
+    for piece in (ONE, TWO, THREE, FOUR):
+        fails(work(piece), away)
+        fails(work(piece), PermanentError("expired", remedy="look"), table="raw")
+    see_within_limit(work(ONE), [ONE], {}, counted(s1=(10, 0)))
+    fails(work(ONE, run="a backfill"), PermanentError("broken", remedy="look"))
+    found = ledger.breakers.circuit("orders")
+    assert found.closed
+    assert not any(one.failed for one in found.window)
+
+
+def test_a_slice_that_stood_before_there_was_a_breaker_is_no_first_attempt(
+    ledger: Ledger, work: Callable[..., Work]
+) -> None:
+    ours = work(ONE, failures=1)
+    prove(ours.lake, [ONE], "events")
+    fails(ours, PermanentError("broken", remedy="look"))
+    assert ledger.breakers.circuit("orders") == Circuit()
+
+
+def prove(lake: Lake, slices: Sequence[Slice], *tables: str) -> None:
+    """Let slices stand in tables of the lake."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    rows = {"slice": [s.key for s in slices], "proof": [Proof(s, 1, 0, {"rejects": 0}).to_json() for s in slices]}
+    for table in tables:
+        write_deltalake(lake.path("orders", table), pa.table(rows), mode="append", partition_by="slice")
+
+
+def test_the_probe_closes_it_when_it_stands_in_all_tables(ledger: Ledger, work: Callable[..., Work]) -> None:
+    ours = work(ONE)
+    opened(ledger, replace(OPEN, probe=ONE.key))
+    prove(ours.lake, [ONE], "raw", "events")
+    for table in ("events", "rejects", "current"):
+        with watched(ours, table, 0):
+            prove(ours.lake, [ONE], *([table] if table != "events" else []))
+        assert ledger.breakers.circuit("orders").closed == (table == "current")
+
+
+def test_a_probe_that_fails_begins_the_cool_down_again_whatever_failed(
+    ledger: Ledger, work: Callable[..., Work]
+) -> None:
+    opened(ledger, replace(OPEN, probe=ONE.key))
+    fails(work(ONE), DependencyAwayError("Spark is away", remedy="wait"), tries=2)
+    assert ledger.breakers.circuit("orders").probe == ONE.key, "the step is tried again"
+    fails(work(ONE), DependencyAwayError("Spark is away", remedy="wait"))
+    found = ledger.breakers.circuit("orders")
+    assert found.probe is None
+    assert not found.takes_probe(datetime.now(UTC))
+    assert "the probe orders@0000001 failed: Spark is away" in found.text
+
+
+# What is requested
+
+
+UNDECIDED, UNREAD, HALF = ("events", "rejects", "dlq", "current"), ("raw", "events", "rejects"), ("dlq",)
+
+
+def held(circuit: Circuit, now: datetime = NOON, **changes: Any) -> tuple[set[str], set[str], str | None]:
+    asked: dict[str, Any] = {
+        "lacking": {"a": UNDECIDED, "b": UNDECIDED, "c": UNREAD, "d": HALF, "t": UNDECIDED},
+        "main": {"a", "b", "c", "d"},
+        "accepted": (),
+        "refused": (),
+        "busy": (),
+        **changes,
+    }
+    found = hold(circuit, now=now, **asked)
+    return set(found.waiting), set(found.raw_alone), found.probe
+
+
+def test_closed_it_holds_nothing() -> None:
+    assert held(Circuit(since=NOON)) == (set(), set(), None)
+
+
+def test_open_it_holds_what_is_to_be_decided_and_lets_raw_and_finishing_be() -> None:
+    assert held(OPEN) == ({"a", "b", "t"}, {"c"}, None)
+    assert held(OPEN, accepted={"b"}) == ({"a", "t"}, {"c"}, None)
+
+
+def test_the_probe_is_a_slice_of_the_topic_that_was_refused_never_or_longest_ago() -> None:
+    later = NOON + minutes(5)
+    assert held(OPEN, later)[2] == "a"
+    assert held(OPEN, later, refused=["a"])[2] == "b"
+    assert held(OPEN, later, refused=["b", "a"])[2] == "b"
+    assert held(OPEN, later, busy={"a"})[2] is None, "its run is on the way; no second one is sent"
+    assert held(OPEN, later, lacking={"t": UNDECIDED, "c": UNREAD})[2] is None
+
+
+def test_a_probe_whose_run_was_lost_is_requested_again() -> None:
+    probing = replace(OPEN, probe="b", until=NOON + minutes(30))
+    assert held(probing)[2] == "b"
+    assert held(probing, busy={"b"})[2] is None
+    assert held(probing, lacking={"a": UNDECIDED, "b": HALF})[2] is None
+
+
+def test_runs_from_before_the_breaker_closed_count_no_more() -> None:
+    runs = [PastRun(frozenset("ab"), NOON - minutes(1)), PastRun(frozenset("ab"), NOON), PastRun(frozenset("c"))]
+    assert forgiven(runs, None, {}) == runs
+    assert forgiven(runs, NOON, {}) == runs[1:]
+    assert forgiven(runs, None, {"a": NOON}) == [PastRun(frozenset("b"), NOON - minutes(1)), *runs[1:]]
+
+
+class Repairing:
+    """A stream whose slices are planned long ago, and repair's ticks over ledger and lake, without Kafka."""
+
+    def __init__(self, folder: Path, instance: dg.DagsterInstance, slices: Sequence[Slice]) -> None:
+        self.ledger, self.lake = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}"), Lake(str(folder / "lake"))
+        self.instance = instance
+        self.ledger.add(slices)
+        instance.add_dynamic_partitions("orders_slices", [piece.key for piece in slices])
+        self.resources = SimpleNamespace(
+            ledger=SimpleNamespace(open=lambda: self.ledger), lake=SimpleNamespace(open=lambda: self.lake)
+        )
+
+    def fail_often(self, key: str) -> None:
+        """As often as repair asks in a day."""
+        for _ in range(ticks.RULES.attempts):
+            tags = {"dagster/partition": key, "highwater/stream": "orders"}
+            self.instance.add_run(dg.DagsterRun("orders_slice", tags=tags, status=dg.DagsterRunStatus.FAILURE))
+
+    def tick(self) -> tuple[list[tuple[list[str], bool, str]], ticks.Tick]:
+        """Keys, whether raw alone, and who asks; and the tick."""
+        found = ticks.repair(self.instance, self.resources, STREAM, None)
+        return [([*r.keys], r.raw_alone, r.purpose) for r in found.requests], found
+
+
+@pytest.fixture
+def repairing(tmp_path: Path) -> Any:
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+        made = Repairing(tmp_path, instance, [ONE, TWO, THREE, FOUR])
+        prove(made.lake, [ONE, TWO, THREE], "raw")
+        yield made
+
+
+def test_repair_holds_what_is_in_raw_and_reads_on(repairing: Repairing) -> None:
+    opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
+    requests, tick = repairing.tick()
+    assert requests == [([FOUR.key], True, "repair")]
+    [run] = ticks.run_requests(STREAM, tick.requests)
+    assert run.asset_selection == [table_key(STREAM, "raw")]
+    assert "the breaker is open since 2026-03-01 12:00:00 UTC: poison" in tick.message
+    assert "3 wait for the breaker" in tick.message
+
+
+def test_repair_asks_for_one_probe_and_then_for_the_rest(repairing: Repairing) -> None:
+    opened(repairing.ledger)
+    requests, _ = repairing.tick()
+    assert requests == [([FOUR.key], True, "repair"), ([ONE.key], False, "probe")]
+    opened(repairing.ledger, Circuit(since=datetime.now(UTC)))
+    refused = Judgement(TWO.key, "orders", "run", NOON, 100, 100, refused=True)
+    repairing.ledger.breakers.settle("orders", [TWO.key], lambda circuit, _: (circuit, [refused]))
+    requests, _ = repairing.tick()
+    asked = sorted(keys for keys, raw_alone, _ in requests if not raw_alone)
+    assert asked == [[ONE.key], [TWO.key], [THREE.key, FOUR.key]], "a slice that was refused shares no run"
+
+
+def test_repair_asks_for_an_accepted_slice_however_often_it_failed(repairing: Repairing) -> None:
+    opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
+    repairing.fail_often(ONE.key)
+    accepted = Acceptance(ONE.key, "test data", "ann", datetime.now(UTC) + timedelta(seconds=1))
+    repairing.ledger.breakers.accept("orders", [accepted])
+    assert ([ONE.key], False, "repair") in repairing.tick()[0]
+
+
+def test_repair_asks_for_all_when_it_closed_however_often_they_failed(repairing: Repairing) -> None:
+    """Six probes that fail in half an hour used up what a day allows."""
+    repairing.fail_often(ONE.key)
+    opened(repairing.ledger, Circuit(since=datetime.now(UTC) + timedelta(seconds=1)))
+    assert repairing.tick()[0] == [([ONE.key, TWO.key, THREE.key, FOUR.key], False, "repair")]
+
+
+def test_the_planner_and_retries_ask_for_raw_alone_while_it_is_open() -> None:
+    from orchestration.requests import first_requests
+
+    [request] = first_requests(["a", "b"], ["a", "b"], 20, raw_alone=True)
+    [run] = ticks.run_requests(STREAM, [request])
+    assert run.asset_selection == [table_key(STREAM, "raw")]
+    assert ticks.run_requests(STREAM, first_requests(["a"], ["a"], 20))[0].asset_selection is None
+
+
+# What a person sees and decides
+
+
+def test_the_breaker_is_an_alert_while_it_is_not_closed(ledger: Ledger) -> None:
+    nothing: Any = None
+    closed = alerts._breaker(ledger, nothing, nothing, STREAM)
+    opened(ledger)
+    open_ = alerts._breaker(ledger, nothing, nothing, STREAM)
+    assert closed is not None
+    assert open_ is not None
+    assert (closed.over, open_.over) == (False, True)
+    assert "open since 2026-03-01 12:00:00 UTC: poison" in open_.value
+    assert alerts._breaker in alerts.MEASURES
+
+
+def test_status_tells_the_state_and_the_refused_slices(ledger: Ledger, work: Callable[..., Work]) -> None:
+    from dev.processes import LOOPBACK, free_port
+
+    with pytest.raises(RejectsOverLimitError):
+        see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 60)))
+    status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
+    assert any("breaker open since" in line for line in status.lines)
+    assert any("orders@0000001 is refused: 60 of 100" in line for line in status.lines)
+    plain = status.to_plain()
+    assert plain["breaker"]["state"] == "open"
+    assert plain["refused"] == [{"slice": ONE.key, "records": 100, "rejects": 60}]
+
+
+def test_a_person_lets_a_slice_through_under_a_name(ledger: Ledger, url: str, work: Callable[..., Work]) -> None:
+    ledger.add([ONE, TWO])
+    with pytest.raises(RejectsOverLimitError):
+        see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 60)))
+    environment = {"HIGHWATER_LEDGER_URL": url}
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(main, ["accept-rejects", *arguments], env=environment)
+
+    dry = run(ONE.key)
+    assert dry.exit_code == 0, dry.output
+    assert "refused" in dry.output
+    assert "60 of 100 records" in dry.output
+    assert ledger.breakers.accepted([ONE.key]) == {}
+    assert "--yes needs --by" in run(ONE.key, "--yes").output
+    assert run("orders@0000099", "--yes", "--by", "ann").exit_code == 2
+    done_ = run(ONE.key, TWO.key, "--yes", "--by", "ann", "--because", "test data")
+    assert done_.exit_code == 0, done_.output
+    found = ledger.breakers.accepted([ONE.key, TWO.key])
+    assert {key: (one.accepted_by, one.because) for key, one in found.items()} == {
+        ONE.key: ("ann", "test data"),
+        TWO.key: ("ann", "test data"),
+    }
+
+
+def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.add([ONE])
+    monkeypatch.setenv("HIGHWATER_LEDGER_URL", url)
+    job = build_defs(streams=[STREAM]).get_job_def("orders_accept_rejects")
+    asked = {"slices": [ONE.key], "record": True, "by": "ann", "because": "test data"}
+    with dg.DagsterInstance.ephemeral() as instance:
+        config = {"ops": {"orders_accept_rejects_op": {"config": asked}}}
+        assert job.execute_in_process(instance=instance, run_config=config).success
+    assert ledger.breakers.accepted([ONE.key])[ONE.key].accepted_by == "ann"
+
+
+def test_what_cannot_be_accepted_is_told(ledger: Ledger) -> None:
+    from orchestration.accepting_rejects import Asked, act
+
+    ledger.add([ONE])
+    for asked, stream, error in (
+        (Asked([ONE.key], sure=True), None, ConfigurationError),
+        (Asked([]), None, ConfigurationError),
+        (Asked([ONE.key]), "payments", ConfigurationError),
+        (Asked(["orders@0000009"]), None, UnknownSliceError),
+    ):
+        with pytest.raises(error):
+            act(ledger, asked, NOON, lambda _: None, stream)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"reject_ratio": 0.0},
+        {"reject_ratio": 1.1},
+        {"least_records": 0},
+        {"slices": 0},
+        {"failures": 0},
+        {"cool_down": minutes(-1)},
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(rules: dict[str, Any]) -> None:
+    from highwater.errors import DeclarationError
+
+    with pytest.raises(DeclarationError, match="breaker"):
+        replace(STREAM, breaker=Breaker(**rules))

@@ -1,0 +1,90 @@
+"""The breaker over runs of Dagster, on a real broker and a real Spark: records that the reference table lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from assets import events, raw
+from highwater.declaration import Breaker
+from highwater.errors import BreakerOpenError, RejectsOverLimitError
+from orchestration.build import build_defs
+from orchestration.requests import Request
+from orchestration.stream_assets import table_key
+from orchestration.ticks import run_requests
+from tests.support import Bench, customers, order_message
+
+if TYPE_CHECKING:
+    from dev.spark_connect import SparkConnect
+
+pytestmark = pytest.mark.slow
+
+
+class Runs:
+    """Runs as the sensors request them."""
+
+    def __init__(self, bench: Bench, instance: dg.DagsterInstance) -> None:
+        self.bench, self.instance = bench, instance
+        self.job = build_defs(streams=[bench.stream]).resolve_job_def("orders_slice")
+
+    def run(self, keys: Sequence[str], *, raw_alone: bool = False) -> dg.ExecuteInProcessResult:
+        [asked] = run_requests(self.bench.stream, [Request(tuple(keys), raw_alone=raw_alone)])
+        return self.job.execute_in_process(
+            instance=self.instance, tags=asked.tags, asset_selection=asked.asset_selection, raise_on_error=False
+        )
+
+    def done(self, table: str) -> set[str]:
+        return set(self.instance.get_materialized_partitions(table_key(self.bench.stream, table)))
+
+
+@pytest.fixture
+def bursting(bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench.stream = replace(bench.stream, breaker=Breaker(least_records=20))
+    for name, value in {
+        "HIGHWATER_LAKE": bench.lake.root,
+        "HIGHWATER_LEDGER_URL": f"sqlite:///{bench.lake.root}/../ledger.sqlite",
+        "HIGHWATER_KAFKA_BOOTSTRAP": bench.bootstrap,
+        "SPARK_REMOTE": spark_server.remote,
+    }.items():
+        monkeypatch.setenv(name, value)
+    return bench
+
+
+def test_a_burst_opens_it_and_the_backlog_completes_when_the_cause_is_mended(bursting: Bench) -> None:
+    bench = bursting
+    bench.send(*[order_message(f"o{n}", 1, customer_id="c1" if n < 20 else "c9") for n in range(160)])
+    slices = [bench.plan(n, p0=(start, start + 40)) for n, start in enumerate((0, 40, 80, 120))]
+    keys = [piece.key for piece in slices]
+    raw.materialise(bench.work(*slices[:3]))
+    with pytest.raises(RejectsOverLimitError, match="20 of 40 records"):
+        events.materialise(bench.work(*slices[:2]))
+    circuit = bench.ledger.breakers.circuit("orders")
+    assert circuit.state == "open"
+    assert [one.slice_key for one in bench.ledger.breakers.refused("orders")] == keys[:2]
+    with pytest.raises(BreakerOpenError):
+        events.materialise(bench.work(slices[2]))
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("orders_slices", keys)
+        runs = Runs(bench, instance)
+        assert runs.run(keys[3:], raw_alone=True).success
+        assert (runs.done("raw"), runs.done("events")) == ({keys[3]}, set())
+        assert len(bench.rows("raw")) == 160, "raw goes on: retention must not take what Kafka could give"
+        assert bench.rows("events") == []
+        assert [name for name in bench.kafka.topics() if name.startswith(f"{bench.stream.topic}.")] == [], "no DLQ"
+
+        customers(bench.lake, ["c1", "c9"])
+        cooled = replace(circuit, until=datetime.now(UTC))
+        bench.ledger.breakers.settle("orders", (), lambda *_: (cooled, ()))
+        assert runs.run(keys[2:3]).success, "the probe"
+        assert bench.ledger.breakers.circuit("orders").state == "closed"
+        [record] = instance.fetch_materializations(table_key(bench.stream, "events"), limit=1).records
+        assert "is the probe" in str(record.asset_materialization.metadata["breaker"].value)
+    bench.materialise(slices[0], slices[1], slices[3])
+    assert bench.ledger.breakers.refused("orders") == []
+    assert sorted(row["origin_offset"] for row in bench.rows("events")) == list(range(160))
+    assert bench.rows("rejects") == []
