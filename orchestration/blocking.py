@@ -17,7 +17,7 @@ import dagster as dg
 from highwater.declaration import Severity
 from highwater.errors import BlockedError
 from orchestration.checks import CHECKS
-from orchestration.stream_assets import TABLES, table_key
+from orchestration.stream_assets import table_key, tables_of
 
 if TYPE_CHECKING:
     from dagster._core.storage.asset_check_execution_record import AssetCheckPartitionInfo
@@ -55,7 +55,7 @@ def _still_true(info: AssetCheckPartitionInfo) -> bool:
 
 
 def _blocking_above(stream: Stream, table: str) -> list[dg.AssetCheckKey]:
-    above = _above(table)
+    above = _above(stream, table)
     return [
         dg.AssetCheckKey(table_key(stream, checks.table), name)
         for checks in CHECKS
@@ -65,7 +65,7 @@ def _blocking_above(stream: Stream, table: str) -> list[dg.AssetCheckKey]:
     ]
 
 
-def _above(table: str) -> set[str]:
+def _above(stream: Stream, table: str) -> set[str]:
     """The tables that a table is made from, however many lie in between."""
-    direct = next((one.above for one in TABLES if one.name == table), ())
-    return set(direct).union(*(_above(name) for name in direct))
+    direct = next((one.above for one in tables_of(stream) if one.name == table), ())
+    return set(direct).union(*(_above(stream, name) for name in direct))

@@ -28,6 +28,7 @@ from tests.world import FIRST, ID, NOON, RETRIED, STREAM, TIER, Place, World, pi
 TILE, PLANNED, GAPS = "slices_tile", "offsets_as_planned", "gaps_explained"
 ACCOUNTED, PUBLISHED = "offsets_accounted_for", "rejects_published"
 FOLLOWS, VERSIONS = "current_follows_events", "versions_in_order"
+MISSING = "no_version_missing"
 
 
 @pytest.fixture
@@ -152,10 +153,10 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
         {PLANNED},
     ),
     "events: a winner is gone": (drop("events", WINNER), {ACCOUNTED, FOLLOWS}),
-    "events: a row that did not win is gone": (drop("events", LOSER), {ACCOUNTED}),
+    "events: a row that did not win is gone": (drop("events", LOSER), {ACCOUNTED, MISSING}),
     "events: a row is there twice": (double("events", LOSER), {ACCOUNTED}),
     "events: a winner has another field": (alter("events", WINNER, amount=Decimal(99)), {FOLLOWS}),
-    "events: a winner has a higher version": (alter("events", WINNER, version=7), {FOLLOWS, VERSIONS}),
+    "events: a winner has a higher version": (alter("events", WINNER, version=7), {FOLLOWS, VERSIONS, MISSING}),
     "events: another key": (alter("events", LONE, key="o9"), {ACCOUNTED, FOLLOWS, VERSIONS}),
     "events: another origin": (move("events", LOSER, FAR), {ACCOUNTED}),
     "events: the commit has other offsets": (prove_other_offsets("events"), {ACCOUNTED}),

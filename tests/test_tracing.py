@@ -58,8 +58,7 @@ def write_raw(lake: Lake, offsets: list[int]) -> None:
     from deltalake import write_deltalake
 
     rows = [
-        {"slice": PIECE.key, "partition": 0, "offset": n, "timestamp": 0, "key": b"k", "value": b"{}", "headers": []}
-        for n in offsets
+        {"slice": PIECE.key, "partition": 0, "offset": n, "timestamp": 0, "key": b"k", "value": b"{}"} for n in offsets
     ]
     schema = pa.schema(
         [
@@ -67,6 +66,7 @@ def write_raw(lake: Lake, offsets: list[int]) -> None:
             ("partition", pa.int32()),
             ("offset", pa.int64()),
             ("timestamp", pa.timestamp("us", "UTC")),
+            ("timestamp_type", pa.int32()),
             ("key", pa.binary()),
             ("value", pa.binary()),
             ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
