@@ -10,9 +10,11 @@ is left to them. One that none of them ever reads has a namespace of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
-from highwater import foreign
+from highwater import envelope, foreign
 from highwater.declaration import TOPIC_NAME
 from highwater.envelope import MOST_MILLISECONDS, ORIGIN
 from highwater.plans import Planned
@@ -66,9 +68,7 @@ def named() -> dict[str, Column]:
     """The origin that foreign headers name: topic, partition, offset and its time in ms; null where they do not."""
     from pyspark.sql import functions as F
 
-    systems = F.filter("headers", lambda h: h["key"].isin(foreign.CONNECT_TOPIC, foreign.SPRING_TOPIC))
-    first = F.try_element_at(F.transform(systems, lambda h: h["key"]), F.lit(1))
-    connect, spring = first == foreign.CONNECT_TOPIC, first == foreign.SPRING_TOPIC
+    connect, spring = _system() == foreign.CONNECT_TOPIC, _system() == foreign.SPRING_TOPIC
     own_time = F.when(F.col("timestamp_type") == foreign.BY_PRODUCER, F.unix_millis("timestamp"))
     spring_time = _from_bytes(foreign.SPRING_TIMESTAMP, 8)
     return {
@@ -81,6 +81,14 @@ def named() -> dict[str, Column]:
         ),
         "named_ms": _time(F.when(connect, own_time).when(spring, spring_time)),
     }
+
+
+def _system() -> Column:
+    """The header by which the system that wrote first names the topic; null where none of them wrote."""
+    from pyspark.sql import functions as F
+
+    theirs = F.filter("headers", lambda h: h["key"].isin(foreign.CONNECT_TOPIC, foreign.SPRING_TOPIC))
+    return F.try_element_at(F.transform(theirs, lambda h: h["key"]), F.lit(1))
 
 
 def _first(name: str) -> Column:
@@ -110,8 +118,10 @@ def _from_bytes(name: str, length: int) -> Column:
     from pyspark.sql import functions as F
 
     value = _first(name)
-    positive = F.hex(value).rlike("^[0-7]")
-    return F.when((F.length(value) == length) & positive, F.conv(F.hex(value), 16, 10).try_cast("bigint"))
+    # Of a longer value no more is converted than fits: the conversion fails the query where a number does not.
+    digits = F.substring(F.hex(value), 1, 2 * length)
+    positive = digits.rlike("^[0-7]")
+    return F.when((F.length(value) == length) & positive, F.conv(digits, 16, 10).try_cast("bigint"))
 
 
 def _time(milliseconds: Column) -> Column:
@@ -124,14 +134,13 @@ def problem() -> Column:
     """Why foreign headers name no origin; null if they do."""
     from pyspark.sql import functions as F
 
-    missing = F.lit("names no origin on a Kafka topic, by 0 or more for partition and offset")
-    known = (foreign.CONNECT_TOPIC, foreign.SPRING_TOPIC)
-    system = F.filter("headers", lambda h: h["key"].isin(*known))
-    none = F.coalesce(F.size(system), F.lit(0)) == 0
-    parts = [F.col(name) for name in ("named_topic", "named_partition", "named_offset")]
-    bad = parts[0].isNull() | parts[1].isNull() | parts[2].isNull()
-    text = F.when(none, F.lit(f"no header of {', '.join(known)}, or of our own, says where it comes from"))
-    return F.when(bad, F.coalesce(text, F.concat(F.try_element_at(system, F.lit(1))["key"], F.lit(" "), missing)))
+    none = F.lit(
+        f"no header {foreign.CONNECT_TOPIC}, {foreign.SPRING_TOPIC} or {envelope.ORIGIN_TOPIC} says whence it came"
+    )
+    garbled = F.lit(" and its like name no topic, partition and offset")
+    told = F.coalesce(F.concat(F.lit("header "), _system(), garbled), none)
+    names = ("named_topic", "named_partition", "named_offset")
+    return F.when(reduce(or_, [F.col(name).isNull() for name in names]), told)
 
 
 def with_reader(work: Work, rows: DataFrame, seen: Mapping[str, int]) -> DataFrame:

@@ -12,18 +12,33 @@ writes them beside the proof; it takes the version after the one that was read o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from assets import events
 from assets.commit import LEASE_SECONDS, Clock, Standing, require_newer
+from assets.minute_rows import (
+    LINKED,
+    MICROSECONDS,
+    MOST_PARTITIONS,
+    Stored,
+    declared,
+    described,
+    drawn,
+    measures_of,
+    newest_of,
+    quoted,
+    row_of,
+    scale_of,
+    schema,
+    statuses_of,
+)
 from assets.work import SliceReport, Work
 from highwater.errors import SupersededAttemptError
 from highwater.minutes import (
     HOUR_MINUTES,
-    MEAN_DIGITS,
     Minute,
     Sums,
     batches,
@@ -32,84 +47,25 @@ from highwater.minutes import (
     hours,
     seen_by,
     spans,
-    time_of,
 )
-from resources.lake import open_or_away, proofs_in, query, sizes, slice_is_one_of
+from resources.lake import proofs_in, query, slice_is_one_of
 from resources.small_tables import has_rows, opened, replace_partitions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from deltalake import DeltaTable
 
-    from highwater.declaration import Metrics, Stream
+    from highwater.declaration import Stream
     from highwater.proof import Proof
 
 TABLE = "metrics"
 TRIES = 5
 # Events in one question, so that a run of any size is answered in some hundred megabytes.
 MOST_EVENTS = 1_000_000
-# Ranges in one question, and partitions in one: each is a branch that every file's statistics are held against.
+# Ranges in one question: each is a branch that every file's statistics are held against.
 MOST_SPANS = 100
-MOST_PARTITIONS = 300
-# What a page shows: so many of the newest minutes.
-NEWEST = 30
-# The longest bar of the plot.
-BAR = 30
-_MICROSECONDS = 60_000_000
-_MINUTE = f"((us - ((us % {_MICROSECONDS}) + {_MICROSECONDS}) % {_MICROSECONDS}) / {_MICROSECONDS})"
+_MINUTE = f"((us - ((us % {MICROSECONDS}) + {MICROSECONDS}) % {MICROSECONDS}) / {MICROSECONDS})"
 # The rule of `assets.current`: of equal versions the earliest origin.
 _EARLIEST = "origin_timestamp, origin_partition, origin_offset, origin_generation"
-
-
-def scale_of(stream: Stream) -> int:
-    """Digits of the amounts behind the point."""
-    kind = stream.field_named(_declared(stream).amount).type
-    return int(kind.rstrip(")").split(",")[1]) if kind.startswith("decimal") else 0
-
-
-def statuses_of(stream: Stream) -> tuple[str, ...]:
-    """The values by which events are counted."""
-    return stream.field_named(_declared(stream).status).one_of
-
-
-def schema(stream: Stream) -> pa.Schema:
-    """The columns of the stream's table."""
-    import pyarrow as pa
-
-    minute, scale = pa.timestamp("us", "UTC"), scale_of(stream)
-    amount = pa.decimal128(38, scale)
-    by_status = [
-        column
-        for status in statuses_of(stream)
-        for column in ((f"{status}_events", pa.int64()), (f"{status}_amount", amount))
-    ]
-    return pa.schema(
-        [
-            ("slice", pa.string()),
-            ("minute", minute),
-            ("events", pa.int64()),
-            *by_status,
-            ("hour_events", pa.int64()),
-            ("hour_amount", amount),
-            ("hour_mean", pa.decimal128(38, scale + MEAN_DIGITS)),
-            ("linked", pa.list_(minute)),
-            ("proof", pa.string()),
-        ]
-    )
-
-
-def described(stream: Stream) -> str:
-    """What the rows rest on beside events; a table of another description is made anew."""
-    metrics = _declared(stream)
-    return (
-        f"{metrics.amount} by {metrics.status} ({', '.join(statuses_of(stream))}), {scale_of(stream)} digits; "
-        f"mean of {', '.join(metrics.mean_of)} over {HOUR_MINUTES} minutes"
-    )
-
-
-def _declared(stream: Stream) -> Metrics:
-    assert stream.metrics is not None, "a stream without metrics has no such table"
-    return stream.metrics
 
 
 def materialise(work: Work) -> list[SliceReport]:
@@ -137,7 +93,8 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
     # Metrics first: whoever commits after what was read here has read events that are no older.
     table = opened(path, schema(work.stream), described(work.stream))
     decided = events.require(work, events.TABLE)
-    source = open_or_away(work.lake.path(work.stream.name, events.TABLE))
+    source = work.lake.table(work.stream.name, events.TABLE)
+    assert source is not None, "the slices' proofs were just read there"
     source.load_as_version(decided.version)
     standing = Standing(proofs_in(table, work.keys), table.version())
     require_newer(decided.proofs, {key: standing.attempt(key) for key in work.keys})
@@ -153,10 +110,17 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
             work.before_commit()
             check()
             version = _commit(work.stream, table, made)
+    proofs = {**standing.proofs, **{proof.key: proof for proof in made.proofs}}
+    table.update_incremental()
+    return _reports(work, table, proofs, notes, clock, version)
+
+
+def _reports(
+    work: Work, table: DeltaTable, proofs: Mapping[str, Proof], notes: Mapping[str, str], clock: Clock, version: int
+) -> list[SliceReport]:
     for key in sorted(notes):
         work.log(f"{key}: {notes[key]}")
-    proofs = {**standing.proofs, **{proof.key: proof for proof in made.proofs}}
-    newest = _newest(work.stream, open_or_away(path))
+    newest = newest_of(work.stream, table)
     return [
         SliceReport(
             piece=piece,
@@ -167,8 +131,8 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
             seconds=dict(clock.seconds),
             note=notes.get(piece.key),
             samples=newest,
-            plot=_drawn(newest),
-            measures=_measures(newest),
+            plot=drawn(newest),
+            measures=measures_of(newest),
         )
         for piece in work.slices
     ]
@@ -191,51 +155,6 @@ class _Made:
         return [proof for proof, _ in self.touched.values()]
 
 
-class _Stored:
-    """The minutes that stand in the table, read a day at a time."""
-
-    def __init__(self, stream: Stream, table: DeltaTable) -> None:
-        self._stream = stream
-        self._table = table
-        self._days: dict[str, dict[int, Minute]] = {}
-
-    def days_of(self, minutes: Iterable[int]) -> dict[int, Minute]:
-        """All minutes of the days in which these lie."""
-        return self.on({day_of(minute) for minute in minutes})
-
-    def on(self, wanted: Collection[str]) -> dict[int, Minute]:
-        """All minutes of some days."""
-        lacking = set(wanted) - self._days.keys()
-        if lacking:
-            self._days |= {day: {} for day in lacking}
-            where = slice_is_one_of(sorted(lacking)) if len(lacking) <= MOST_PARTITIONS else "true"
-            for row in query(self._table, f"SELECT {self._columns} FROM t WHERE proof IS NULL AND {where}"):
-                minute, found = _minute(self._stream, row)
-                if day_of(minute) in lacking:
-                    self._days[day_of(minute)][minute] = found
-        return {minute: found for day in wanted for minute, found in self._days[day].items()}
-
-    def linked(self, minutes: Collection[int]) -> dict[int, Collection[int]]:
-        """The links of some minutes."""
-        stored = self.days_of(minutes)
-        return {minute: stored[minute].linked for minute in minutes if minute in stored and stored[minute].linked}
-
-    @property
-    def _columns(self) -> str:
-        names = [name for name in schema(self._stream).names if name not in {"slice", "minute", "linked", "proof"}]
-        return ", ".join([*map(_quoted, names), "arrow_cast(minute, 'Int64') AS us", _LINKED])
-
-
-_LINKED = "arrow_cast(linked, 'List(Int64)') AS linked"
-
-
-def _minute(stream: Stream, row: Mapping[str, Any]) -> tuple[int, Minute]:
-    by_status = {s: Sums(row[f"{s}_events"], row[f"{s}_amount"]) for s in statuses_of(stream) if row[f"{s}_events"]}
-    hour = Sums(row["hour_events"], row["hour_amount"])
-    linked = frozenset(us // _MICROSECONDS for us in row["linked"] or ())
-    return row["us"] // _MICROSECONDS, Minute(row["events"], by_status, hour, linked)
-
-
 class _Computation:
     """The minutes that slices touched, computed from one version of events."""
 
@@ -243,7 +162,7 @@ class _Computation:
         self._stream = stream
         self._source = source
         self._table = table
-        self._stored = _Stored(stream, table)
+        self._stored = Stored(stream, table)
         self._links: defaultdict[int, set[int]] = defaultdict(set)
 
     def made(self, stale: Mapping[str, Proof], standing: Mapping[str, Proof]) -> _Made:
@@ -269,7 +188,7 @@ class _Computation:
             f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({_events(slice_is_one_of(keys))}) "
             "GROUP BY slice, minute"
         )
-        for row in _rows(self._source, asked):
+        for row in query(self._source, asked):
             found[row["slice"]][row["minute"]] = row["events"]
         return found
 
@@ -284,7 +203,7 @@ class _Computation:
             SELECT DISTINCT mine.minute AS minute, whole.minute AS other
             FROM whole JOIN mine ON whole.key = mine.key AND whole.version = mine.version
             WHERE whole.minute <> mine.minute"""
-        for row in _rows(self._source, asked):
+        for row in query(self._source, asked):
             self._links[row["minute"]].add(row["other"])
             self._links[row["other"]].add(row["minute"])
 
@@ -292,8 +211,8 @@ class _Computation:
         """The minutes of the events that the slices had when they were last computed."""
         if not keys:
             return set()
-        asked = f"SELECT {_LINKED} FROM t WHERE proof IS NOT NULL AND {slice_is_one_of(keys)}"
-        return {us // _MICROSECONDS for row in _rows(self._table, asked) for us in row["linked"] or ()}
+        asked = f"SELECT {LINKED} FROM t WHERE proof IS NOT NULL AND {slice_is_one_of(keys)}"
+        return {us // MICROSECONDS for row in query(self._table, asked) for us in row["linked"] or ()}
 
     def _linked(self, minutes: Collection[int]) -> dict[int, Collection[int]]:
         stored = self._stored.linked(minutes)
@@ -306,7 +225,7 @@ class _Computation:
         found: dict[int, Minute] = {}
         for part in batches(weighed, links, MOST_EVENTS):
             sums: defaultdict[int, dict[str | None, Sums]] = defaultdict(dict)
-            for row in _rows(self._source, self._summed(part)):
+            for row in query(self._source, self._summed(part)):
                 if row["minute"] in part:
                     sums[row["minute"]][row["status"]] = Sums(row["events"], row["amount"] or Decimal(0))
             for minute, by_status in sums.items():
@@ -317,11 +236,11 @@ class _Computation:
 
     def _summed(self, minutes: Collection[int]) -> str:
         """The question for the sums of minutes: each version of a key once, the one of the earliest origin."""
-        metrics = _declared(self._stream)
-        status = _quoted(metrics.status)
+        metrics = declared(self._stream)
+        status = quoted(metrics.status)
         # An integer is summed as a decimal, which cannot overflow.
         amount = (
-            _quoted(metrics.amount) if scale_of(self._stream) else f"CAST({_quoted(metrics.amount)} AS DECIMAL(28,0))"
+            quoted(metrics.amount) if scale_of(self._stream) else f"CAST({quoted(metrics.amount)} AS DECIMAL(28,0))"
         )
         within = " OR ".join(
             f"(event_time >= {_timestamp(start)} AND event_time < {_timestamp(end)})"
@@ -331,7 +250,7 @@ class _Computation:
             SELECT minute, status, count(*) AS events, sum(amount) AS amount
             FROM (SELECT {_MINUTE} AS minute, {status} AS status, {amount} AS amount,
                          row_number() OVER (PARTITION BY key, version ORDER BY {_EARLIEST}) AS place
-                  FROM ({_events(f"({within})", f"{_EARLIEST}, {status}, {_quoted(metrics.amount)}")}))
+                  FROM ({_events(f"({within})", f"{_EARLIEST}, {status}, {quoted(metrics.amount)}")}))
             WHERE place = 1 GROUP BY minute, status"""
 
     def _days(self, affected: Collection[int], values: Mapping[int, Minute]) -> dict[str, dict[int, Minute]]:
@@ -339,7 +258,7 @@ class _Computation:
         reach = {m + by for m in affected for by in (1 - HOUR_MINUTES, 0, HOUR_MINUTES - 1)}
         stored = self._stored.days_of(reach)
         now = {minute: found for minute, found in stored.items() if minute not in affected} | dict(values)
-        sums = hours(now, seen_by(affected, now), _declared(self._stream).mean_of)
+        sums = hours(now, seen_by(affected, now), declared(self._stream).mean_of)
         now |= {minute: replace(now[minute], hour=hour) for minute, hour in sums.items()}
         days = {day_of(m) for m in now.keys() | stored.keys() if now.get(m) != stored.get(m)}
         found: dict[str, dict[int, Minute]] = {day: {} for day in days}
@@ -369,80 +288,18 @@ def _events(where: str = "true", more: str = "slice") -> str:
 
 
 def _timestamp(minute: int) -> str:
-    return f"arrow_cast({minute * _MICROSECONDS}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _rows(table: DeltaTable, asked: str) -> Iterable[Mapping[str, Any]]:
-    return query(table, asked)
+    return f"arrow_cast({minute * MICROSECONDS}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
 
 def _commit(stream: Stream, table: DeltaTable, made: _Made) -> int:
     import pyarrow as pa
 
     columns = schema(stream)
-    rows = [_row(stream, day, m, found) for day, minutes in made.days.items() for m, found in minutes.items()]
+    rows = [row_of(stream, day, m, found) for day, minutes in made.days.items() for m, found in minutes.items()]
     rows += [
-        {"slice": key, "proof": proof.to_json(), "linked": [m * _MICROSECONDS for m in sorted(minutes)]}
+        {"slice": key, "proof": proof.to_json(), "linked": [m * MICROSECONDS for m in sorted(minutes)]}
         for key, (proof, minutes) in made.touched.items()
     ]
     return replace_partitions(
         table, pa.Table.from_pylist(rows, columns), sorted({*made.days, *made.touched}), made.proofs
     )
-
-
-def _row(stream: Stream, day: str, minute: int, found: Minute) -> dict[str, Any]:
-    by_status = {status: found.by_status.get(status, Sums()) for status in statuses_of(stream)}
-    return {
-        "slice": day,
-        "minute": minute * _MICROSECONDS,
-        "events": found.events,
-        **{f"{status}_events": sums.events for status, sums in by_status.items()},
-        **{f"{status}_amount": sums.amount for status, sums in by_status.items()},
-        "hour_events": found.hour.events,
-        "hour_amount": found.hour.amount,
-        "hour_mean": found.hour.mean(scale_of(stream) + MEAN_DIGITS),
-        "linked": [other * _MICROSECONDS for other in sorted(found.linked)] or None,
-    }
-
-
-def _newest(stream: Stream, table: DeltaTable) -> list[dict[str, Any]]:
-    """The newest minutes, for a person: the latest first."""
-    days = sorted({day for day in sizes(table) if "@" not in day}, reverse=True)
-    stored, found = _Stored(stream, table), dict[int, Minute]()
-    for day in days:
-        found |= stored.on([day])
-        if len(found) >= NEWEST:
-            break
-    return [_told(stream, minute, found[minute]) for minute in sorted(found, reverse=True)[:NEWEST]]
-
-
-def _told(stream: Stream, minute: int, found: Minute) -> dict[str, Any]:
-    row = _row(stream, day_of(minute), minute, found)
-    told = {name: value for name, value in row.items() if name not in {"slice", "minute", "linked"}}
-    return {"minute": time_of(minute), **told}
-
-
-def _drawn(newest: Sequence[Mapping[str, Any]]) -> str | None:
-    """The newest minutes as bars, the latest below."""
-    if not newest:
-        return None
-    most = max(row["events"] for row in newest)
-    lines = [
-        f"{row['minute']}  {'█' * max(1, round(BAR * row['events'] / most)):<{BAR}}  {row['events']:>9,}"
-        f"  {'-' if row['hour_mean'] is None else row['hour_mean']}"
-        for row in reversed(newest)
-    ]
-    head = f"{'minute (UTC)':<16}  {'events':<{BAR}}  {'':>9}  mean of the hour"
-    return "\n".join(["```text", head, *lines, "```"])
-
-
-def _measures(newest: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What Dagster plots from slice to slice: a plot needs no exact number."""
-    if not newest:
-        return {}
-    found = {name: newest[0][name] for name in ("events", "hour_events", "hour_amount", "hour_mean")}
-    return {f"newest_minute/{name}": float(value) for name, value in found.items() if value is not None}

@@ -321,18 +321,6 @@ def _once(spark: SparkSession, path: str, statement: Callable[[], str | None]) -
             return
 
 
-def open_or_away(path: str) -> DeltaTable:
-    """Open a table that must be there.
-
-    Raises:
-        DependencyAwayError: the storage could not be read, or the table is gone.
-    """
-    found = open_table(path)
-    if found is None:
-        raise _away(path, FileNotFoundError("the table is gone"))
-    return found
-
-
 def parts_of(columns: str) -> list[str]:
     """The columns of a SQL list, split where a comma stands outside of brackets."""
     parts, depth = [""], 0

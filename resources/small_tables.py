@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError, SupersededAttemptError
-from resources.lake import open_or_away, open_table, slice_is_one_of, user_metadata
+from resources.lake import open_table, slice_is_one_of, user_metadata
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +45,7 @@ def opened(path: str, schema: pa.Schema, description: str) -> DeltaTable:
             # Another run may have created it at the same moment.
             if found is not None or not DeltaTable.is_deltatable(path):
                 raise
-    return open_or_away(path)
+        return DeltaTable(path)
 
 
 def has_rows(table: DeltaTable) -> bool:
@@ -72,7 +72,7 @@ def replace_partitions(table: DeltaTable, rows: pa.Table, partitions: Iterable[s
         SupersededAttemptError: another commit took the version; nothing was written.
         DependencyAwayError: the storage is away.
     """
-    from deltalake import CommitProperties, write_deltalake
+    from deltalake import CommitProperties, DeltaTable, write_deltalake
     from deltalake.exceptions import CommitFailedError
 
     read = table.version()
@@ -84,7 +84,7 @@ def replace_partitions(table: DeltaTable, rows: pa.Table, partitions: Iterable[s
                 table, rows, mode="overwrite", predicate=slice_is_one_of(partitions), commit_properties=once
             )
         except CommitFailedError:
-            if open_or_away(path).version() == read:
+            if DeltaTable(path).version() == read:
                 raise
             raise SupersededAttemptError(
                 f"another writer of {path} was first",

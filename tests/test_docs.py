@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -302,24 +303,29 @@ def test_the_runbook_has_every_error_in_its_family(family: type[errors.Highwater
 
 
 def alerts_measured() -> list[str]:
-    """What the alerts are called: the second argument wherever a `Measure` is made."""
-    found = []
-    for file in sorted(f for folder in CODE for f in (REPOSITORY / folder).rglob("*.py")):
-        for call in ast.walk(ast.parse(file.read_text())):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Measure":
-                what = call.args[1]
-                if isinstance(what, ast.Subscript):  # `circuit breaker of Kafka` is of the entry `circuit breaker`
-                    continue
-                assert isinstance(what, ast.Constant), f"{file}: an alert whose name cannot be read here"
-                found.append(str(what.value))
-    return found
+    """What the alerts are called, as patterns: the second argument wherever a `Measure` is made."""
+    files = sorted(file for folder in CODE for file in (REPOSITORY / folder).rglob("*.py"))
+    calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    return [pattern_of(call.args[1]) for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Measure"]
+
+
+def pattern_of(text: ast.expr) -> str:
+    """A text as the code writes it, with `*` for what is filled in."""
+    if isinstance(text, ast.Subscript):
+        return pattern_of(text.value)
+    if isinstance(text, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in text.values)
+    assert isinstance(text, ast.Constant), "an alert whose name cannot be read here"
+    return str(text.value)
 
 
 def test_the_runbook_has_every_alert() -> None:
     from orchestration.alerts import MEASURES
 
-    assert len(alerts_measured()) == len(MEASURES)
-    assert sorted(entries("Alerts")) == sorted(alerts_measured())
+    found = alerts_measured()
+    assert len(found) >= len(MEASURES)
+    assert [name for name in found if not any(fnmatch(title, name) for title in entries("Alerts"))] == []
+    assert [title for title in entries("Alerts") if not any(fnmatch(title, name) for name in found)] == []
 
 
 def test_every_entry_of_the_runbook_says_symptom_meaning_and_action() -> None:
@@ -457,17 +463,17 @@ def test_the_page_of_tables_has_the_columns_in_their_order(title: str) -> None:
 
 
 def test_the_page_of_tables_has_the_columns_of_metrics() -> None:
-    from assets import metrics
+    from assets import minute_rows
     from assets.streams.orders import STREAM as ORDERS
 
     listed = [name for row in rows(section("docs/tables.md", "metrics")) for name in spans(row[0])]
-    statuses = metrics.statuses_of(ORDERS)
+    statuses = minute_rows.statuses_of(ORDERS)
     by_status = ["<status>_events", "<status>_amount"]
-    found = [name for name in metrics.schema(ORDERS).names if name.partition("_")[0] not in statuses]
+    found = [name for name in minute_rows.schema(ORDERS).names if name.partition("_")[0] not in statuses]
 
     assert listed == [*found[:3], *by_status, *found[3:]]
     assert {name.replace("<status>", status) for name in by_status for status in statuses} == {
-        *metrics.schema(ORDERS).names
+        *minute_rows.schema(ORDERS).names
     } - {*found}
 
 

@@ -128,6 +128,8 @@ BAD: dict[str, Headers] = {
     "spring, below 0": spring("orders", -1, 1),
     "spring, offset below 0": spring("orders", 0, -1),
     "spring, a long for an int": changed(spring("orders", 0, 1), "partition", struct.pack(">q", 0)),
+    "spring, huge": changed(spring("orders", 0, 1), "offset", b"\x01" * 40),
+    "spring, empty": changed(spring("orders", 0, 1), "partition", b""),
     "spring without a partition": without(spring("orders", 0, 1), "partition"),
     "a bad first one": connect("", -1, -1) + spring("orders", 0, 1),
 }
@@ -409,7 +411,7 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
         [
             record(late, connect(main, 0, 0), times[0]),
             record(accepted, spring(main, 0, 1, times[1])),
-            record(mended, spring(main, 0, 2, times[2] + 1)),  # another record by the same offset
+            record(order_message("o2", 2), spring(main, 0, 2, times[2] + 1)),  # another record by the same offset
             record(mended, spring(main, 0, 2, times[2])),
             record(unread, connect(main, 0, 3)),
             record(order_message("x0", 1), spring("legacy", 6, 0)),
@@ -434,13 +436,13 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
         (main, 2, "o2"),
         (namespace + "legacy", 0, "x0"),
     }
-    assert taken[main, 0, "o0"]["retries"] == 1
+    assert (taken[main, 0, "o0"]["retries"], taken[main, 2, "o2"]["version"]) == (1, 1)
     assert int(taken[namespace + "legacy", 0, "x0"]["origin_timestamp"].timestamp() * 1000) == MS
     rejected = {
         (row["origin_topic"], row["origin_offset"]): row for row in bench.rows("rejects") if row["slice"] == piece.key
     }
     assert set(rejected) == {(namespace + "legacy", 1), (namespace + theirs, 8)}
-    assert "no header of __connect.errors.topic" in rejected[namespace + theirs, 8]["detail"]
+    assert "no header __connect.errors.topic" in rejected[namespace + theirs, 8]["detail"]
     [again] = sent_to(bench, bench.stream.tier_topics[1])
     told = dict(again)
     assert again[:2] == TRACE

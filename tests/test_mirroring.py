@@ -110,7 +110,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(steps, max_size=40), st.integers(0, 3))
 def test_the_group_stands_where_the_first_record_is_that_is_not_done(
     history: list[tuple[str, int, int]], known: int
