@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings as hypothesis
 
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from tests.support import Bench
 
 TopicFactory = Callable[..., str]
+
+# How long an example takes says something of the machine alone.
+hypothesis.register_profile("untimed", deadline=None)
+hypothesis.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True, scope="session")
