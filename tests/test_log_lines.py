@@ -172,7 +172,7 @@ def test_a_process_that_loads_the_definitions_writes_json(tmp_path: Path) -> Non
     assert [line for line in done.stderr.splitlines() if " - dagster - " in line] == []
     assert {line["slice"] for line in found} == {KEYS[0]}
     kinds = [line["dagster_event"] for line in found if "dagster_event" in line]
-    assert kinds[0] == "RUN_START"
+    assert kinds[0] == "PIPELINE_START"  # as Dagster still calls it
     assert "UnknownSliceError" in next(line["error"] for line in found if line.get("dagster_event") == "STEP_FAILURE")
 
 
