@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from highwater.errors import DependencyAwayError, HighwaterError, TemporaryError, TopicAbsentError
 from highwater.routing import on_tier
+from orchestration.alerts import DEPLOYMENT
 from orchestration.audit import committed_ends
 from orchestration.explaining import erring_checks, failing_checks
 from orchestration.origin_counts import Ends, count_ends
@@ -146,6 +147,7 @@ def measure(
     found = Metrics()
     for stream in streams:
         _stream(found, ledger, kafka, lake, stream)
+    _alerts(found, ledger, DEPLOYMENT)
     asked = ["ledger", "kafka", "lake", *(["dagster"] if _checks(found, dagster, streams) else [])]
     for dependency in asked:
         found.add("highwater_up", dependency not in found.away, dependency)
@@ -164,7 +166,7 @@ def _stream(found: Metrics, ledger: Ledger, kafka: Kafka, lake: Lake, stream: St
         # A tier that is not there yet has had no reject.
         _topic(found, ledger, kafka, view, planned, expected=view is stream or planned is not None)
     _losses(found, stream, losses)
-    _alerts(found, ledger, stream)
+    _alerts(found, ledger, stream.name)
     if "ledger" not in found.away:  # it knows what was given up
         ends = found.ask("lake", lambda: count_ends(ledger, lake, stream))
         _ends(found, stream, ends)
@@ -237,14 +239,14 @@ def _losses(found: Metrics, stream: Stream, losses: Sequence[Loss] | None) -> No
         found.add("highwater_lost_offsets", offsets[topic, partition], stream.name, topic, partition)
 
 
-def _alerts(found: Metrics, ledger: Ledger, stream: Stream) -> None:
+def _alerts(found: Metrics, ledger: Ledger, stream: str) -> None:
     alerts = found.ask("ledger", ledger.alerts)
     if alerts is None:
         return
-    open_ = [alert for alert in alerts.values() if alert.stream == stream.name and alert.ended is None]
-    found.add("highwater_alerts_open", len(open_), stream.name)
+    open_ = [alert for alert in alerts.values() if alert.stream == stream and alert.ended is None]
+    found.add("highwater_alerts_open", len(open_), stream)
     for alert in open_:
-        found.add("highwater_alert_since_timestamp_seconds", alert.since.timestamp(), stream.name, alert.what)
+        found.add("highwater_alert_since_timestamp_seconds", alert.since.timestamp(), stream, alert.what)
 
 
 def _ends(found: Metrics, stream: Stream, ends: Ends | None) -> None:

@@ -21,6 +21,7 @@ from highwater.declaration import Severity
 from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.plans import Generation, Loss
 from highwater.slices import OffsetRange, Slice
+from orchestration.alerts import DEPLOYMENT
 from orchestration.cli import main
 from orchestration.open_metrics import FAMILIES, Metrics, measure
 from orchestration.terminal import PERMANENT, TEMPORARY
@@ -91,6 +92,7 @@ def written(tmp_path: Path) -> Written:
     made.ledger.keep_alerts(
         {
             ("orders", "parked records"): Alert("orders", "parked records", "7", "5", "look", since=NOW),
+            (DEPLOYMENT, "c"): Alert(DEPLOYMENT, "circuit breaker of Kafka", "open", "closed", "start it", since=NOW),
             ("orders", "reject ratio"): Alert("orders", "reject ratio", "7", "5", "look", since=NOW, ended=NOW),
         }
     )
@@ -172,8 +174,11 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
         "highwater_origins_twice": {("orders",): 0},
         "highwater_losses": {p1: 1},
         "highwater_lost_offsets": {p1: 5},
-        "highwater_alerts_open": {("orders",): 1},
-        "highwater_alert_since_timestamp_seconds": {("orders", "parked records"): NOW.timestamp()},
+        "highwater_alerts_open": {("orders",): 1, (DEPLOYMENT,): 1},
+        "highwater_alert_since_timestamp_seconds": {
+            ("orders", "parked records"): NOW.timestamp(),
+            (DEPLOYMENT, "circuit breaker of Kafka"): NOW.timestamp(),
+        },
         "highwater_failing_check_slices": {
             **{("orders", name): 0 for name in erring},
             ("orders", "offsets_accounted_for"): 1,
