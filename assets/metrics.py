@@ -12,7 +12,7 @@ writes them beside the proof; it takes the version after the one that was read o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -169,43 +169,51 @@ class _Computation:
         """All that is to be written for the slices; `standing` has the proofs of those that the table holds already."""
         weights: defaultdict[int, int] = defaultdict(int)
         touched = {}
-        for part in _parts(stale):
-            by_slice = self._minutes_of(part)
-            self._look_up(part)
-            for key in part:
-                own = by_slice.get(key, {})
-                for minute, count in own.items():
-                    weights[minute] += count
-                touched[key] = (replace(stale[key], rows=len(own)), [*own])
-        before = self._before([key for key in stale if key in standing])
-        affected = closed({*weights, *before, *self._links}, self._linked)
+        for key, own in self._minutes_of([*stale]).items():
+            for minute, count in own.items():
+                weights[minute] += count
+            touched[key] = (replace(stale[key], rows=len(own)), [*own])
+        affected = self._affected({*weights, *self._before([key for key in stale if key in standing])}, weights)
         return _Made(self._days(affected, self._values(affected, weights)), touched)
 
-    def _minutes_of(self, keys: Collection[str]) -> dict[str, dict[int, int]]:
-        """The minutes of the slices' events, with their number."""
-        found: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        asked = (
-            f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({_events(slice_is_one_of(keys))}) "
-            "GROUP BY slice, minute"
-        )
-        for row in query(self._source, asked):
-            found[row["slice"]][row["minute"]] = row["events"]
+    def _minutes_of(self, keys: Sequence[str]) -> dict[str, dict[int, int]]:
+        """The minutes of each slice's events, with their number."""
+        found: dict[str, dict[int, int]] = {key: {} for key in keys}
+        for at in range(0, len(keys), MOST_PARTITIONS):
+            mine = _events(slice_is_one_of(keys[at : at + MOST_PARTITIONS]))
+            asked = f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({mine}) GROUP BY slice, minute"
+            for row in query(self._source, asked):
+                found[row["slice"]][row["minute"]] = row["events"]
         return found
 
-    def _look_up(self, keys: Collection[str]) -> None:
-        """Note which minutes hold other contents of the versions that the slices bring: they hang together.
+    def _affected(self, begin: Collection[int], weights: Mapping[int, int]) -> set[int]:
+        """The minutes and all that hang together with them: in events as they are, or as the table knew them.
+
+        What the table knew is for versions that are gone: what counts instead of them is touched by nothing else.
+        """
+        found: set[int] = set()
+        fresh = closed(begin, self._linked)
+        while fresh:
+            found |= fresh
+            for part in batches(self._weighed(fresh, weights), {}, MOST_EVENTS):
+                self._look_up(part)
+            fresh = closed(fresh, self._linked) - found
+        return found
+
+    def _look_up(self, minutes: Collection[int]) -> None:
+        """Note which other minutes hold events of the versions that stand in these: what counts is decided among them.
 
         A second delivery of the same content has the same time, so it stands in a minute that is computed anyway.
         """
         asked = f"""
-            WITH mine AS (SELECT DISTINCT key, version, {_MINUTE} AS minute FROM ({_events(slice_is_one_of(keys))})),
+            WITH mine AS (SELECT DISTINCT key, version, {_MINUTE} AS minute FROM ({_events(_within(minutes))})),
                  whole AS (SELECT key, version, {_MINUTE} AS minute FROM ({_events()}))
             SELECT DISTINCT mine.minute AS minute, whole.minute AS other
-            FROM whole JOIN mine ON whole.key = mine.key AND whole.version = mine.version
+            FROM mine JOIN whole ON whole.key = mine.key AND whole.version = mine.version
             WHERE whole.minute <> mine.minute"""
         for row in query(self._source, asked):
-            self._links[row["minute"]].add(row["other"])
-            self._links[row["other"]].add(row["minute"])
+            if row["minute"] in minutes:
+                self._links[row["minute"]].add(row["other"])
 
     def _before(self, keys: Collection[str]) -> set[int]:
         """The minutes of the events that the slices had when they were last computed."""
@@ -218,12 +226,15 @@ class _Computation:
         stored = self._stored.linked(minutes)
         return {m: {*stored.get(m, ()), *self._links.get(m, ())} for m in minutes if m in stored or m in self._links}
 
+    def _weighed(self, minutes: Collection[int], weights: Mapping[int, int]) -> dict[int, int]:
+        """The events of each minute, as far as they are known before they are asked for."""
+        stored = self._stored.days_of(minutes)
+        return {m: weights.get(m, 0) + (stored[m].events if m in stored else 0) for m in minutes}
+
     def _values(self, affected: Collection[int], weights: Mapping[int, int]) -> dict[int, Minute]:
         """What the minutes hold now; those without events are left out."""
-        stored, links = self._stored.days_of(affected), self._linked(affected)
-        weighed = {m: weights.get(m, 0) + (stored[m].events if m in stored else 0) for m in affected}
         found: dict[int, Minute] = {}
-        for part in batches(weighed, links, MOST_EVENTS):
+        for part in batches(self._weighed(affected, weights), self._links, MOST_EVENTS):
             sums: defaultdict[int, dict[str | None, Sums]] = defaultdict(dict)
             for row in query(self._source, self._summed(part)):
                 if row["minute"] in part:
@@ -231,7 +242,7 @@ class _Computation:
             for minute, by_status in sums.items():
                 known = {status: by_status[status] for status in statuses_of(self._stream) if status in by_status}
                 count = sum(one.events for one in by_status.values())
-                found[minute] = Minute(count, known, linked=frozenset(links.get(minute, ())))
+                found[minute] = Minute(count, known, linked=frozenset(self._links.get(minute, ())))
         return found
 
     def _summed(self, minutes: Collection[int]) -> str:
@@ -242,15 +253,11 @@ class _Computation:
         amount = (
             quoted(metrics.amount) if scale_of(self._stream) else f"CAST({quoted(metrics.amount)} AS DECIMAL(28,0))"
         )
-        within = " OR ".join(
-            f"(event_time >= {_timestamp(start)} AND event_time < {_timestamp(end)})"
-            for start, end in spans(minutes, MOST_SPANS)
-        )
         return f"""
             SELECT minute, status, count(*) AS events, sum(amount) AS amount
             FROM (SELECT {_MINUTE} AS minute, {status} AS status, {amount} AS amount,
                          row_number() OVER (PARTITION BY key, version ORDER BY {_EARLIEST}) AS place
-                  FROM ({_events(f"({within})", f"{_EARLIEST}, {status}, {quoted(metrics.amount)}")}))
+                  FROM ({_events(_within(minutes), f"{_EARLIEST}, {status}, {quoted(metrics.amount)}")}))
             WHERE place = 1 GROUP BY minute, status"""
 
     def _days(self, affected: Collection[int], values: Mapping[int, Minute]) -> dict[str, dict[int, Minute]]:
@@ -268,18 +275,13 @@ class _Computation:
         return found
 
 
-def _parts(stale: Mapping[str, Proof]) -> list[list[str]]:
-    """The slices in parts that are looked up together."""
-    found: list[list[str]] = []
-    room = 0
-    for key, proof in stale.items():
-        weight = proof.rows or 0
-        if not found or weight > room or len(found[-1]) == MOST_PARTITIONS:
-            found.append([])
-            room = MOST_EVENTS
-        found[-1].append(key)
-        room -= weight
-    return found
+def _within(minutes: Collection[int]) -> str:
+    """The events of the minutes, and of minutes between them where they are many."""
+    ranges = (
+        f"(event_time >= {_timestamp(start)} AND event_time < {_timestamp(end)})"
+        for start, end in spans(minutes, MOST_SPANS)
+    )
+    return f"({' OR '.join(ranges)})"
 
 
 def _events(where: str = "true", more: str = "slice") -> str:

@@ -348,6 +348,18 @@ def test_a_loser_counts_when_the_winner_is_gone(measured: Measured) -> None:
     measured.see()
 
 
+def test_a_minute_without_an_event_that_counts_still_hangs_together_with_others(measured: Measured) -> None:
+    """No row of 12:01 tells of its link with 12:00, since its events never count."""
+    measured.decide(1, Event("o1", 1, 36 * 3600, offset=1), Event("o1", 1, 60, offset=2))
+    measured.measure(1)
+    measured.decide(0, Event("o1", 1, 0, offset=5), Event("o1", 1, 60, offset=6))
+    measured.decide(1)
+    measured.measure(0)
+    measured.measure(1)
+    assert [*measured.table()] == [NOON]
+    measured.see()
+
+
 def test_a_slice_decided_anew_takes_its_old_minutes_back(measured: Measured) -> None:
     measured.decide(0, Event("o1", 1, 0), Event("o2", 1, 3600))
     measured.measure(0)

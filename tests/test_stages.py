@@ -506,8 +506,7 @@ def test_metrics_follow_every_decision_and_are_read_by_spark(bench: Bench) -> No
     first, copy = order_message("o1", 2, amount=10), order_message("o1", 2, amount=10, customer_id="c2")
     bench.send(copy, order_message("o2", 2, amount=3.25), first)
     slices = [bench.plan(0, p0=(0, 2)), bench.plan(1, p0=(2, 3))]
-    for piece in slices:
-        bench.materialise(piece)
+    bench.materialise(*slices)
     assert paid_minutes(bench) == [(2, Decimal("13.25"), 2, Decimal("6.625000"))]
     customers(bench.lake, ["c1"])
     bench.materialise(slices[0])
