@@ -16,6 +16,7 @@ import dagster as dg
 
 from highwater.declaration import Severity
 from highwater.errors import BlockedError
+from orchestration.check_results import warned
 from orchestration.checks import CHECKS
 from orchestration.stream_assets import table_key, tables_of
 
@@ -35,7 +36,14 @@ def see_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str, ke
     if not blocking:
         return
     found = instance.event_log_storage.get_asset_check_partition_info(blocking, partition_keys=keys)
-    failed = [info for info in found if info.latest_execution_status.value == "FAILED" and _still_true(info)]
+    failed = [
+        info
+        for info in found
+        if info.latest_execution_status.value == "FAILED"
+        and _still_true(info)
+        # Within a run Dagster lets a warning pass, whatever the check.
+        and not warned(instance, info.check_key, {info.partition_key})
+    ]
     if failed:
         told = sorted({f"{info.check_key.name} of {info.partition_key}" for info in failed})
         raise BlockedError(

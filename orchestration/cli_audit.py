@@ -81,6 +81,6 @@ def audit(
 
 
 def _red(instance: dg.DagsterInstance | None, stream: Stream) -> Mapping[str, int] | None:
-    from orchestration.explaining import failing_checks
+    from orchestration.check_results import failing_checks
 
     return None if instance is None else failing_checks(instance, stream)

@@ -6,15 +6,15 @@ What belongs here: gathering what ledger, lake and Dagster hold of one slice, wi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from highwater.declaration import Severity
 from highwater.plans import left_to_read
 from highwater.slices import ranges_to_plain
 from highwater.wording import number
+from orchestration.check_results import check_keys
 from orchestration.standing import attempts_of, committed
 from resources.lake import query, slice_is_one_of
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 TABLES = ("raw", "events", "rejects", "dlq")
 MOST_RUNS = 10
-# Executions of a check that are read from Dagster at once.
-CHECKS_A_PAGE = 1_000
 
 
 @dataclass(frozen=True)
@@ -260,60 +258,5 @@ def _run(record: dg.RunRecord) -> Run:
 
 
 def _checks(instance: dg.DagsterInstance, stream: Stream, key: str) -> dict[str, str]:
-    found = instance.event_log_storage.get_asset_check_partition_info(_check_keys(stream), partition_keys=[key])
+    found = instance.event_log_storage.get_asset_check_partition_info(check_keys(stream), partition_keys=[key])
     return {info.check_key.name: info.latest_execution_status.value.lower() for info in found}
-
-
-def failing_checks(instance: dg.DagsterInstance, stream: Stream) -> dict[str, int]:
-    """For each check whose last execution found an error in some slices their number; warnings do not count."""
-    keys = _erring_keys(stream)
-    found = instance.event_log_storage.get_asset_check_partition_info(keys)
-    failed: dict[dg.AssetCheckKey, set[str | None]] = {}
-    for info in found:
-        if info.latest_execution_status.value == "FAILED":
-            failed.setdefault(info.check_key, set()).add(info.partition_key)
-    counts = {key.name: len(slices - _warned(instance, key, slices)) for key, slices in failed.items()}
-    return {name: count for name, count in counts.items() if count}
-
-
-def _warned(instance: dg.DagsterInstance, key: dg.AssetCheckKey, slices: Collection[str | None]) -> set[str | None]:
-    """Those of the slices, in which the check failed, where its last execution gave a warning only."""
-    import dagster as dg
-    from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
-
-    looked_at: set[str | None] = set()
-    warned: set[str | None] = set()
-    cursor = None
-    while looked_at != set(slices):
-        page = instance.event_log_storage.get_asset_check_execution_history(
-            key, limit=CHECKS_A_PAGE, cursor=cursor, status={AssetCheckExecutionRecordStatus.FAILED}
-        )
-        for record in page:
-            if record.partition in slices and record.partition not in looked_at:
-                looked_at.add(record.partition)
-                if record.evaluation and record.evaluation.severity is dg.AssetCheckSeverity.WARN:
-                    warned.add(record.partition)
-        if len(page) < CHECKS_A_PAGE:
-            break
-        cursor = page[-1].id
-    return warned
-
-
-def erring_checks(stream: Stream) -> list[str]:
-    """The names of the checks that do more than warn."""
-    return [key.name for key in _erring_keys(stream)]
-
-
-def _erring_keys(stream: Stream) -> list[dg.AssetCheckKey]:
-    return [key for key in _check_keys(stream) if stream.severity(key.name) is not Severity.WARN]
-
-
-def _check_keys(stream: Stream) -> list[dg.AssetCheckKey]:
-    import dagster as dg
-
-    from orchestration.checks import CHECKS
-    from orchestration.stream_assets import table_key
-
-    return [
-        dg.AssetCheckKey(table_key(stream, checks.table), name) for checks in CHECKS for name in checks.names(stream)
-    ]

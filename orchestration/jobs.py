@@ -60,7 +60,7 @@ def audit_job(stream: "Stream") -> dg.JobDefinition:
 
 def _audit(context: dg.OpExecutionContext, stream: "Stream") -> None:
     from orchestration.audit import audit
-    from orchestration.explaining import failing_checks
+    from orchestration.check_results import failing_checks
 
     page = audit(
         context.resources.ledger.open(),

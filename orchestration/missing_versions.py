@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.envelope import ORIGIN
 from orchestration.version_questions import SAMPLES, Found, Questions
-from resources.lake import query_all
+from resources.lake import proofs_in, query_all
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -167,9 +167,10 @@ def missing(lake: Lake, stream: Stream, questions: Questions) -> dict[str, Found
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    opened = {name: lake.table(stream.name, name) for name in ("events", "rejects", "dlq")}
+    # Events as the questions see them: a slice that was decided meanwhile would count as decided, and lack its events.
+    opened = {"events": questions.events, **{name: lake.table(stream.name, name) for name in ("rejects", "dlq")}}
     tables = {name: table for name, table in opened.items() if table is not None}
-    known = reaches(_decided(lake, stream), stream.topic)
+    known = reaches(_decided(tables), stream.topic)
     found: dict[str, Found] = {}
     gaps = (_gap(row) for row in questions.gaps())
     while portion := list(islice(gaps, GAPS_AT_ONCE)):
@@ -192,9 +193,9 @@ def _above(gap: Gap) -> str:
     return f"version {gap.until + 1} at {gap.partition}:{gap.offset}{generation}"
 
 
-def _decided(lake: Lake, stream: Stream) -> list[Proof]:
+def _decided(tables: Mapping[str, DeltaTable]) -> list[Proof]:
     """The slices whose records are all in events or in rejects."""
-    events, rejects = (lake.committed(stream.name, table) for table in ("events", "rejects"))
+    events, rejects = (proofs_in(tables[name]) if name in tables else {} for name in ("events", "rejects"))
     return [proof for key, proof in events.items() if key in rejects and rejects[key].attempt == proof.attempt]
 
 

@@ -18,7 +18,7 @@ from highwater.errors import DependencyAwayError, HighwaterError, TemporaryError
 from highwater.routing import on_tier
 from orchestration.alerts import DEPLOYMENT
 from orchestration.audit import committed_ends
-from orchestration.explaining import erring_checks, failing_checks
+from orchestration.check_results import erring_checks, failing_checks
 from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_status import topic_status
 from orchestration.standing import attempts

@@ -191,7 +191,7 @@ def _log_table(context: dg.OpExecutionContext, table: tuple[list[str], list[list
     names, rows = table
     for row in rows:
         record = dict(zip(names, row, strict=True))
-        with fields(origin=record["origin"], slice=record["slice"]):
+        with fields(**{name: record[name] for name in ("origin", "slice") if name in record}):
             context.log.info(", ".join(f"{name} {value}" for name, value in record.items()))
 
 

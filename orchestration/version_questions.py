@@ -187,20 +187,20 @@ class Questions:
     """The questions of a stream's checks within a scope, to the table of events as it was opened."""
 
     def __init__(self, events: DeltaTable, stream: Stream, scope: Scope) -> None:
-        self._events = events
+        self.events = events
         self._stream = stream
         self._scopes = list(portions(events, scope))
         self.scope = scope
 
     def widened(self) -> Questions:
         """The same questions among all events."""
-        return Questions(self._events, self._stream, self.scope.widened())
+        return Questions(self.events, self._stream, self.scope.widened())
 
     def totals(self) -> dict[str, Counter[str]]:
         """Events, second deliveries, and keys that stand in several partitions."""
         found: dict[str, Counter[str]] = {}
         for scope in self._scopes:
-            for row in query(self._events, self._text(_TOTALS, scope)):
+            for row in query(self.events, self._text(_TOTALS, scope)):
                 told = found.setdefault(row.pop("told"), Counter())
                 told.update({name: int(count) for name, count in row.items()})
         return found
@@ -222,12 +222,12 @@ class Questions:
         for scope in self._scopes:
             # Below the lowest version that is looked at nothing is known, unless everything is looked at.
             floor = str((self._stream.first_version or 0) - 1) if scope.whole else "version - 1"
-            yield from stream_rows(self._events, self._text(_GAPS, scope, floor=floor))
+            yield from stream_rows(self.events, self._text(_GAPS, scope, floor=floor))
 
     def _ranked(self, template: str) -> dict[str, Found]:
         found: dict[str, Found] = {}
         for scope in self._scopes:
-            for row in query(self._events, _RANKED.format(body=self._text(template, scope))):
+            for row in query(self.events, _RANKED.format(body=self._text(template, scope))):
                 told = found.setdefault(row.pop("told"), Found())
                 count, rank = row.pop("found"), row.pop("rank")
                 if rank == 1:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from highwater.errors import DependencyAwayError, SupersededAttemptError
+from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
 from resources.lake import open_table, slice_is_one_of, user_metadata
 
 if TYPE_CHECKING:
@@ -106,4 +106,5 @@ def _storage(path: str) -> Iterator[None]:
             f"the table at {path} could not be written",
             found=str(error).splitlines()[0] if str(error) else type(error).__name__,
             remedy="see that HIGHWATER_LAKE may be written, then request the slice again",
+            of=LAKE,
         ) from error

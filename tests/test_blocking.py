@@ -6,6 +6,7 @@ The stages are left out: what they would commit is planted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,12 @@ from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from assets.work import SliceReport
 from highwater.declaration import CAN_BLOCK, CHECKS, Severity
-from highwater.errors import DeclarationError
+from highwater.errors import BlockedError, DeclarationError
 from highwater.proof import Proof
 from orchestration import checks, stream_assets
+from orchestration.blocking import see_not_blocked
 from orchestration.build import build_defs
-from orchestration.explaining import failing_checks
+from orchestration.check_results import failing_checks
 from orchestration.stream_assets import table_key, tables_of
 from resources.ledger import Ledger
 from tests.version_tables import FIRST, SECOND, Planted, event
@@ -126,6 +128,21 @@ def test_a_warning_is_no_failing_check(runs: Runs) -> None:
     assert runs.run(ORDERS, FIRST)
     assert runs.run(ORDERS, "orders@0000002")
     assert failing_checks(runs.instance, ORDERS) == {"no_version_missing": 1}
+
+
+@pytest.mark.parametrize(("severity", "blocks"), [("WARN", False), ("ERROR", True)])
+def test_a_result_that_is_a_warning_blocks_nothing(runs: Runs, severity: str, blocks: bool) -> None:
+    """Within a run Dagster lets it pass; a later run was kept by it."""
+    told = dg.AssetCheckEvaluation(
+        asset_key=table_key(BLOCKS, "events"),
+        check_name="transitions_allowed",
+        passed=False,
+        severity=dg.AssetCheckSeverity[severity],
+        partition=FIRST,
+    )
+    runs.instance.report_runless_asset_event(told)
+    with pytest.raises(BlockedError) if blocks else nullcontext():
+        see_not_blocked(runs.instance, BLOCKS, "rejects", [FIRST])
 
 
 def test_every_check_that_can_block_is_built_into_the_job() -> None:
