@@ -1,4 +1,4 @@
-"""The command `highwater`: what a person or a script asks of planning.
+"""The command `highwater`: what a person or a script asks.
 
 What belongs here: arguments, output, exit status. What does not: any decision.
 """
@@ -61,7 +61,8 @@ def main(context: click.Context, declarations: Path | None) -> None:
     """Kafka topics into Delta tables, slice by slice.
 
     Settings are read from the environment: HIGHWATER_HOME, HIGHWATER_LAKE, HIGHWATER_LEDGER_URL,
-    HIGHWATER_KAFKA_BOOTSTRAP, HIGHWATER_KAFKA_CONFIG. Exit status: 0 done, 2 something has to be mended, 75 a service
+    HIGHWATER_KAFKA_BOOTSTRAP, HIGHWATER_KAFKA_CONFIG, HIGHWATER_ALERTS_URL, SPARK_REMOTE or HIGHWATER_SPARK_MASTER,
+    DAGSTER_HOME. Exit status: 0 done, 2 something has to be mended, 75 a service
     is away and trying again may help.
     """
     context.obj = Deployment(Settings.from_environment(os.environ), declarations)

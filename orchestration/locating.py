@@ -1,7 +1,7 @@
 """Where one record is: the slice that holds its offset, its row in raw, and how its origin ended.
 
 What belongs here: following one offset through ledger, lake and DLQ, without a JVM. What does not: counting many
-(`orchestration.standing`), or printing (`orchestration.cli_tracing`).
+(`orchestration.origin_counts`), or printing (`orchestration.cli_tracing`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the tables hold of the offsets of slices, read without a JVM.
 
 What belongs here: the questions. What does not: what their answers mean (`orchestration.gap_checks`,
-`orchestration.offset_checks`).
+`orchestration.plan_checks`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The lake: where the tables lie, what their commits proved, and the one way to commit a slice.
+"""The lake: where the tables lie, what their commits proved, and how Spark commits a slice.
 
 What belongs here: paths, creation of tables, proofs read without a JVM, and `replace_slices`. What does not: what
-the rows mean (`assets`).
+the rows mean (`assets`), or commits without a JVM (`resources.small_tables`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
@@ -465,9 +464,3 @@ def _laid_out(whole: DataFrame, files: int, spread: str, *, alone: bool) -> Data
         return whole.repartition("slice")
     # By value, never by row number: a task that is run again must send every row where it went before.
     return whole.repartition("slice", F.pmod(F.xxhash64(spread), F.lit(files)))
-
-
-def ensure_local_folder(root: str) -> None:
-    """Create a local lake's folder; a URI is left alone."""
-    if "://" not in root:
-        Path(root).mkdir(parents=True, exist_ok=True)

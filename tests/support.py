@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -214,11 +214,6 @@ def rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:
     with urllib.request.urlopen(f"{server.ui_url}/api/v1/{path}", timeout=10) as answer:
         found: list[dict[str, Any]] = json.load(answer)
     return found
-
-
-def expected_current(messages: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """The highest version for each key."""
-    return {key: max(versions) for key, versions in messages.items()}
 
 
 # No test lasts until such a retry: what is rejected stays rejected, unless a test declares tiers of its own.
