@@ -224,5 +224,14 @@ def done(circuit: Circuit, key: str, now: datetime) -> Circuit:
     return Circuit(since=now) if circuit.probe == key else circuit
 
 
+def rested(circuit: Circuit, now: datetime) -> Circuit:
+    """The breaker when its cool-down is over and no slice waits that could be the probe: closed.
+
+    What it kept back was let through by a person, or was decided before it opened. The next slice is judged as always,
+    and retries, which never are the probe, wait no longer.
+    """
+    return Circuit(since=now) if circuit.takes_probe(now) else circuit
+
+
 def _longest(rules: Breaker) -> int:
     return max(rules.slices, rules.failures)

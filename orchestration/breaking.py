@@ -89,7 +89,11 @@ def _tell_failed(work: Work, error: Exception, *, counted: bool) -> None:
 
 def _done(work: Work) -> None:
     probe = work.ledger.breakers.circuit(work.stream.name).probe
-    if probe not in work.keys or attempts(work.lake, work.stream, [probe]).lacking(probe):
+    if probe not in work.keys:
+        return
+    lacking = attempts(work.lake, work.stream, [probe]).lacking(probe)
+    # A check that blocks may keep it from what is downstream: that tells nothing of the next slice.
+    if "events" in lacking or (lacking and not work.stream.blocks):
         return
     now = datetime.now(UTC)
     circuit = work.ledger.breakers.settle(work.stream.name, (), lambda circuit, _: (done(circuit, probe, now), ()))

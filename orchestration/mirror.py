@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import TopicAbsentError, UnknownSliceError
 from highwater.mirroring import Held, Mark, prefix
 from orchestration import standing
+from orchestration.dependencies import kafka_guard, lake_guard
 from orchestration.ticks import Tick
 from resources.groups import commit, held, see_no_member
+from resources.guards import guarded
 from resources.history import look_back
 
 if TYPE_CHECKING:
@@ -81,7 +83,8 @@ def mirror(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     """A tick of the sensor; it requests no run. Raises what `tick` does."""
     del instance
     ledger, kafka, lake = resources.ledger.open(), resources.kafka.open(), resources.lake.open()
-    return Tick(lines=tick(ledger, kafka, lake, stream, datetime.now(UTC)), cursor=cursor)
+    with guarded(kafka_guard(ledger, kafka), lake_guard(ledger, lake, stream)):
+        return Tick(lines=tick(ledger, kafka, lake, stream, datetime.now(UTC)), cursor=cursor)
 
 
 def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> list[str]:

@@ -42,7 +42,7 @@ class Gap:
         told: the slice, or the stream, that it is told of.
         key: the key.
         since, until: the first and the last of them.
-        generation, partition, offset: the origin of the event above them.
+        topic, generation, partition, offset: the origin of the event above them.
         after: the offset of the event below them; -1 where there is none in the same partition.
     """
 
@@ -50,6 +50,7 @@ class Gap:
     key: str
     since: int
     until: int
+    topic: str
     generation: int
     partition: int
     offset: int
@@ -108,17 +109,18 @@ class Reach:
     head: int
 
 
-Reaches = Mapping[tuple[int, int], Reach]
+Reaches = Mapping[tuple[str, int, int], Reach]
 
 
-def reaches(decided: Iterable[Proof], topic: str) -> dict[tuple[int, int], Reach]:
-    """How far each partition, by generation and number, is decided."""
-    ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
+def reaches(decided: Iterable[Proof], topic: str) -> dict[tuple[str, int, int], Reach]:
+    """How far each partition of the main topic, by the topic, generation and number, is decided."""
+    ranges: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
     for proof in decided:
         if proof.piece.topic == topic:
             for partition, offsets in proof.piece.ranges.items():
                 if len(offsets):
-                    ranges.setdefault((proof.piece.generation, partition), []).append((offsets.start, offsets.end))
+                    place = (topic, proof.piece.generation, partition)
+                    ranges.setdefault(place, []).append((offsets.start, offsets.end))
     return {place: _reach(sorted(found)) for place, found in ranges.items()}
 
 
@@ -132,7 +134,8 @@ def _reach(ordered: Sequence[tuple[int, int]]) -> Reach:
 
 def otherwise(gap: Gap, known: Reaches) -> str:
     """What a version is that is not among the rejects."""
-    reach = known.get((gap.generation, gap.partition))
+    # Of another system's topic nobody knows what is still to come.
+    reach = known.get((gap.topic, gap.generation, gap.partition))
     if reach is None or reach.hole > gap.after + 1:
         return UNDECIDED
     # Behind the newest slice nothing is read, and a producer may send what it sends late.
@@ -170,10 +173,12 @@ def missing(lake: Lake, stream: Stream, questions: Questions) -> dict[str, Found
     # Events as the questions see them: a slice that was decided meanwhile would count as decided, and lack its events.
     opened = {"events": questions.events, **{name: lake.table(stream.name, name) for name in ("rejects", "dlq")}}
     tables = {name: table for name, table in opened.items() if table is not None}
-    known = reaches(_decided(tables), stream.topic)
+    known: Reaches | None = None
     found: dict[str, Found] = {}
     gaps = (_gap(row) for row in questions.gaps())
     while portion := list(islice(gaps, GAPS_AT_ONCE)):
+        # All proofs are read for it; most slices have no gap.
+        known = reaches(_decided(tables), stream.topic) if known is None else known
         rejects = _rejects(tables, stream, {gap.key for gap in portion}) if "rejects" in tables else {}
         for gap in portion:
             told = found.setdefault(gap.told, Found())
@@ -200,7 +205,7 @@ def _decided(tables: Mapping[str, DeltaTable]) -> list[Proof]:
 
 
 def _gap(row: Mapping[str, Any]) -> Gap:
-    names = ("told", "key", "since", "until", "generation", "partition", "offset", "after")
+    names = ("told", "key", "since", "until", "topic", "generation", "partition", "offset", "after")
     return Gap(*[row[name] for name in names])
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from highwater.breaker import rested
 from highwater.errors import PermanentError, TopicAbsentError, UnknownSliceError
 from orchestration import metadata, observation, standing
 from orchestration.dependencies import kafka_guard, lake_guard, lookup_rests, see_kafka_awake
@@ -246,6 +247,8 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     order += lost
     main = {key for key, piece in slices.items() if piece.topic == stream.topic}
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
+    if breaker.takes_probe(now) and not any("events" in lacking.get(key, ()) for key in main):
+        breaker = ledger.breakers.settle(stream.name, (), lambda circuit, _: (rested(circuit, now), ()))
     accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(list(lacking)).items()}
     refused = [one.slice_key for one in ledger.breakers.refused(stream.name)]
     closed_at = breaker.since if breaker.closed else None

@@ -158,7 +158,7 @@ _NEIGHBOURS = f"""
                       lag(mine) OVER of_key AS mine_before, lag(told) OVER of_key AS told_before,
                       lag(origin) OVER of_key AS origin_before, lag("offset") OVER of_key AS offset_before,
                       lag(partition) OVER of_key AS partition_before,
-                      lag(generation) OVER of_key AS generation_before
+                      lag(generation) OVER of_key AS generation_before, lag(origin_topic) OVER of_key AS topic_before
                     FROM firsts WHERE of_version = 1 WINDOW of_key AS (PARTITION BY key ORDER BY version))
 """
 _STATES = f"""
@@ -171,8 +171,10 @@ FROM neighbours WHERE (mine OR mine_before)
 _GAPS = f"""
 WITH {{history}}, {_NEIGHBOURS}
 SELECT CASE WHEN mine THEN told ELSE told_before END AS told, key, version,
-       coalesce(version_before, {{floor}}) + 1 AS since, version - 1 AS until, generation, partition, "offset",
-       CASE WHEN partition_before = partition AND generation_before = generation THEN offset_before ELSE -1 END AS after
+       coalesce(version_before, {{floor}}) + 1 AS since, version - 1 AS until, origin_topic AS topic, generation,
+       partition, "offset",
+       CASE WHEN partition_before = partition AND generation_before = generation AND topic_before = origin_topic
+            THEN offset_before ELSE -1 END AS after
 FROM neighbours WHERE (mine OR mine_before) AND version > coalesce(version_before, {{floor}}) + 1
 ORDER BY told, key, version
 """

@@ -54,19 +54,27 @@ def ensure(kafka: Kafka, stream: Stream) -> dict[str, Shape]:
         ConfigurationError: the cluster forbids reading a topic's settings.
         DependencyAwayError: no broker answered in time.
     """
-    wanted = _wanted(kafka, stream)
-    for topic in _absent(kafka, wanted):
-        _create(kafka, topic, wanted[topic])
+    main = _shape(kafka, stream.topic)
+    wanted = _wanted(stream, main)
+    absent = _absent(kafka, wanted)
+    if absent:
+        roomy = _wanted(stream, main, _there(kafka, stream.foreign_topics).values())
+        for topic in absent:
+            _create(kafka, topic, roomy[topic])
+    # Who owns a foreign topic may let it grow: that must not stop what is rejected of the main topic.
     return wanted
 
 
 def see_no_drift(kafka: Kafka, stream: Stream) -> str:
     """Check the topics that are there, and create none; returns what was found, in words.
 
+    They shall have room for what the stream's foreign topics hold, too.
+
     Raises:
         TopicDriftError, TopicAbsentError, DependencyAwayError: as `ensure`.
     """
-    wanted = _wanted(kafka, stream)
+    others = _there(kafka, stream.foreign_topics).values()
+    wanted = _wanted(stream, _shape(kafka, stream.topic), others)
     there = len(wanted) - len(_absent(kafka, wanted))
     return f"{there} of {len(wanted)} are there, and set up as they must be"
 
@@ -84,9 +92,8 @@ def _absent(kafka: Kafka, wanted: Mapping[str, Shape]) -> list[str]:
     return absent
 
 
-def _wanted(kafka: Kafka, stream: Stream) -> dict[str, Shape]:
-    main = _shape(kafka, stream.topic)
-    sources = [main, *_there(kafka, stream.foreign_topics).values()]
+def _wanted(stream: Stream, main: Shape, others: Iterable[Shape] = ()) -> dict[str, Shape]:
+    sources = [main, *others]
     largest = max(int(source.config["max.message.bytes"]) for source in sources)
     kept = [max(LEAST_RETENTION, DELAYS_KEPT * delay) for delay in stream.tiers]
     retention = [int(span.total_seconds() * 1000) for span in kept]

@@ -556,6 +556,17 @@ def test_repair_asks_for_one_probe_and_then_for_the_rest(repairing: Repairing) -
     assert asked == [[ONE.key], [TWO.key], [THREE.key, FOUR.key]], "a slice that was refused shares no run"
 
 
+def test_repair_closes_what_has_no_slice_left_to_probe(repairing: Repairing) -> None:
+    """What kept it open was let through, and nothing comes in: retries would wait for ever."""
+    prove(repairing.lake, [ONE, TWO, THREE, FOUR], "raw", "events")
+    opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
+    repairing.tick()
+    assert not repairing.ledger.breakers.circuit("orders").closed, "not before it has cooled down"
+    opened(repairing.ledger)
+    repairing.tick()
+    assert repairing.ledger.breakers.circuit("orders").closed
+
+
 def test_repair_asks_for_an_accepted_slice_however_often_it_failed(repairing: Repairing) -> None:
     opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
     repairing.fail_often(ONE.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -45,16 +46,16 @@ def decided(*bounds: tuple[int, int], topic: str = "orders", generation: int = 0
     ],
 )
 def test_a_partition_is_decided_up_to_its_holes(bounds: list[tuple[int, int]], reach: Reach) -> None:
-    assert reaches(decided(*bounds), "orders") == {(0, 0): reach}
+    assert reaches(decided(*bounds), "orders") == {("orders", 0, 0): reach}
 
 
 def test_tiers_decide_nothing_of_the_main_topic_and_generations_are_apart() -> None:
     found = reaches([*decided((0, 9), topic="orders.dlq.1"), *decided((0, 5), generation=1)], "orders")
-    assert found == {(1, 0): Reach(0, 0)}
+    assert found == {("orders", 1, 0): Reach(0, 0)}
 
 
 def gap(offset: int, after: int, since: int = 2, until: int = 2) -> Gap:
-    return Gap("", "k", since, until, 0, 0, offset, after)
+    return Gap("", "k", since, until, "orders", 0, 0, offset, after)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,9 @@ def gap(offset: int, after: int, since: int = 2, until: int = 2) -> Gap:
     ],
 )
 def test_what_is_not_among_the_rejects_is_judged_by_what_is_decided(asked: Gap, reach: Reach, found: str) -> None:
-    assert otherwise(asked, {(0, 0): reach}) == found
+    assert otherwise(asked, {("orders", 0, 0): reach}) == found
+    other = replace(asked, topic="orders.foreign/legacy")
+    assert otherwise(other, {("orders", 0, 0): reach}) == UNDECIDED, "its offsets are not those of the main topic"
 
 
 def test_of_a_partition_of_which_nothing_is_decided_nothing_is_said() -> None:
@@ -86,7 +89,7 @@ REJECTS = st.lists(
 @given(st.integers(1, 5), st.integers(0, 4), REJECTS)
 def test_every_version_of_a_gap_is_counted_once(since: int, more: int, rejects: Sequence[Reject]) -> None:
     asked = gap(15, 5, since, since + more)
-    found = list(explained(asked, rejects, {(0, 0): Reach(0, 20)}))
+    found = list(explained(asked, rejects, {("orders", 0, 0): Reach(0, 20)}))
     assert sum(count for *_, count in found) == len(asked)
     named = {reject.version for reject in rejects} & set(range(since, since + more + 1))
     nameless = sum(reject.version is None for reject in rejects)
