@@ -48,8 +48,8 @@ def unlike_their_records(lake: Lake, stream: Stream, keys: Sequence[str]) -> lis
 
 _PAIRS = """
 SELECT origin_partition AS p, origin_offset AS o, r.value AS value, {chosen}
-FROM events e JOIN raw r ON e.slice = r.slice AND origin_topic = topic AND origin_generation = generation
-     AND origin_partition = "partition" AND origin_offset = "offset"
+FROM events e JOIN raw r ON e.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
+     AND origin_partition = r."partition" AND origin_offset = r."offset"
 WHERE e.proof IS NULL AND r.proof IS NULL AND r.value IS NOT NULL AND e.{slices} AND r.{slices}
 ORDER BY origin_partition, origin_offset
 """

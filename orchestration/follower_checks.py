@@ -150,29 +150,30 @@ def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
     return ", ".join('"' + name.replace('"', '""') + '"' for name in names if all(name in one for one in there))
 
 
+# A stream's field may have any name that is no word of ours: so what is added here has no name that a field has.
 _WINNERS = """
 SELECT slice, key, origin_topic, origin_generation, origin_partition, origin_offset,
-       sum(e) AS wanted, sum(c) AS standing
-FROM (SELECT slice, {columns}, 1 AS e, 0 AS c
+       sum("#e") AS wanted, sum("#c") AS standing
+FROM (SELECT slice, {columns}, 1 AS "#e", 0 AS "#c"
       FROM (SELECT *, row_number() OVER (PARTITION BY slice, key ORDER BY version DESC, origin_timestamp,
-                                         origin_partition, origin_offset, origin_generation) AS place
-            FROM e WHERE proof IS NULL AND {slices}) WHERE place = 1
+                                         origin_partition, origin_offset, origin_generation) AS "#place"
+            FROM e WHERE proof IS NULL AND {slices}) WHERE "#place" = 1
       UNION ALL
       SELECT slice, {columns}, 0, 1 FROM c WHERE proof IS NULL AND {slices} AND updated_by_slice = slice
       UNION ALL
       SELECT slice, {columns}, 0, 2 FROM c WHERE proof IS NULL AND {slices} AND updated_by_slice <> slice)
-GROUP BY slice, {columns} HAVING sum(e) <> 1 OR sum(c) <> 1
+GROUP BY slice, {columns} HAVING sum("#e") <> 1 OR sum("#c") <> 1
 ORDER BY slice, key
 """
 # Others may have won over a slice's rows since, so none of them must be there.
 _LEFT = """
 SELECT slice, key, origin_topic, origin_generation, origin_partition, origin_offset,
-       sum(e) AS wanted, sum(c) AS standing
-FROM (SELECT slice, {columns}, 1 AS e, 0 AS c FROM e WHERE proof IS NULL AND {slices}
+       sum("#e") AS wanted, sum("#c") AS standing
+FROM (SELECT slice, {columns}, 1 AS "#e", 0 AS "#c" FROM e WHERE proof IS NULL AND {slices}
       UNION ALL
       SELECT updated_by_slice AS slice, {columns}, 0, 1
       FROM c WHERE proof IS NULL AND {folds} AND updated_by_{slices})
-GROUP BY slice, {columns} HAVING sum(c) > 1 OR (sum(c) = 1 AND sum(e) = 0)
+GROUP BY slice, {columns} HAVING sum("#c") > 1 OR (sum("#c") = 1 AND sum("#e") = 0)
 ORDER BY slice, key
 """
 

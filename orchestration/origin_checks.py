@@ -98,20 +98,20 @@ FROM (SELECT slice, topic AS origin_topic, generation AS origin_generation, "par
 GROUP BY slice, {_ORIGIN} HAVING sum(r) <> 1 OR sum(n) + sum(e) + sum(j) <> 1
 ORDER BY slice, origin_partition, origin_offset
 """
-_SAME_RECORD = """x.slice = r.slice AND origin_topic = topic AND origin_generation = generation
-     AND origin_partition = "partition" AND origin_offset = "offset"
+_SAME_RECORD = """x.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
+     AND origin_partition = r."partition" AND origin_offset = r."offset"
 WHERE x.proof IS NULL AND r.proof IS NULL AND x.{slices} AND r.{slices}"""
 # A declared key is the record's own.
 _ALTERED_EVENTS = f"""
 SELECT x.slice, {_ORIGIN} FROM events x JOIN raw r ON {_SAME_RECORD}
   AND ((arrow_cast(x.key, 'Binary') IS DISTINCT FROM arrow_cast(r.key, 'Binary'))
-       OR (origin_timestamp IS DISTINCT FROM "timestamp"))
+       OR (origin_timestamp IS DISTINCT FROM r."timestamp"))
 ORDER BY x.slice, origin_partition, origin_offset
 """
 _ALTERED_REJECTS = f"""
 SELECT x.slice, {_ORIGIN} FROM rejects x JOIN raw r ON {_SAME_RECORD}
   AND ((x.key IS DISTINCT FROM r.key) OR (x.value IS DISTINCT FROM r.value)
-       OR (origin_timestamp IS DISTINCT FROM "timestamp"))
+       OR (origin_timestamp IS DISTINCT FROM r."timestamp"))
 ORDER BY x.slice, origin_partition, origin_offset
 """
 

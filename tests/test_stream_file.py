@@ -33,6 +33,7 @@ STREAM = Stream(
         Field("scan", "long", at_least=1),
         Field("place", "string", one_of=("depot", "van", "door")),
         Field("scanned_at", "timestamp"),
+        Field("topic", "string"),
     ),
     key=("parcel",),
     version="scan",
@@ -57,7 +58,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def scan(parcel: str, number: int, place: str) -> Message:
-    plain = {"parcel": parcel, "scan": number, "place": place, "scanned_at": f"2026-03-01T10:00:{number:02d}Z"}
+    plain = {"parcel": parcel, "scan": number, "place": place, "topic": "parcels"}
+    plain["scanned_at"] = f"2026-03-01T10:00:{number:02d}Z"
     return Message(parcel.encode(), json.dumps(plain).encode())
 
 
@@ -97,7 +99,7 @@ def test_a_dropped_file_goes_through_its_slices_and_checks(
             key = table_key(streams["shipments"], table.name)
             assert instance.get_materialized_partitions(key) == set(keys)
         checks = result.get_asset_check_evaluations()
-        assert len(checks) == 5 * len(keys)
+        assert len(checks) == 10 * len(keys)
         assert all(check.passed for check in checks)
         assert {check.partition for check in checks} == set(keys)
 
