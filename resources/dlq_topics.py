@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ REQUEST_SECONDS = 10.0
 LEAST_RETENTION = timedelta(days=7)
 DELAYS_KEPT = 10
 FOR_EVER = -1
+ROOM = "max.message.bytes"
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,15 @@ def ensure(kafka: Kafka, stream: Stream) -> dict[str, Shape]:
         DependencyAwayError: no broker answered in time.
     """
     main = _shape(kafka, stream.topic)
-    wanted = _wanted(stream, main)
-    absent = _absent(kafka, wanted)
-    if absent:
-        roomy = _wanted(stream, main, _there(kafka, stream.foreign_topics).values())
-        for topic in absent:
-            _create(kafka, topic, roomy[topic])
     # Who owns a foreign topic may let it grow: that must not stop what is rejected of the main topic.
-    return wanted
+    wanted = _wanted(stream, main)
+    rooms = _rooms(kafka, wanted)
+    if len(rooms) < len(wanted):
+        roomy = _wanted(stream, main, _there(kafka, stream.foreign_topics).values())
+        for topic in wanted.keys() - rooms.keys():
+            _create(kafka, topic, roomy[topic])
+            rooms[topic] = roomy[topic].config[ROOM]
+    return {topic: replace(shape, config={**shape.config, ROOM: rooms[topic]}) for topic, shape in wanted.items()}
 
 
 def see_no_drift(kafka: Kafka, stream: Stream) -> str:
@@ -75,26 +77,20 @@ def see_no_drift(kafka: Kafka, stream: Stream) -> str:
     """
     others = _there(kafka, stream.foreign_topics).values()
     wanted = _wanted(stream, _shape(kafka, stream.topic), others)
-    there = len(wanted) - len(_absent(kafka, wanted))
-    return f"{there} of {len(wanted)} are there, and set up as they must be"
+    return f"{len(_rooms(kafka, wanted))} of {len(wanted)} are there, and set up as they must be"
 
 
-def _absent(kafka: Kafka, wanted: Mapping[str, Shape]) -> list[str]:
-    """The topics that are not there; those that are there have no drift."""
-    absent = []
-    for topic, shape in wanted.items():
-        try:
-            found = _shape(kafka, topic)
-        except TopicAbsentError:
-            absent.append(topic)
-        else:
-            _see_no_drift(kafka, topic, shape, found)
-    return absent
+def _rooms(kafka: Kafka, wanted: Mapping[str, Shape]) -> dict[str, str]:
+    """The largest batch that each of the topics takes that are there; these have no drift."""
+    found = _there(kafka, wanted)
+    for topic, shape in found.items():
+        _see_no_drift(kafka, topic, wanted[topic], shape)
+    return {topic: shape.config[ROOM] for topic, shape in found.items()}
 
 
 def _wanted(stream: Stream, main: Shape, others: Iterable[Shape] = ()) -> dict[str, Shape]:
     sources = [main, *others]
-    largest = max(int(source.config["max.message.bytes"]) for source in sources)
+    largest = max(int(source.config[ROOM]) for source in sources)
     kept = [max(LEAST_RETENTION, DELAYS_KEPT * delay) for delay in stream.tiers]
     retention = [int(span.total_seconds() * 1000) for span in kept]
     found = {topic: _like(main, ms, largest) for topic, ms in zip(stream.tier_topics, retention, strict=True)}
@@ -126,7 +122,7 @@ def _like(main: Shape, retention_ms: int, largest: int) -> Shape:
             "retention.ms": str(retention_ms),
             "retention.bytes": str(FOR_EVER),
             "message.timestamp.type": "LogAppendTime",
-            "max.message.bytes": str(largest + MOST_BYTES),
+            ROOM: str(largest + MOST_BYTES),
             "min.insync.replicas": main.config["min.insync.replicas"],
         },
     )
