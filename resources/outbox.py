@@ -13,7 +13,6 @@ import json
 import sqlite3
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,7 +148,7 @@ class Outbox:
                 on_outcome(record_id, outcome)
 
         headers = [*record.headers, (ID_HEADER, record_id.encode())]
-        producer.send(replace(record, headers=headers), record_id, on_outcome=ended)
+        producer.send(record._replace(headers=headers), record_id, on_outcome=ended)
 
     def _begin(self, topics: Iterable[str]) -> None:
         """Note where a topic ended before the first record went to it: from there it is read after a crash."""
