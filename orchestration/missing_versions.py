@@ -17,8 +17,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from highwater.envelope import ORIGIN
-from orchestration.version_questions import SAMPLES, Found, Questions
-from resources.lake import proofs_in, query_all
+from orchestration.version_questions import SAMPLES, Found, Questions, text
+from resources.lake import proofs_where, query_all
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -103,10 +103,12 @@ class Reach:
     Args:
         hole: the end of its last offsets that are in no decided slice, below those that are; 0 if there are none.
         head: where the newest decided slice begins.
+        begin: where the first one that is known does.
     """
 
     hole: int
     head: int
+    begin: int = 0
 
 
 Reaches = Mapping[tuple[str, int, int], Reach]
@@ -129,7 +131,7 @@ def _reach(ordered: Sequence[tuple[int, int]]) -> Reach:
     for start, beyond in ordered:
         hole = start if start > end else hole
         end = max(end, beyond)
-    return Reach(hole, ordered[-1][0])
+    return Reach(hole, ordered[-1][0], ordered[0][0])
 
 
 def otherwise(gap: Gap, known: Reaches) -> str:
@@ -173,12 +175,14 @@ def missing(lake: Lake, stream: Stream, questions: Questions) -> dict[str, Found
     # Events as the questions see them: a slice that was decided meanwhile would count as decided, and lack its events.
     opened = {"events": questions.events, **{name: lake.table(stream.name, name) for name in ("rejects", "dlq")}}
     tables = {name: table for name, table in opened.items() if table is not None}
-    known: Reaches | None = None
+    since, known = questions.scope.since, None
     found: dict[str, Found] = {}
     gaps = (_gap(row) for row in questions.gaps())
     while portion := list(islice(gaps, GAPS_AT_ONCE)):
-        # All proofs are read for it; most slices have no gap.
-        known = reaches(_decided(tables), stream.topic) if known is None else known
+        # Most slices have no gap, and no proof is read for them.
+        known = _reaches(tables, stream, since) if known is None else known
+        if since is not None and any(_begins_before(gap, known) for gap in portion):
+            since, known = None, _reaches(tables, stream, None)
         rejects = _rejects(tables, stream, {gap.key for gap in portion}) if "rejects" in tables else {}
         for gap in portion:
             told = found.setdefault(gap.told, Found())
@@ -198,10 +202,19 @@ def _above(gap: Gap) -> str:
     return f"version {gap.until + 1} at {gap.partition}:{gap.offset}{generation}"
 
 
-def _decided(tables: Mapping[str, DeltaTable]) -> list[Proof]:
-    """The slices whose records are all in events or in rejects."""
-    events, rejects = (proofs_in(tables[name]) if name in tables else {} for name in ("events", "rejects"))
-    return [proof for key, proof in events.items() if key in rejects and rejects[key].attempt == proof.attempt]
+def _reaches(tables: Mapping[str, DeltaTable], stream: Stream, since: str | None) -> Reaches:
+    """How far the main topic is decided, by the slices from one on or by all: a table may have 100,000 of them."""
+    main = f"starts_with(slice, {text(f'{stream.topic}@')})"
+    where = main if since is None else f"{main} AND slice >= {text(since)}"
+    events, rejects = (proofs_where(tables[name], where) if name in tables else {} for name in ("events", "rejects"))
+    decided = [proof for key, proof in events.items() if key in rejects and rejects[key].attempt == proof.attempt]
+    return reaches(decided, stream.topic)
+
+
+def _begins_before(gap: Gap, known: Reaches) -> bool:
+    """Whether a gap begins before the slices that are known: below them nothing is decided, as far as they tell."""
+    reach = known.get((gap.topic, gap.generation, gap.partition))
+    return reach is None or gap.after + 1 < reach.begin
 
 
 def _gap(row: Mapping[str, Any]) -> Gap:

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from assets.parsing import field_columns
 from highwater.slices import SliceKey
-from resources.lake import query, sizes, slice_is_one_of, stream_rows
+from orchestration.suspects import TOUCHED, TOUCHED_KEYS, Suspects, Trait
+from resources.lake import query, query_columns, rows_in, slice_is_one_of, stream_all
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from highwater.declaration import Stream, Transitions
+    from highwater.declaration import Stream
 
 # So many examples of each class; the counts are exact.
 SAMPLES = 10
@@ -34,6 +35,8 @@ STREAM = ""
 SLICES_AROUND = 1_000
 # Events that one query sorts, some 100 bytes each; more are looked at in several portions of keys.
 EVENTS_AT_ONCE = 5_000_000
+# Keys from which the bounds of these portions are taken, about.
+KEYS_SAMPLED = 20_000
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,14 @@ class Scope:
         judged: the slices that are judged; None for the whole stream.
         among: the SQL condition of the events that are looked at.
         whole: whether that is all of them.
+        since: where it is not, the first slice of the main topic that is looked at.
         portion: the SQL condition of the keys that are looked at together.
     """
 
     judged: tuple[str, ...] | None
     among: str = "true"
     whole: bool = True
+    since: str | None = None
     portion: str = "true"
 
     @classmethod
@@ -66,7 +71,8 @@ class Scope:
         bounds = [text(str(SliceKey(stream.topic, ordinal))) for ordinal in (first, last)]
         main = text(f"{stream.topic}@")
         among = f"(NOT starts_with(slice, {main}) OR slice BETWEEN {bounds[0]} AND {bounds[1]})"
-        return cls(tuple(keys), among, whole=first == 0)
+        whole = first == 0
+        return cls(tuple(keys), among, whole, None if whole else str(SliceKey(stream.topic, first)))
 
     @property
     def mine(self) -> str:
@@ -80,7 +86,7 @@ class Scope:
 
     def widened(self) -> Scope:
         """The same slices among all events."""
-        return replace(self, among="true", whole=True)
+        return replace(self, among="true", whole=True, since=None)
 
 
 @dataclass
@@ -91,27 +97,32 @@ class Found:
     samples: list[Mapping[str, Any]] = field(default_factory=list)
 
 
-# A contradiction is between events of one key. The history is that of all keys that the judged events have.
+# A contradiction is between events of one key. The history is that of the suspects among the judged events' keys.
 _HISTORY = """
-touched AS (SELECT DISTINCT key FROM t WHERE proof IS NULL AND {mine} AND {portion}),
 history AS (SELECT slice, e.key AS key, version, event_time, coalesce(retries, 0) AS retries, origin_topic,
                    origin_generation AS generation, origin_partition AS partition, origin_offset AS "offset",
                    origin_timestamp, {content} AS content, {state} AS state, {mine} AS mine, {told} AS told,
                    concat(origin_partition, ':', origin_offset, CASE WHEN origin_generation > 0
                           THEN concat(' of generation ', origin_generation) ELSE '' END) AS origin
-            FROM (SELECT * FROM t WHERE proof IS NULL AND {among} AND {portion}) e {joined})
+            FROM (SELECT * FROM t WHERE proof IS NULL AND {among} AND {portion}) e
+            LEFT SEMI JOIN suspects ON e.key = suspects.key)
 """
 # The version rule: of equal versions the earliest origin wins.
 _RULE = 'origin_timestamp, partition, "offset", generation'
 _PLACE = 'generation, partition, "offset"'
 _TOTALS = f"""
+WITH {TOUCHED_KEYS},
+     moved AS (SELECT key FROM (SELECT key, origin_partition FROM t WHERE proof IS NULL AND {{among}} AND {{portion}}) e
+               {{joined}} GROUP BY key HAVING min(origin_partition) <> max(origin_partition))
+SELECT {{told}} AS told, count(*) AS events, count(DISTINCT moved.key) AS keys_in_several_partitions
+FROM (SELECT slice, key FROM t WHERE proof IS NULL AND {{mine}} AND {{portion}}) e LEFT JOIN moved ON e.key = moved.key
+GROUP BY told
+"""
+_COPIES = f"""
 WITH {{history}},
      counted AS (SELECT *, row_number() OVER (PARTITION BY key, version, content ORDER BY {_RULE}) AS copy
-                 FROM history),
-     moved AS (SELECT key, count(DISTINCT partition) AS partitions FROM history GROUP BY key)
-SELECT told, count(*) AS events, sum(CASE WHEN copy > 1 THEN 1 ELSE 0 END) AS second_deliveries,
-       count(DISTINCT CASE WHEN partitions > 1 THEN c.key END) AS keys_in_several_partitions
-FROM counted c JOIN moved ON c.key = moved.key WHERE mine GROUP BY told
+                 FROM history)
+SELECT told, count(*) AS second_deliveries FROM counted WHERE mine AND copy > 1 GROUP BY told
 """
 # A fall is explained by evidence alone: it came back through a tier, it is the copy of a record before it, it
 # contradicts one, or its producer sent it late: it happened before what stands before it. What comes back through a
@@ -185,6 +196,16 @@ WHERE rank <= {SAMPLES} ORDER BY told, class, rank
 """
 
 
+# Whose keys a question can have an answer about.
+_ASKED_ABOUT: Mapping[str, tuple[Trait, ...]] = {
+    _COPIES: (Trait.ODD,),
+    _FALLS: (Trait.ODD, Trait.FALLING),
+    _CONFLICTS: (Trait.ODD,),
+    _STATES: (Trait.ODD, Trait.MISPLACED),
+    _GAPS: (Trait.ODD,),
+}
+
+
 class Questions:
     """The questions of a stream's checks within a scope, to the table of events as it was opened."""
 
@@ -192,6 +213,7 @@ class Questions:
         self.events = events
         self._stream = stream
         self._scopes = list(portions(events, scope))
+        self._suspects = Suspects(events, stream, _rules(stream))
         self.scope = scope
 
     def widened(self) -> Questions:
@@ -202,7 +224,10 @@ class Questions:
         """Events, second deliveries, and keys that stand in several partitions."""
         found: dict[str, Counter[str]] = {}
         for scope in self._scopes:
-            for row in query(self.events, self._text(_TOTALS, scope)):
+            joined = "" if scope.judged is None else TOUCHED
+            names = {"mine": scope.mine, "told": scope.told, "among": scope.among, "portion": scope.portion}
+            counted = query(self.events, _TOTALS.format(joined=joined, **names))
+            for row in [*counted, *self._ask(_COPIES, scope)]:
                 told = found.setdefault(row.pop("told"), Counter())
                 told.update({name: int(count) for name, count in row.items()})
         return found
@@ -224,12 +249,12 @@ class Questions:
         for scope in self._scopes:
             # Below the lowest version that is looked at nothing is known, unless everything is looked at.
             floor = str((self._stream.first_version or 0) - 1) if scope.whole else "version - 1"
-            yield from stream_rows(self.events, self._text(_GAPS, scope, floor=floor))
+            yield from self._ask(_GAPS, scope, floor=floor)
 
     def _ranked(self, template: str) -> dict[str, Found]:
         found: dict[str, Found] = {}
         for scope in self._scopes:
-            for row in query(self.events, _RANKED.format(body=self._text(template, scope))):
+            for row in self._ask(template, scope, around=_RANKED):
                 told = found.setdefault(row.pop("told"), Found())
                 count, rank = row.pop("found"), row.pop("rank")
                 if rank == 1:
@@ -237,25 +262,32 @@ class Questions:
                 told.samples.append(row)
         return found
 
-    def _text(self, template: str, scope: Scope, floor: str = "") -> str:
-        machine = self._stream.transitions
-        first, allowed = _rules(machine) if machine else ("''", "true")
+    def _ask(self, template: str, scope: Scope, *, around: str = "{body}", floor: str = "") -> Iterator[dict[str, Any]]:
+        """The answer about the suspects; there is none about other keys."""
+        suspects = self._suspects.among(scope, _ASKED_ABOUT[template])
+        if suspects is None:
+            return
+        sql = around.format(body=self._text(template, scope, floor))
+        yield from stream_all({"t": self.events, "suspects": suspects}, sql)
+
+    def _text(self, template: str, scope: Scope, floor: str) -> str:
+        rules = _rules(self._stream)
         history = _HISTORY.format(
             content=_content(self._stream),
-            state=quoted(machine.field) if machine else "''",
+            state=rules["state"],
             mine=scope.mine,
             told=scope.told,
             among=scope.among,
             portion=scope.portion,
-            joined="" if scope.judged is None else "LEFT SEMI JOIN touched ON e.key = touched.key",
         )
-        begin = 1 if self._stream.first_version is None else self._stream.first_version
-        return template.format(history=history, first=first, allowed=allowed, floor=floor, begin=begin)
+        return template.format(
+            history=history, first=rules["first"], allowed=rules["allowed"], floor=floor, begin=rules["begin"]
+        )
 
 
 def portions(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
     """The scope, cut by keys so that no query sorts too many events; those of one key stay together."""
-    rows = sum(size.rows or 0 for size in sizes(events).values())
+    rows = rows_in(events)
     if rows > EVENTS_AT_ONCE and scope.judged is not None:
         sql = (
             f"SELECT count(*) AS rows FROM t LEFT SEMI JOIN (SELECT DISTINCT key FROM t WHERE proof IS NULL AND "
@@ -266,10 +298,33 @@ def portions(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
     if parts == 1:
         yield scope
         return
-    bounds = [f"{16**4 * number // parts:04x}" for number in range(parts)] + ["g"]
+    sampled = f"proof IS NULL AND {scope.among} AND origin_offset % {max(1, rows // KEYS_SAMPLED)} = 0"
+    for portion in key_ranges(events, sampled, parts, text):
+        yield replace(scope, portion=portion)
+
+
+def key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[Any], str]) -> Iterator[str]:
+    """Conditions that cut the keys of a table into so many ranges or fewer, each with about as many rows.
+
+    A range costs a comparison a row, where a hash would cost more than the questions. Of a key that is a large part of
+    the table all rows are in one range.
+
+    Args:
+        table: has the column `key`.
+        sampled: the condition of the rows whose keys the bounds are taken from.
+        parts: how many ranges.
+        written: how a key is written in SQL.
+    """
+    keys = query_columns({"t": table}, f"SELECT key FROM t WHERE {sampled} ORDER BY key")["key"]
+    bounds = [*dict.fromkeys(keys[len(keys) * number // parts] for number in range(1, parts) if keys)]
+    bounds = [written(bound) for bound in bounds if bound != keys[0]]
+    if not bounds:
+        yield "true"
+        return
+    yield f"key < {bounds[0]}"
     for least, beyond in pairwise(bounds):
-        share = "substr(md5(key), 1, 4)"
-        yield replace(scope, portion=f"{share} >= '{least}' AND {share} < '{beyond}'")
+        yield f"key >= {least} AND key < {beyond}"
+    yield f"key >= {bounds[-1]}"
 
 
 def _content(stream: Stream) -> str:
@@ -279,14 +334,23 @@ def _content(stream: Stream) -> str:
     return f"md5(concat_ws(chr(31), {listed}))"
 
 
-def _rules(machine: Transitions) -> tuple[str, str]:
-    """The first state, and the condition under which a state may follow another, in SQL."""
+def _rules(stream: Stream) -> dict[str, str]:
+    """In SQL: an event's state, the first version, the first state, and when a state may follow another."""
+    machine = stream.transitions
+    begin = 1 if stream.first_version is None else stream.first_version
+    if machine is None:
+        return {"state": "''", "begin": str(begin), "first": "''", "allowed": "true"}
     pairs = [
         f"(state_before = {text(before)} AND state = {text(after)})"
         for before, afters in machine.allowed.items()
         for after in afters
     ]
-    return text(machine.first), " OR ".join(pairs) or "false"
+    return {
+        "state": quoted(machine.field),
+        "begin": str(begin),
+        "first": text(machine.first),
+        "allowed": " OR ".join(pairs) or "false",
+    }
 
 
 def quoted(name: str) -> str:

@@ -17,6 +17,7 @@ from highwater.proof import Proof
 from resources.spark import delta_errors
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
@@ -152,12 +153,7 @@ def query_all(tables: Mapping[str, DeltaTable], sql: str) -> list[dict[str, Any]
     Raises:
         DependencyAwayError: the storage could not be read.
     """
-    import pyarrow as pa
-
-    try:
-        found: list[dict[str, Any]] = pa.table(_asked(tables, sql)).to_pylist()
-    except Exception as error:
-        raise _away(", ".join(str(table.table_uri) for table in tables.values()), error) from error
+    found: list[dict[str, Any]] = answer(tables, sql).to_pylist()
     return found
 
 
@@ -167,13 +163,22 @@ def query_columns(tables: Mapping[str, DeltaTable], sql: str) -> dict[str, list[
     Raises:
         DependencyAwayError: the storage could not be read.
     """
+    found: dict[str, list[Any]] = answer(tables, sql).to_pydict()
+    return found
+
+
+def answer(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
+    """The same as an Arrow table: lighter still, for what goes into another query.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
     import pyarrow as pa
 
     try:
-        found: dict[str, list[Any]] = pa.table(_asked(tables, sql)).to_pydict()
+        return pa.table(_asked(tables, sql))
     except Exception as error:
         raise _away(", ".join(str(table.table_uri) for table in tables.values()), error) from error
-    return found
 
 
 def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
@@ -187,8 +192,12 @@ def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
 
 def proofs_in(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Proof]:
     """The proofs that stand in a table as it was opened, by slice key; all of them when `keys` is None."""
-    where = "" if keys is None else f" AND {slice_is_one_of(keys)}"
-    found = query(table, f"SELECT proof FROM t WHERE proof IS NOT NULL{where}")
+    return proofs_where(table, "true" if keys is None else slice_is_one_of(keys))
+
+
+def proofs_where(table: DeltaTable, where: str) -> dict[str, Proof]:
+    """The same, of slices that a condition in SQL picks."""
+    found = query(table, f"SELECT proof FROM t WHERE proof IS NOT NULL AND {where}")
     return {proof.key: proof for proof in (Proof.from_json(str(row["proof"])) for row in found)}
 
 
@@ -217,6 +226,11 @@ def sizes(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Siz
     return {key: Size(None if rows is None else rows - 1, size) for key, (rows, size) in told.items()}
 
 
+def rows_in(table: DeltaTable) -> int:
+    """About how many rows a table has, by its log: those of files without statistics are left out."""
+    return sum(size.rows or 0 for size in sizes(table).values())
+
+
 def rows_by_slice(table: DeltaTable, keys: Sequence[str]) -> dict[str, int]:
     """The rows of slices, counted in the table's files."""
     where = f"proof IS NULL AND {slice_is_one_of(keys)}"
@@ -240,7 +254,16 @@ def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
 
 
 def stream_rows(table: DeltaTable, sql: str) -> Iterator[dict[str, Any]]:
-    """The same, a batch at a time: for results that are not to be held whole.
+    """Rows of a query over one table, a batch at a time: for results that are not to be held whole.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    return stream_all({"t": table}, sql)
+
+
+def stream_all(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[dict[str, Any]]:
+    """The same over tables, by their names in the query.
 
     Raises:
         DependencyAwayError: the storage could not be read.
@@ -248,10 +271,10 @@ def stream_rows(table: DeltaTable, sql: str) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
 
     try:
-        for batch in pa.RecordBatchReader.from_stream(_asked({"t": table}, sql)):
+        for batch in pa.RecordBatchReader.from_stream(_asked(tables, sql)):
             yield from batch.to_pylist()
     except Exception as error:
-        raise _away(str(table.table_uri), error) from error
+        raise _away(", ".join(str(table.table_uri) for table in tables.values()), error) from error
 
 
 def _away(path: str, error: Exception) -> DependencyAwayError:

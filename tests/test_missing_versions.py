@@ -41,7 +41,7 @@ def decided(*bounds: tuple[int, int], topic: str = "orders", generation: int = 0
         ([(0, 10)], Reach(0, 0)),
         ([(10, 20), (0, 10)], Reach(0, 10)),
         ([(0, 10), (20, 30)], Reach(20, 20)),
-        ([(5, 10), (10, 30)], Reach(5, 10)),
+        ([(5, 10), (10, 30)], Reach(5, 10, begin=5)),
         ([(0, 10), (15, 20), (20, 30), (30, 30)], Reach(15, 20)),
     ],
 )

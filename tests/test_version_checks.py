@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
@@ -16,7 +16,7 @@ from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.declaration import Severity
 from highwater.slices import SliceKey
-from orchestration import version_questions
+from orchestration import missing_versions, version_questions
 from orchestration.checks import evaluation
 from orchestration.version_checks import (
     ALONG_OFFSETS,
@@ -31,6 +31,7 @@ from orchestration.version_checks import (
     version_checks,
 )
 from orchestration.version_questions import SAMPLES, STREAM, Scope
+from resources import lake
 from resources.lake import Lake
 from tests.version_tables import (
     BEGIN,
@@ -46,6 +47,11 @@ from tests.version_tables import (
     value,
     winners,
 )
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.proof import Proof
 
 LATER: dict[str, Any] = {"event_time": BEGIN + timedelta(hours=1)}
 ERROR, WARN = Severity.ERROR, Severity.WARN
@@ -278,6 +284,27 @@ def test_a_slice_is_held_against_those_around_it_and_a_tier_against_all(monkeypa
     assert Scope.of(ORDERS, [key]).among.endswith("BETWEEN 'orders@0000006' AND 'orders@0000008')")
     assert Scope.of(ORDERS, [key, TIER]).among == "true"
     assert Scope.of(ORDERS, None) == Scope(None)
+
+
+@pytest.mark.parametrize(("below", "proofs_of"), [({}, [False]), ({"origin_partition": 1}, [False, True])])
+def test_proofs_of_slices_that_cannot_matter_are_not_read(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch, below: dict[str, int], proofs_of: list[bool]
+) -> None:
+    """They are as many as there are slices. Of a key that moved, though, the missing version may lie before all."""
+    monkeypatch.setattr(version_questions, "SLICES_AROUND", 0)
+    asked: list[str] = []
+
+    def proofs_where(table: DeltaTable, where: str) -> dict[str, Proof]:
+        asked.append(where)
+        return lake.proofs_where(table, where)
+
+    monkeypatch.setattr(missing_versions, "proofs_where", proofs_where)
+    planted.events += [event(24, 1, "x", **below), event(25, 3, "x")]
+    planted.write()
+    found = missing_checks(planted.lake, ORDERS, [THIRD])[MISSING][THIRD]
+    assert found.numbers["may_still_come"] == found.numbers["missing"] == 1
+    everything = ["slice >=" not in where for where in asked]
+    assert everything == [whole for whole in proofs_of for _ in ("events", "rejects")]
 
 
 def test_portions_of_keys_find_the_same(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
