@@ -8,8 +8,9 @@ The rules follow Kafka's documentation of topic and broker settings (replication
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 
@@ -55,6 +56,8 @@ class TopicFacts:
         settings: of the topic; None where the cluster forbids reading them.
         broker_settings: of a broker; None likewise.
         oldest_unread: age of the oldest record that no slice holds; None where there is none, or it is not known.
+        assignment: for each partition the brokers that hold it, the preferred leader first.
+        broker_ids: the brokers of the cluster.
     """
 
     topic: str
@@ -66,6 +69,8 @@ class TopicFacts:
     settings: Mapping[str, Setting] | None
     broker_settings: Mapping[str, Setting] | None
     oldest_unread: timedelta | None = None
+    assignment: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    broker_ids: Sequence[int] = ()
 
     @property
     def factor(self) -> int:
@@ -136,8 +141,29 @@ def _replication(facts: TopicFacts) -> Finding:
         return Finding("replication", Level.OK, value)
     if facts.brokers == 1:
         return Finding("replication", Level.WARNING, f"{value}: for development", "", "use three brokers or more")
-    remedy = f"kafka-reassign-partitions --bootstrap-server {facts.bootstrap} with 3 replicas for {facts.topic}"
-    return Finding("replication", Level.ERROR, value, "", remedy)
+    if facts.brokers < SAFE_REPLICAS:
+        return Finding("replication", Level.ERROR, value, "", "use three brokers or more")
+    return Finding("replication", Level.ERROR, value, "", _reassign(facts))
+
+
+def _reassign(facts: TopicFacts) -> str:
+    """The command that gives each partition with too few replicas further ones, spread over the brokers."""
+    plan = [
+        {"topic": facts.topic, "partition": partition, "replicas": _more(facts, partition, held)}
+        for partition, held in sorted(facts.assignment.items())
+        if len(held) < SAFE_REPLICAS
+    ]
+    told = json.dumps({"version": 1, "partitions": plan}, separators=(",", ":"))
+    return (
+        f"echo '{told}' > reassign.json && kafka-reassign-partitions --bootstrap-server {facts.bootstrap} "
+        "--reassignment-json-file reassign.json --execute"
+    )
+
+
+def _more(facts: TopicFacts, partition: int, held: Sequence[int]) -> list[int]:
+    """The replicas of a partition: those that it has, then brokers from another one on for each partition."""
+    turned = [facts.broker_ids[(partition + at) % len(facts.broker_ids)] for at in range(len(facts.broker_ids))]
+    return [*held, *[broker for broker in turned if broker not in held]][:SAFE_REPLICAS]
 
 
 def _in_sync_minimum(facts: TopicFacts) -> Finding:
@@ -232,6 +258,26 @@ def _auto_creation(facts: TopicFacts) -> Finding:
     return Finding(rule, Level.WARNING, text, found.source, "set auto.create.topics.enable=false in server.properties")
 
 
+def _replica_lag(facts: TopicFacts) -> Finding:
+    return _shown(facts, "replica lag", ("replica.lag.time.max.ms",), "until a replica that lags counts as out of sync")
+
+
+def _session(facts: TopicFacts) -> Finding:
+    # The second is that of clusters with ZooKeeper.
+    names = ("broker.session.timeout.ms", "zookeeper.session.timeout.ms")
+    return _shown(facts, "broker session", names, "until a broker that is silent loses its leaderships")
+
+
+def _shown(facts: TopicFacts, rule: str, names: Sequence[str], what: str) -> Finding:
+    """A time of the brokers for which no value is wrong: writes and reads may stand still for so long."""
+    if facts.broker_settings is None:
+        return Finding(rule, Level.UNKNOWN, "not readable", "", "allow this user DescribeConfigs on the cluster")
+    found = next((facts.broker_settings[name] for name in names if name in facts.broker_settings), None)
+    if found is None:
+        return Finding(rule, Level.UNKNOWN, f"this broker has no {names[0]}")
+    return Finding(rule, Level.OK, f"{int(found.value):,} ms {what}", found.source)
+
+
 RULES: tuple[Callable[[TopicFacts], Finding], ...] = (
     _replication,
     _in_sync_minimum,
@@ -241,4 +287,6 @@ RULES: tuple[Callable[[TopicFacts], Finding], ...] = (
     _cleanup,
     _in_sync_now,
     _auto_creation,
+    _replica_lag,
+    _session,
 )

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.declaration import Severity
 from highwater.errors import HighwaterError
+from highwater.partition_counts import eras
 from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
 from highwater.wording import number, span
 from orchestration.completeness import Held, hold_against_topic
 from orchestration.contents import unlike_their_records
+from orchestration.key_places import key_places
 from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_checks import all_seams
 from orchestration.plan_status import DlqStatus, stream_status
+from orchestration.producer_audit import judged_producers
 from orchestration.standing import attempts
 from orchestration.unread import Ages, unread_ages
 from orchestration.version_checks import over_the_stream
@@ -28,8 +31,11 @@ from resources.topic_facts import topic_facts
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.partition_counts import Era
     from highwater.plans import Loss, Planned
+    from highwater.producer_rules import ProducerFacts
     from highwater.slices import Slice
+    from orchestration.key_places import KeyPlaces
     from orchestration.plan_status import StreamStatus
     from orchestration.verdicts import Attempts, Verdict
     from resources.kafka import Kafka
@@ -103,6 +109,9 @@ class Audit:
         versions: by check of versions what it says of the whole stream; empty if they were not asked for.
         seams: where slices do not tile.
         failing: checks of the same slices that fail on the tables as they are now.
+        eras: generations of the topic, and when partitions were added.
+        producers: by name what the rules say of a producer.
+        keys: where the topic's keys are; None if it was not asked for.
     """
 
     stream: str
@@ -122,6 +131,9 @@ class Audit:
     versions: Mapping[str, Judged] = field(default_factory=dict)
     seams: Sequence[str] = ()
     failing: Sequence[str] = ()
+    eras: Sequence[Era] = ()
+    producers: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
+    keys: KeyPlaces | None = None
 
     @property
     def errors(self) -> list[str]:
@@ -129,6 +141,12 @@ class Audit:
         found = [*self.problems]
         found += [self.ends.error] if self.ends.error else []
         found += [f"{f.rule}: {f.value}" for f in self.findings if f.level is Level.ERROR]
+        found += [
+            f"producer {name}: {f.rule}: {f.value}"
+            for name, findings in self.producers.items()
+            for f in findings
+            if f.level is Level.ERROR
+        ]
         found += [held.error for held in self.held if held.error]
         found += self._told("error")
         found += [*self.seams, *self.failing]
@@ -150,6 +168,8 @@ class Audit:
         ]
         lines += [f"not whole: {', '.join(islice(self.unfinished, 5))}"] if self.unfinished else []
         lines += [f"warning: {text}" for text in self._told("warning")]
+        lines += [f"warning: {text}" for text in (self.keys.warnings if self.keys else [])]
+        lines += self.keys.lines if self.keys else []
         lines += [self.endurance] if self.endurance else []
         return [*lines, *[held.line for held in self.held if not held.error]]
 
@@ -170,7 +190,28 @@ class Audit:
                 [_loss(one) for one in self.losses],
             ),
             *self._versions,
-            ("Topic", ["rule", "level", "found", "set in", "remedy"], [_finding(one) for one in self.findings]),
+            ("Keys in several partitions", ["key", "generation", "why", "places"], self._keys),
+            ("Generations", ["generation", "since", "planned at", "partitions", "topic ID", "what"], self._eras),
+            ("Topic", _RULES, [_finding(one) for one in self.findings]),
+            *[(f"Producer: {name}", _RULES, [*map(_finding, found)]) for name, found in self.producers.items()],
+        ]
+
+    @property
+    def _keys(self) -> Rows:
+        return [[str(cell) for cell in row.values()] for row in (self.keys.samples if self.keys else ())]
+
+    @property
+    def _eras(self) -> Rows:
+        return [
+            [
+                str(era.generation),
+                era.since,
+                f"{era.planned_at:%Y-%m-%d %H:%M} UTC",
+                f"{era.partitions:,}",
+                era.topic_id,
+                era.text,
+            ]
+            for era in self.eras
         ]
 
     @property
@@ -225,7 +266,10 @@ class Audit:
                 dict(zip(("generation", "partition", "offsets", "reason", "by"), _loss(x), strict=True))
                 for x in self.losses
             ],
-            "topic_rules": [{**vars(f), "level": f.level.value} for f in self.findings],
+            "topic_rules": [_plain(f) for f in self.findings],
+            "producers": {name: [_plain(f) for f in findings] for name, findings in self.producers.items()},
+            "generations": [{**vars(era), "planned_at": era.planned_at.isoformat()} for era in self.eras],
+            "keys": None if self.keys is None else self.keys.to_plain(),
             "endurance": self.endurance,
             "failing_checks": None if self.red is None else dict(self.red),
             "held_against_topic": [vars(held) for held in self.held],
@@ -253,6 +297,13 @@ def _loss(one: Loss) -> list[str]:
     ]
 
 
+_RULES = ["rule", "level", "found", "set in", "remedy"]
+
+
+def _plain(one: Finding) -> dict[str, str]:
+    return {**vars(one), "level": one.level.value}
+
+
 def _finding(one: Finding) -> list[str]:
     return [one.rule, one.level.value, one.value, one.where, one.remedy]
 
@@ -266,6 +317,8 @@ def audit(
     *,
     records_of: int = 0,
     versions: bool = False,
+    keys: bool = False,
+    others: Sequence[ProducerFacts] = (),
 ) -> Audit:
     """Make the page. Kafka that is away is a problem on it; ledger and lake must answer.
 
@@ -275,6 +328,8 @@ def audit(
         red: failing checks by name; None where Dagster was not asked.
         records_of: so many of the newest slices are held against the topic, record by record, and checked once more.
         versions: put the checks of versions to the whole stream too.
+        keys: look in which partitions each key of the topic is.
+        others: producers that are not ours.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -288,6 +343,10 @@ def audit(
     ages = _ages(ledger, kafka, stream, status)
     findings, facts, problems = _looked_at(kafka, stream, ages.oldest)
     committed = committed_ends(ledger.planned(stream.name, stream.topic), pieces, standing)
+    found_eras = eras(
+        [piece for piece in pieces if piece.topic == stream.topic], ledger.generations(stream.name, stream.topic)
+    )
+    producers, refused = judged_producers(kafka, stream, others, facts)
     return Audit(
         stream=stream.name,
         topic=stream.topic,
@@ -305,12 +364,15 @@ def audit(
         dlq=status.dlq,
         findings=findings,
         endurance="" if facts is None else endurance(facts),
-        problems=[*[str(error) for error in status.errors], *problems],
+        problems=[*[str(error) for error in status.errors], *problems, *refused],
         red=red,
         held=hold_against_topic(ledger, kafka, lake, stream, newest),
         versions=_versions(lake, stream) if versions else {},
         seams=[seam.text for seam in all_seams(ledger, stream, pieces)],
         failing=_failing(ledger, kafka, lake, stream, whole),
+        eras=found_eras,
+        producers=producers,
+        keys=key_places(lake, stream, found_eras) if keys else None,
     )
 
 

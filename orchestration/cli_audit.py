@@ -6,11 +6,13 @@ What belongs here: arguments, output, exit status. What does not: what is gather
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from highwater.errors import UnbalancedError
+from highwater.producer_rules import Client
 from orchestration.terminal import (
     Deployment,
     as_json_option,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from highwater.declaration import Stream
+    from highwater.producer_rules import ProducerFacts
 
 
 @click.command()
@@ -37,6 +40,22 @@ if TYPE_CHECKING:
     help="Hold the records of the newest N slices too.",
 )
 @click.option("--versions", is_flag=True, help="Put the checks of versions to the whole stream too.")
+@click.option(
+    "--keys", is_flag=True, help="Look which keys are in several partitions, and which partitioner put them there."
+)
+@click.option(
+    "--producer",
+    "files",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="Hold the configuration of a producer in this file (Java properties or JSON) against the rules; repeatable.",
+)
+@click.option(
+    "--client",
+    type=click.Choice([client.name.lower() for client in Client]),
+    help="The client that --producer is for, where its names do not tell.",
+)
+@click.option("--client-version", help="The version of that client; defaults depend on it.")
 @as_json_option
 @deployment_of
 def audit(
@@ -44,21 +63,37 @@ def audit(
     streams: Sequence[str],
     records_of: int,
     versions: bool,  # noqa: FBT001 - click's flags
+    keys: bool,  # noqa: FBT001
+    files: Sequence[Path],
+    client: str | None,
+    client_version: str | None,
     as_json: bool,  # noqa: FBT001
 ) -> None:
     """Account for every offset and origin of the named STREAMS or all, and hold their topics against the rules.
 
     With DAGSTER_HOME set it counts failing checks as well. With --records N it reads the newest N slices of each stream
     from Kafka once more and compares them with raw, record by record. With --versions it looks for versions that fall,
-    contradict each other, or are missing, over all slices. Exit status 2 if something has to be mended.
+    contradict each other, or are missing, over all slices. With --keys it tells which keys are in several partitions,
+    and whether producers hash differently. Exit status 2 if something has to be mended.
     """
     from orchestration.audit import audit as gather
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
     ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
+    others = [_producer(file, client, client_version) for file in files]
     with dagster_instance() as instance:
         found = [
-            gather(ledger, kafka, lake, stream, _red(instance, stream), records_of=records_of, versions=versions)
+            gather(
+                ledger,
+                kafka,
+                lake,
+                stream,
+                _red(instance, stream),
+                records_of=records_of,
+                versions=versions,
+                keys=keys,
+                others=others,
+            )
             for stream in declared
         ]
     if as_json:
@@ -78,6 +113,13 @@ def audit(
             found=errors[0],
             remedy="the page above names each, with its remedy",
         )
+
+
+def _producer(file: Path, client: str | None, version: str | None) -> ProducerFacts:
+    from highwater.producer_files import producer_facts, version_of
+
+    known = None if client is None else Client[client.upper()]
+    return producer_facts(file.name, file.read_text(), known, None if version is None else version_of(version))
 
 
 def _red(instance: dg.DagsterInstance | None, stream: Stream) -> Mapping[str, int] | None:

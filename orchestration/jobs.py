@@ -34,7 +34,8 @@ def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
 
 def audit_job(stream: "Stream") -> dg.JobDefinition:
     """The job `<stream>_audit`: the page of `highwater audit`, on the asset of events; it fails if that has errors."""
-    about = f"`highwater audit {stream.name} --versions` as a run; the page is an observation of {stream.name}/events."
+    command = f"highwater audit {stream.name} --versions --keys"
+    about = f"`{command}` as a run; the page is an observation of {stream.name}/events."
 
     @dg.op(
         name=f"{stream.name}_audit_op",
@@ -69,6 +70,7 @@ def _audit(context: dg.OpExecutionContext, stream: "Stream") -> None:
         stream,
         failing_checks(context.instance, stream),
         versions=True,
+        keys=True,
     )
     ends = page.ends
     metadata: dict[str, int | dg.MarkdownMetadataValue] = {

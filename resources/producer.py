@@ -15,6 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError
+from highwater.producer_rules import ALIASES
 from resources.delivery import NOT_SENT, End, end_of
 
 if TYPE_CHECKING:
@@ -39,14 +40,6 @@ TAKE_IN_SECONDS = 0.005
 PURGE_SECONDS = 10.0
 
 Headers = Sequence[tuple[str, bytes | None]]
-
-_ALIASES = {
-    "request.required.acks": "acks",
-    "max.in.flight": "max.in.flight.requests.per.connection",
-    "message.timeout.ms": "delivery.timeout.ms",
-    "message.send.max.retries": "retries",
-    "compression.codec": "compression.type",
-}
 
 
 class UndeliveredError(TemporaryError):
@@ -75,7 +68,7 @@ def producer_properties(
     Raises:
         ConfigurationError: a property would weaken the producer; property, value and reason are in the text.
     """
-    given = {_ALIASES.get(name, name): str(value) for name, value in (config or {}).items()}
+    given = {ALIASES.get(name, name): str(value) for name, value in (config or {}).items()}
     if transactional_id is not None:
         given["transactional.id"] = transactional_id
     for name, value in given.items():

@@ -38,6 +38,8 @@ def topic_facts(kafka: Kafka, topic: str, oldest_unread: timedelta | None = None
         settings=topic_settings(kafka, topic),
         broker_settings=_settings(kafka, ResourceType.BROKER, str(brokers[0])) if brokers else None,
         oldest_unread=oldest_unread,
+        assignment={p.id: [broker.id for broker in p.replicas] for p in partitions},
+        broker_ids=brokers,
     )
 
 

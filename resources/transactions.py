@@ -52,6 +52,23 @@ class Mark:
     identity: str = ""
 
 
+def publishing_properties(kafka: Kafka, name: str, most_bytes: int = LARGEST_BATCH) -> dict[str, Any]:
+    """The properties of the producer of such transactions.
+
+    Raises:
+        ConfigurationError: a property would weaken it.
+    """
+    config = kafka.client_config()
+    bootstrap = config.pop("bootstrap.servers")
+    # Of the topics' own limits none is below this; what is too large for its topic is refused by the broker.
+    sized = {
+        "message.max.bytes": "104857600",
+        **{key: str(value) for key, value in config.items()},
+        "batch.size": str(min(LARGEST_BATCH, most_bytes)),
+    }
+    return dict(producer_properties(bootstrap, sized, transactional_id=name))
+
+
 class Transactions:
     """A producer whose transactions carry a mark. Use it as a context; it belongs to one thread.
 
@@ -72,15 +89,7 @@ class Transactions:
         self._kafka = kafka
         self._name = name
         self._topic = topic
-        config = kafka.client_config()
-        bootstrap = config.pop("bootstrap.servers")
-        # Of the topics' own limits none is below this; what is too large for its topic is refused by the broker.
-        sized = {
-            "message.max.bytes": "104857600",
-            **{key: str(value) for key, value in config.items()},
-            "batch.size": str(min(LARGEST_BATCH, most_bytes)),
-        }
-        self._producer = Producer(dict(producer_properties(bootstrap, sized, transactional_id=name)))
+        self._producer = Producer(publishing_properties(kafka, name, most_bytes))
         # Only names the group: it is never assigned anything.
         self._group = Consumer(kafka.client_config(**{**READER, "group.id": name}))
 

@@ -18,6 +18,7 @@ from highwater.envelope import Origin
 from highwater.plans import Discard
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
+from orchestration import origin_counts
 from orchestration.build import build_defs
 from orchestration.origin_counts import Ends, count_ends
 from orchestration.terminal import PERMANENT
@@ -110,6 +111,13 @@ def test_every_origin_has_one_end(written: Written) -> None:
     assert SOUND.error is None
 
 
+def test_origins_are_counted_in_portions(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin_counts, "ROWS_AT_ONCE", 2)
+    assert written.ends() == SOUND
+    written.rows["events"] += [row for row in written.rows["events"] if row.get("origin_offset") == 3]
+    assert (written.ends().twice, written.ends().accepted) == (1, 6)
+
+
 def test_what_is_rejected_again_counts_where_it_was_sent_last(written: Written) -> None:
     again = a_slice(1, 2, TIER)
     written.prove(again, {"raw": 1, "events": 0, "rejects": 1, "current": 0})
@@ -194,6 +202,19 @@ def test_a_lake_without_tables_has_no_ends(tmp_path: Path) -> None:
     assert count_ends(Written(tmp_path).ledger, Written(tmp_path).lake, STREAM) == Ends()
 
 
+def see_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:
+    """What the page tells of generations, brokers' times and producers; another one is read from a file."""
+    [era] = page["generations"]
+    assert (era["partitions"], era["topic_id"]) == (2, scene.slices()[0].topic_id)
+    assert "replica lag" in {rule["rule"] for rule in page["topic_rules"] if rule["level"] == "ok"}
+    assert {rule["level"] for rule in page["producers"]["publication of rejects of orders"]} == {"ok"}
+    assert [rule["level"] for rule in page["producers"]["others"]] == ["unknown"]
+    (scene.folder / "app.json").write_text('{"partitioner": "random", "acks": 1}')
+    other = scene.run("audit", "--producer", str(scene.folder / "app.json"), "--client-version", "2.3.0")
+    assert other.exit_code == PERMANENT
+    assert "producer app.json: acks: 1: what the leader alone has" in other.output
+
+
 @pytest.mark.slow
 def test_the_command_and_the_job_tell_the_same(
     bootstrap: str, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -219,6 +240,7 @@ def test_the_command_and_the_job_tell_the_same(
     assert f"highwater_oldest_unread_age_seconds{of_first} " in scraped.output
     assert page["failing_checks"] is None
     assert page["errors"] == []
+    see_topic_and_producers(scene, page)
 
     for name, value in {"HIGHWATER_HOME": tmp_path, "HIGHWATER_KAFKA_BOOTSTRAP": bootstrap}.items():
         monkeypatch.setenv(name, str(value))

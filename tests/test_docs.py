@@ -588,6 +588,34 @@ def test_the_view_in_spark_sql_takes_the_winners(
     assert {row["key"]: row["origin_offset"] for row in spark.table("orders_current").collect()} == expected
 
 
+# Rules
+
+
+def rules_listed(page: str, title: str) -> list[str]:
+    return [spans(row[0])[0] for row in rows(section(page, title).split("\n###")[0])]
+
+
+def test_the_page_of_operations_has_every_rule_for_topics() -> None:
+    from highwater.topic_rules import judge
+    from tests.test_topic_rules import SAFE
+
+    assert rules_listed("docs/operations.md", "Rules for topics") == [one.rule for one in judge(SAFE)]
+
+
+def test_the_page_of_producers_has_every_rule_and_what_is_untold() -> None:
+    from highwater.producer_rules import Client, ProducerFacts, judge_producer
+
+    for client in Client:
+        found = judge_producer(ProducerFacts("theirs", client, None, {}))
+        assert rules_listed("docs/producers.md", "The rules") == [one.rule for one in found]
+
+
+def test_the_page_of_operations_has_every_reason_of_a_key_in_several_partitions() -> None:
+    from highwater.partitioners import Why
+
+    assert rules_listed("docs/operations.md", "Keys in several partitions") == [one.value for one in Why]
+
+
 # Commands, links, examples
 
 

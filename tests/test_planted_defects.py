@@ -323,6 +323,7 @@ def test_the_audit_tells_seams_and_checks_the_newest_slices_once_more(
     monkeypatch.setattr(audit_page, "_ages", lambda *_: Ages({}, sure=False))
     monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
     monkeypatch.setattr(audit_page, "hold_against_topic", lambda *_: [])
+    monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
 
     def errors(newest: int) -> list[str]:
         world.write()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -25,8 +26,15 @@ SAFE = TopicFacts(
     in_sync={0: 3, 1: 3},
     leaderless=frozenset(),
     settings={name: Setting(value, "DYNAMIC_TOPIC_CONFIG") for name, value in SETTINGS.items()},
-    broker_settings={"auto.create.topics.enable": Setting("false", "STATIC_BROKER_CONFIG")},
+    broker_settings={
+        "auto.create.topics.enable": Setting("false", "STATIC_BROKER_CONFIG"),
+        "replica.lag.time.max.ms": Setting("30000", "DEFAULT_CONFIG"),
+        "broker.session.timeout.ms": Setting("9000", "DEFAULT_CONFIG"),
+    },
+    assignment={0: [1, 2, 3], 1: [2, 3, 1]},
+    broker_ids=[1, 2, 3, 4],
 )
+OF_BROKER = dict(SAFE.broker_settings or {})
 ONE = replace(SAFE, brokers=1, replicas={0: 1, 1: 1}, in_sync={0: 1, 1: 1})
 
 
@@ -66,7 +74,9 @@ def test_a_safe_topic_breaks_no_rule() -> None:
         (replace(SAFE, in_sync={0: 3, 1: 2}), "replicas in sync", Level.WARNING, "a broker"),
         (replace(SAFE, leaderless=frozenset({1})), "replicas in sync", Level.ERROR, "start the brokers"),
         (
-            replace(SAFE, broker_settings={"auto.create.topics.enable": Setting("true", "DEFAULT_CONFIG")}),
+            replace(
+                SAFE, broker_settings={**OF_BROKER, "auto.create.topics.enable": Setting("true", "DEFAULT_CONFIG")}
+            ),
             "auto-creation",
             Level.WARNING,
             "auto.create.topics.enable=false",
@@ -94,3 +104,30 @@ def test_what_may_not_be_read_is_told_as_such() -> None:
     unknown = {finding.rule for finding in judge(hidden) if finding.level is Level.UNKNOWN}
     assert unknown == {finding.rule for finding in judge(SAFE)} - {"replication", "replicas in sync"}
     assert "cannot be told" in endurance(hidden)
+
+
+def test_the_command_of_a_reassignment_gives_each_partition_what_it_lacks() -> None:
+    facts = replace(SAFE, brokers=4, replicas={0: 3, 1: 1, 2: 2}, assignment={0: [1, 2, 3], 1: [4], 2: [3, 1]})
+    command = judge(facts)[0].remedy
+    plan = json.loads(command.split("'")[1])
+    assert command.endswith(
+        "> reassign.json && kafka-reassign-partitions --bootstrap-server broker:9092 "
+        "--reassignment-json-file reassign.json --execute"
+    )
+    assert plan == {
+        "version": 1,
+        "partitions": [
+            {"topic": "orders", "partition": 1, "replicas": [4, 2, 3]},
+            {"topic": "orders", "partition": 2, "replicas": [3, 1, 4]},
+        ],
+    }
+
+
+def test_times_of_brokers_are_shown() -> None:
+    shown = {finding.rule: finding for finding in judge(SAFE)}
+    assert shown["replica lag"].value.startswith("30,000 ms")
+    assert shown["broker session"].value.startswith("9,000 ms")
+    with_zookeeper = replace(SAFE, broker_settings={"zookeeper.session.timeout.ms": Setting("18000", "DEFAULT_CONFIG")})
+    shown = {finding.rule: finding for finding in judge(with_zookeeper)}
+    assert shown["broker session"].value.startswith("18,000 ms")
+    assert shown["replica lag"].level is Level.UNKNOWN

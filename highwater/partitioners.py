@@ -1,0 +1,175 @@
+"""Which partition clients choose for a key, and which of them chose those that are seen.
+
+What belongs here: the hashes of Kafka's common clients, and pure rules over keys and partitions. What does not: reading
+keys (`orchestration.key_places`).
+
+Sources: `Utils.murmur2` and `BuiltInPartitioner` of Kafka's Java client, `rdkafka_msg.c` and `rdfnv1a.c` of librdkafka.
+The hashes are compared with the vectors that these projects' own tests publish (`tests/test_partitioners.py`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache, reduce
+
+_WORD = 0xFFFFFFFF
+# The estimate of the shares moves by less than a thousandth long before.
+ROUNDS = 200
+# Below it a source has no share: it explains by chance what others left over.
+LEAST_SHARE = 0.0005
+
+
+def murmur2(key: bytes) -> int:
+    """The hash of Java's client, without a sign: what `Utils.murmur2` gives, as 32 bits."""
+    scale, hashed = 0x5BD1E995, (0x9747B28C ^ len(key)) & _WORD
+    whole = len(key) // 4 * 4
+    for at in range(0, whole, 4):
+        part = int.from_bytes(key[at : at + 4], "little") * scale & _WORD
+        part = (part ^ part >> 24) * scale & _WORD
+        hashed = (hashed * scale & _WORD) ^ part
+    if whole < len(key):
+        hashed = (hashed ^ int.from_bytes(key[whole:], "little")) * scale & _WORD
+    hashed = (hashed ^ hashed >> 13) * scale & _WORD
+    return hashed ^ hashed >> 15
+
+
+def fnv1a(key: bytes) -> int:
+    """FNV-1a as librdkafka and Sarama take it: of 32 bits with a sign the absolute value."""
+    hashed = reduce(lambda before, byte: (before ^ byte) * 0x01000193 & _WORD, key, 0x811C9DC5)
+    return hashed if hashed < 1 << 31 else (1 << 32) - hashed
+
+
+class Partitioner(Enum):
+    """How clients choose the partition of a key: the clients that do so by default."""
+
+    MURMUR2 = "murmur2"
+    """Java's clients, and librdkafka's `murmur2` and `murmur2_random`."""
+    CRC32 = "CRC32"
+    """librdkafka's own default `consistent_random`, and `consistent`."""
+    FNV1A = "FNV-1a"
+    """Sarama's default, and librdkafka's `fnv1a` and `fnv1a_random`."""
+
+    def partition(self, key: bytes, partitions: int) -> int:
+        """The partition of a key among so many, from 0."""
+        return _HASHES[self](key) % partitions
+
+
+_HASHES: Mapping[Partitioner, Callable[[bytes], int]] = {
+    # Java drops the sign bit, where an absolute value would have none of the least number.
+    Partitioner.MURMUR2: lambda key: murmur2(key) & 0x7FFFFFFF,
+    Partitioner.CRC32: zlib.crc32,
+    Partitioner.FNV1A: fnv1a,
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A partitioner among so many partitions: what may have chosen the partition of a record."""
+
+    partitioner: Partitioner
+    partitions: int
+
+    @property
+    def text(self) -> str:
+        """The choice in words."""
+        return f"{self.partitioner.value} over {self.partitions:,} partitions"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Records of a key in one partition.
+
+    Args:
+        partition: where they are.
+        partitions: how many the topic had when they were planned.
+        records: how many they are.
+    """
+
+    partition: int
+    partitions: int
+    records: int = 1
+
+
+def choices(place: Place, counts: Collection[int]) -> list[Choice]:
+    """What may have chosen a place: records may be older than the partitions that their slice knows of."""
+    return [Choice(one, count) for one in Partitioner for count in sorted(counts) if count <= place.partitions]
+
+
+def explaining(key: bytes, place: Place, counts: Collection[int]) -> frozenset[Choice]:
+    """The choices that explain where records of a key are."""
+    hashed = _hashed(key)
+    return frozenset(
+        one for one in choices(place, counts) if hashed[one.partitioner] % one.partitions == place.partition
+    )
+
+
+@lru_cache(maxsize=10_000)  # of a key several places are asked about in a row
+def _hashed(key: bytes) -> Mapping[Partitioner, int]:
+    return {one: compute(key) for one, compute in _HASHES.items()}
+
+
+class Why(Enum):
+    """Why the records of a key are in several partitions."""
+
+    ADDED = "partitions were added"
+    """One partitioner explains all places, by the numbers of partitions that the topic had."""
+    FLEETS = "two producers hash differently"
+    """Each place is that of a known partitioner, and they are not the same."""
+    OTHER = "no known partitioner"
+    """A place is that of none: a producer names partitions itself, or hashes otherwise."""
+
+
+def why_several(key: bytes, places: Iterable[Place], counts: Collection[int]) -> Why:
+    """Why a key is in several partitions.
+
+    With few partitions a place is soon that of some partitioner by chance: it tells of one key what may be, and of
+    many what is.
+    """
+    explained = [explaining(key, place, counts) for place in places]
+    if not all(explained):
+        return Why.OTHER
+    common = frozenset.intersection(*[frozenset(one.partitioner for one in found) for found in explained])
+    return Why.ADDED if common else Why.FLEETS
+
+
+Tally = Counter[tuple[int, frozenset[Choice]]]
+
+
+def tallied(found: Iterable[tuple[bytes, Place]], counts: Collection[int]) -> Tally:
+    """Records by the number of partitions and by what explains where they are."""
+    tally: Tally = Counter()
+    for key, place in found:
+        tally[place.partitions, explaining(key, place, counts)] += place.records
+    return tally
+
+
+def shares(tally: Tally) -> dict[Choice | None, float]:
+    """What shares of the records the choices made, the greatest first; None for those of no known partitioner.
+
+    A place that one partitioner chose is by chance that of another one in every n-th case, so counting would find
+    fleets that are not there. This is the estimate of maximum likelihood of a mixture: a choice that explains a place
+    gives it the probability 1, an unknown one 1/n, any other 0 (expectation maximisation; Dempster, Laird and Rubin,
+    1977).
+    """
+    total = tally.total()
+    sources: list[Choice | None] = [*sorted({one for _, found in tally for one in found}, key=_order), None]
+    held = dict.fromkeys(sources, 1 / len(sources))
+    for _ in range(ROUNDS if total else 0):
+        gained = dict.fromkeys(sources, 0.0)
+        for (partitions, found), records in tally.items():
+            weights = {one: held[one] for one in found} | {None: held[None] / partitions}
+            # Of no weight at all is what chance alone explained, and no longer does.
+            whole = sum(weights.values()) or 1.0
+            for one, weight in weights.items():
+                gained[one] += records * weight / whole
+        held = {one: gain / total for one, gain in gained.items()}
+    kept = {one: share for one, share in held.items() if total and share >= LEAST_SHARE}
+    return dict(sorted(kept.items(), key=lambda item: -item[1]))
+
+
+def _order(choice: Choice) -> tuple[int, int]:
+    return list(Partitioner).index(choice.partitioner), choice.partitions

@@ -1,0 +1,342 @@
+"""How a producer must be set so that nothing acknowledged is lost: a table of rules, as pure functions.
+
+What belongs here: defaults, rules, levels and remedies. What does not: reading a configuration
+(`highwater.producer_files`), or making one (`resources.producer`).
+
+Sources: the producer configurations of Kafka's documentation and its upgrade notes (KIP-91 for 2.1, KIP-679 for 3.0,
+KAFKA-13598 for 3.0.1 and 3.1.1), librdkafka's CONFIGURATION.md and CHANGELOG.md (1.0.0, 1.5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from highwater.topic_rules import Finding, Level
+
+# Names of one meaning; the first is an alias of librdkafka, the second is Java's where Java has one.
+ALIASES: Mapping[str, str] = {
+    "request.required.acks": "acks",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "message.send.max.retries": "retries",
+    "compression.codec": "compression.type",
+}
+IN_FLIGHT = "max.in.flight.requests.per.connection"
+ENDLESS = 2**31 - 1
+# Brokers keep the order of so many requests (KIP-185).
+MOST_IN_FLIGHT = 5
+# Kafka's own default (KIP-91): a rolling restart of the brokers fits in.
+LEAST_DELIVERY_MS = 120_000
+# The broker's defaults of replica.lag.time.max.ms and transaction.max.timeout.ms.
+REPLICA_LAG_MS, LONGEST_TRANSACTION_MS = 30_000, 900_000
+
+_SWITCHED_OFF = "switched off by"
+
+Version = tuple[int, ...]
+
+
+class Client(Enum):
+    """The two clients whose names and defaults are known."""
+
+    JAVA = "Java"
+    LIBRDKAFKA = "librdkafka"
+
+
+# What holds where nothing is set, from which version on; of what is not listed there is no default.
+_DEFAULTS: Mapping[Client, Mapping[str, tuple[tuple[Version, str], ...]]] = {
+    Client.JAVA: {
+        "acks": (((), "1"), ((3, 0), "all")),
+        "enable.idempotence": (((), "false"), ((3, 0, 1), "true"), ((3, 1, 0), "false"), ((3, 1, 1), "true")),
+        IN_FLIGHT: (((), "5"),),
+        "retries": (((), "0"), ((2, 1), str(ENDLESS))),
+        "delivery.timeout.ms": (((), "none"), ((2, 1), "120000")),
+        "request.timeout.ms": (((), "30000"),),
+        "transaction.timeout.ms": (((), "60000"),),
+    },
+    Client.LIBRDKAFKA: {
+        "acks": (((), "1"), ((1, 0), "all")),
+        "enable.idempotence": (((), "false"),),
+        IN_FLIGHT: (((), "1000000"),),
+        "retries": (((), "2"), ((1, 5, 2), str(ENDLESS))),
+        "delivery.timeout.ms": (((), "300000"),),
+        "request.timeout.ms": (((), "5000"), ((1, 5, 2), "30000")),
+        "transaction.timeout.ms": (((), "60000"),),
+        "partitioner": (((), "consistent_random"),),
+        "queuing.strategy": (((), "fifo"),),
+    },
+}
+# What a configuration cannot say, and where to look.
+UNTOLD: tuple[tuple[str, str], ...] = (
+    ("settings in code", "see whether the program sets properties that are not in its configuration"),
+    ("delivery reports", "see that the callback or the future of every send is looked at, and what follows an error"),
+    ("end of the process", "see that flush or close is waited for before it ends"),
+    ("acknowledging upstream", "see that it happens after the delivery report, and not after the send"),
+)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of a property: `text` is None where the client's version decides and is not known."""
+
+    text: str | None
+    where: str
+
+    @property
+    def number(self) -> int | None:
+        """The value as a number, if it is one."""
+        return int(self.text) if self.text is not None and self.text.lstrip("-").isdigit() else None
+
+
+@dataclass(frozen=True)
+class ProducerFacts:
+    """What is known of a producer.
+
+    Args:
+        name: for the page.
+        client: which client it is.
+        version: of the client; None if it is not known.
+        properties: as they are set, by their names or aliases.
+        ours: whether it is Highwater's own, of which nothing is untold.
+        replica_lag_ms: the brokers' `replica.lag.time.max.ms`.
+        longest_transaction_ms: the brokers' `transaction.max.timeout.ms`.
+    """
+
+    name: str
+    client: Client
+    version: Version | None
+    # Among them may be a password.
+    properties: Mapping[str, str] = field(repr=False)
+    ours: bool = False
+    replica_lag_ms: int = REPLICA_LAG_MS
+    longest_transaction_ms: int = LONGEST_TRANSACTION_MS
+    _named: Mapping[str, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        named = {ALIASES.get(name, name): value.strip() for name, value in self.properties.items()}
+        object.__setattr__(self, "_named", named)
+
+    def set(self, name: str) -> str | None:
+        """What a property is set to; None if it is not set."""
+        return self._named.get(name)
+
+    def value(self, name: str) -> Value:
+        """What a property is, set or by default."""
+        given = self.set(name)
+        if given is not None:
+            return Value(given, "set")
+        known = _DEFAULTS[self.client].get(name, (((), "none"),))
+        if self.version is None and len(known) > 1:
+            told = ", ".join(
+                f"{text} before" if not since else f"{text} from {'.'.join(map(str, since))}" for since, text in known
+            )
+            return Value(None, f"default of {self.client.value}: {told}")
+        since = max(since for since, _ in known if since <= (self.version or ()))
+        return Value(dict(known)[since], f"default of {self.client.value}")
+
+    @property
+    def transactional(self) -> bool:
+        """Whether it writes in transactions."""
+        return bool(self.set("transactional.id"))
+
+    @property
+    def idempotence(self) -> Value:
+        """Whether it is idempotent: clients switch it on and off by other properties too."""
+        if self.set("enable.idempotence") is not None:
+            return Value(_lower(self.set("enable.idempotence")), "set")
+        if self.transactional:
+            return Value("true", "by transactional.id")
+        found = self.value("enable.idempotence")
+        against = self.against_idempotence
+        if self.client is Client.JAVA and against and found.text != "false":
+            return Value("false", f"{_SWITCHED_OFF} {against}")
+        return found
+
+    @property
+    def against_idempotence(self) -> str | None:
+        """What is set that idempotence does not go with."""
+        acks, retries = self.set("acks"), self.set("retries")
+        if acks is not None and _lower(acks) not in {"all", "-1"}:
+            return f"acks={acks}"
+        if retries is not None and retries == "0":
+            return "retries=0"
+        flying = self.value(IN_FLIGHT).number if self.set(IN_FLIGHT) is not None else None
+        return f"{IN_FLIGHT}={flying}" if flying is not None and flying > MOST_IN_FLIGHT else None
+
+
+def judge_producer(facts: ProducerFacts) -> list[Finding]:
+    """Hold a producer against every rule, in the order of docs/producers.md; what is not told comes last."""
+    found = [rule(facts) for rule in RULES]
+    if facts.ours:
+        return found
+    return found + [Finding(name, Level.UNKNOWN, "no configuration tells", "", remedy) for name, remedy in UNTOLD]
+
+
+def _lower(text: str | None) -> str:
+    return (text or "").lower()
+
+
+def _by_version(rule: str, found: Value, remedy: str) -> Finding:
+    return Finding(rule, Level.UNKNOWN, "not set, and the client's version is not known", found.where, remedy)
+
+
+def _client(facts: ProducerFacts) -> Finding:
+    if facts.version is None:
+        remedy = "name the version with --client-version"
+        return Finding("client", Level.UNKNOWN, f"{facts.client.value}, version not known", "", remedy)
+    return Finding("client", Level.OK, f"{facts.client.value} {'.'.join(map(str, facts.version))}")
+
+
+def _acks(facts: ProducerFacts) -> Finding:
+    found, remedy = facts.value("acks"), "set acks=all"
+    if found.text is None:
+        return _by_version("acks", found, remedy)
+    if _lower(found.text) in {"all", "-1"}:
+        return Finding("acks", Level.OK, "all", found.where)
+    lost = "whatever the broker has not read from its socket" if found.text == "0" else "what the leader alone has"
+    return Finding("acks", Level.ERROR, f"{found.text}: {lost} is acknowledged, and may be lost", found.where, remedy)
+
+
+def _idempotence(facts: ProducerFacts) -> Finding:
+    rule, found, remedy = "idempotence", facts.idempotence, "set enable.idempotence=true"
+    if found.text is None:
+        return _by_version(rule, found, remedy)
+    if found.text == "true":
+        against = facts.against_idempotence
+        if against is None:
+            return Finding(rule, Level.OK, "on", found.where)
+        return Finding(
+            rule, Level.ERROR, f"on, with {against}: the client refuses it", found.where, f"leave out {against}"
+        )
+    if found.where.startswith(_SWITCHED_OFF):
+        remedy = f"leave out {facts.against_idempotence}"
+    return Finding(rule, Level.WARNING, "off: a retry may write a record twice", found.where, remedy)
+
+
+def _in_flight(facts: ProducerFacts) -> Finding:
+    rule, found = "requests in flight", facts.value(IN_FLIGHT)
+    idempotent, number = facts.idempotence.text, found.number
+    if number is None:
+        return Finding(rule, Level.ERROR, f"{found.text}: no number", found.where, f"set {IN_FLIGHT}=5")
+    if idempotent == "true" and facts.set(IN_FLIGHT) is None:
+        return Finding(rule, Level.OK, f"at most {MOST_IN_FLIGHT}", "by idempotence")
+    if number == 1 or (idempotent == "true" and number <= MOST_IN_FLIGHT):
+        return Finding(rule, Level.OK, found.text or "", found.where)
+    if idempotent is None:
+        return _by_version(rule, facts.idempotence, "set enable.idempotence=true")
+    text = f"{number:,}: a retry may be overtaken by what was sent after it"
+    return Finding(rule, Level.WARNING, text, found.where, "set enable.idempotence=true, which keeps the order of 5")
+
+
+def _retries(facts: ProducerFacts) -> Finding:
+    rule, found, remedy = "retries", facts.value("retries"), "leave out retries: the delivery timeout bounds them"
+    if found.text is None and facts.idempotence.text != "true":
+        return _by_version(rule, found, f"set retries={ENDLESS}")
+    if facts.set("retries") is None and facts.idempotence.text == "true":
+        return Finding(rule, Level.OK, "until the delivery times out", "by idempotence")
+    if found.number is not None and found.number >= ENDLESS:
+        return Finding(rule, Level.OK, "until the delivery times out", found.where)
+    remedy = remedy if found.where == "set" else f"set retries={ENDLESS}"
+    if found.number == 0:
+        return Finding(rule, Level.ERROR, "0: the first failed request loses its records", found.where, remedy)
+    return Finding(rule, Level.WARNING, f"{found.text}: a short outage uses them up", found.where, remedy)
+
+
+def _delivery(facts: ProducerFacts) -> Finding:
+    rule, found = "delivery timeout", facts.value("delivery.timeout.ms")
+    name = "delivery.timeout.ms" if facts.client is Client.JAVA else "message.timeout.ms"
+    remedy = f"set {name}={LEAST_DELIVERY_MS} or more"
+    if found.text is None:
+        return _by_version(rule, found, remedy)
+    if found.number is None:
+        return Finding(rule, Level.UNKNOWN, "the retries alone bound it", found.where, "take a client from 2.1 on")
+    if facts.transactional:
+        return Finding(rule, Level.OK, f"{found.number:,} ms: no longer than its transaction", found.where)
+    if found.number == 0:
+        return Finding(
+            rule, Level.WARNING, "0: a record may wait for ever, and nobody hears of it", found.where, remedy
+        )
+    if found.number < LEAST_DELIVERY_MS:
+        text = f"{found.number:,} ms: a restart of the brokers may lose records"
+        return Finding(rule, Level.WARNING, text, found.where, remedy)
+    return Finding(rule, Level.OK, f"{found.number:,} ms", found.where)
+
+
+def _request(facts: ProducerFacts) -> Finding:
+    rule, found, remedy = (
+        "request timeout",
+        facts.value("request.timeout.ms"),
+        f"set request.timeout.ms={REPLICA_LAG_MS}",
+    )
+    if found.text is None:
+        return _by_version(rule, found, remedy)
+    if found.number is None:
+        return Finding(rule, Level.ERROR, f"{found.text}: no number", found.where, remedy)
+    if found.number >= facts.replica_lag_ms or facts.idempotence.text == "true":
+        return Finding(rule, Level.OK, f"{found.number:,} ms", found.where)
+    text = f"{found.number:,} ms: brokers wait {facts.replica_lag_ms:,} ms for a replica, and a retry comes sooner"
+    return Finding(rule, Level.WARNING, text, found.where, f"set request.timeout.ms={facts.replica_lag_ms}")
+
+
+def _transactions(facts: ProducerFacts) -> Finding:
+    rule, found = "transactions", facts.value("transaction.timeout.ms")
+    if not facts.transactional:
+        return Finding(rule, Level.OK, "none: each record stands for itself")
+    longest = facts.longest_transaction_ms
+    if found.number is None or found.number > longest:
+        text = f"{found.text} ms: brokers allow {longest:,} ms"
+        return Finding(rule, Level.ERROR, text, found.where, f"set transaction.timeout.ms={longest} or less")
+    return Finding(rule, Level.OK, f"{facts.set('transactional.id')}, at most {found.number:,} ms each", "set")
+
+
+def _partitioner(facts: ProducerFacts) -> Finding:
+    return _java_partitioner(facts) if facts.client is Client.JAVA else _librdkafka_partitioner(facts)
+
+
+def _java_partitioner(facts: ProducerFacts) -> Finding:
+    rule, chosen = "partitioner", facts.set("partitioner.class") or ""
+    if _lower(facts.set("partitioner.ignore.keys")) == "true" or chosen.endswith(
+        ("RoundRobinPartitioner", "UniformStickyPartitioner")
+    ):
+        remedy = "leave out partitioner.class and partitioner.ignore.keys"
+        return Finding(rule, Level.ERROR, "keys are ignored: no key keeps its order", "set", remedy)
+    if not chosen or chosen.endswith(".DefaultPartitioner"):
+        return Finding(rule, Level.OK, "murmur2", "set" if chosen else "default of Java")
+    remedy = "see that it puts a key where Java's own partitioner does; highwater audit --keys tells"
+    return Finding(rule, Level.UNKNOWN, chosen, "set", remedy)
+
+
+def _librdkafka_partitioner(facts: ProducerFacts) -> Finding:
+    rule, found, remedy = "partitioner", facts.value("partitioner"), "set partitioner=murmur2_random"
+    if found.text in {"murmur2", "murmur2_random"}:
+        return Finding(rule, Level.OK, found.text, found.where)
+    if found.text == "random":
+        return Finding(rule, Level.ERROR, "random: no key keeps its order", found.where, remedy)
+    text = f"{found.text}: a key goes to another partition than with Java's clients"
+    return Finding(rule, Level.WARNING, text, found.where, remedy)
+
+
+def _queuing(facts: ProducerFacts) -> Finding:
+    rule = "queuing"
+    if facts.client is Client.JAVA:
+        return Finding(rule, Level.OK, "fifo", "Java has no other")
+    found = facts.value("queuing.strategy")
+    if found.text == "fifo":
+        return Finding(rule, Level.OK, "fifo", found.where)
+    text = f"{found.text}: what is sent later may stand before"
+    return Finding(rule, Level.ERROR, text, found.where, "set queuing.strategy=fifo")
+
+
+RULES: tuple[Callable[[ProducerFacts], Finding], ...] = (
+    _client,
+    _acks,
+    _idempotence,
+    _in_flight,
+    _retries,
+    _delivery,
+    _request,
+    _transactions,
+    _partitioner,
+    _queuing,
+)
