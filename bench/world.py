@@ -143,7 +143,8 @@ def fill(world: World, topic: str, records: int, *, skewed: bool = False) -> Str
             producer.poll(0)
     if producer.flush(300):
         raise RuntimeError(f"{topic} was not filled")
-    return replace(ORDERS, topic=topic)
+    # Ticks plan what there is: a few records are waited for otherwise.
+    return replace(ORDERS, topic=topic, limits=replace(ORDERS.limits, fewest_records=1))
 
 
 def _partition(number: int, *, skewed: bool) -> int:

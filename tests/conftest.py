@@ -43,6 +43,13 @@ def _no_configuration_of_the_machine() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers that are away are waited for half a second: for tests in which that only takes time."""
+    for module in ("kafka", "topic_facts"):
+        monkeypatch.setattr(f"resources.{module}.REQUEST_SECONDS", 0.5)
+
+
 @pytest.fixture(scope="session")
 def session_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The services' data and logs."""

@@ -179,6 +179,7 @@ def test_what_the_lake_tells_is_measured(tmp_path: Path) -> None:
     assert beyond.over
 
 
+@pytest.mark.usefixtures("impatient")
 def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that fails is neither an alert nor its end."""
     monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting("60000", "x")})

@@ -606,6 +606,7 @@ def test_the_breaker_is_an_alert_while_it_is_not_closed(ledger: Ledger) -> None:
     assert alerts._breaker in alerts.MEASURES
 
 
+@pytest.mark.usefixtures("impatient")
 def test_status_tells_the_state_and_the_refused_slices(ledger: Ledger, work: Callable[..., Work]) -> None:
     from dev.processes import LOOPBACK, free_port
 

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.scheduler.instigation import TickStatus
+from dagster._core.workspace.load import location_origins_from_yaml_paths
+from dagster._core.workspace.load_target import ModuleTarget
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
@@ -164,17 +166,20 @@ def test_one_stream_has_no_part_in_another(defs: dg.Definitions) -> None:
         }
 
 
-def test_the_workspace_names_the_module_that_dagster_dev_loads(tmp_path: Path) -> None:
+def test_the_workspace_names_the_module_that_dagster_dev_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`working_directory` is relative to the current folder, and `dagster dev` ignores workspace.yaml by itself."""
-    entry = yaml.safe_load((REPOSITORY / "workspace.yaml").read_text())["load_from"][0]["python_module"]
+    file = REPOSITORY / "workspace.yaml"
+    entry = yaml.safe_load(file.read_text())["load_from"][0]["python_module"]
     assert (entry["module_name"], entry["working_directory"]) == ("orchestration.definitions", ".")
-    ways = {
-        "workspace": ["-w", "workspace.yaml"],
-        "module": ["-m", "orchestration.definitions", "-d", "."],
-    }
-    listed = {name: _assets_listed(way, tmp_path) for name, way in ways.items()}
-    assert listed["workspace"] == listed["module"]
-    assert "orders_slice" in listed["workspace"]
+    # What Dagster makes of the file, beside what it makes of `-m` and `-d`: that one of them loads shows both.
+    monkeypatch.chdir(REPOSITORY)
+    [origin] = location_origins_from_yaml_paths([str(file)])
+    [module] = ModuleTarget("orchestration.definitions", None, ".", None).create_origins()
+    ways = [one.loadable_target_origin for one in (origin, module)]
+    assert [(way.module_name, Path(str(way.working_directory)).resolve()) for way in ways] == [
+        ("orchestration.definitions", REPOSITORY)
+    ] * 2
+    assert "orders_slice" in _assets_listed(["-w", "workspace.yaml"], tmp_path)
 
 
 def _assets_listed(way: list[str], home: Path) -> str:

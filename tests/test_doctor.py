@@ -54,6 +54,7 @@ def test_dagster_needs_its_home_and_its_file(tmp_path: Path) -> None:
     assert "is there" in doctor._dagster({"DAGSTER_HOME": str(tmp_path)})
 
 
+@pytest.mark.usefixtures("impatient")
 def test_all_that_fails_is_told_at_once(tmp_path: Path) -> None:
     result = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path).run("doctor", "--json")
     states = {row["tried"]: row["state"] for row in json.loads(result.stdout)}

@@ -186,6 +186,7 @@ def test_a_broker_that_is_away_is_told_within_seconds() -> None:
     assert "HIGHWATER_KAFKA_BOOTSTRAP" in caught.value.remedy
 
 
+@pytest.mark.usefixtures("impatient")
 def test_secrets_stay_inside() -> None:
     kafka = Kafka(
         f"{LOOPBACK}:{free_port()}",

@@ -137,7 +137,7 @@ def test_a_red_check_is_told_with_its_slice(instance: dg.DagsterInstance, capsys
     assert (told["found"], told["numbers"]["absent"]) == ("of 3 keys 1 are absent", 1)
 
 
-@pytest.mark.usefixtures("json_lines")
+@pytest.mark.usefixtures("json_lines", "impatient")
 def test_a_tick_names_its_sensor_and_its_stream(
     instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -262,6 +262,7 @@ def test_a_textfile_collector_reads_it_too(written: Written) -> None:
     }
 
 
+@pytest.mark.usefixtures("impatient")
 def test_the_command_prints_all_it_knows_and_says_what_is_away(tmp_path: Path) -> None:
     environment = {"HIGHWATER_HOME": str(tmp_path), "HIGHWATER_KAFKA_BOOTSTRAP": f"{LOOPBACK}:{free_port()}"}
     told = CliRunner().invoke(main, ["metrics", "orders"], env=environment)

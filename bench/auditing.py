@@ -1,0 +1,189 @@
+"""(k) What looking costs: `status` at 100,000 slices, the audit of a whole stream, the checks of a slice.
+
+What belongs here: these benchmarks. What does not: making the large tables (`bench.tables`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assets import current, dlq, events, metrics, raw, rejects
+from assets.streams.orders import STREAM as ORDERS
+from bench.harness import Result, Row, Verdict, timed
+from bench.tables import PARTITIONS, Maker
+from bench.world import Bed, World, fill, last_slices
+from highwater.slices import OffsetRange, Slice
+from orchestration.checks import CHECKS, Sources
+from orchestration.planning import Planner
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+SLICES = 100_000
+WIDTH = 50_000
+# Slices that are materialised and checked, and the records of each.
+CHECKED, RECORDS_CHECKED = 6, 50_000
+STATUS_SECONDS, AUDIT_SECONDS, AUDIT_GIGABYTES, SHARE_OF_CHECKS = 1.5, 120, 2.0, 0.25
+TABLES = (raw, events, rejects, dlq, current, metrics)
+
+
+def looking(world: World, rounds: int, records: int) -> Result:
+    """(k) `highwater status` at 100,000 slices, `highwater audit` over all tables, and the checks of single slices."""
+    status = Row(f"status, {SLICES:,} slices", {"seconds": _status(world, rounds)})
+    whole = _audit(world, records)
+    checked = _checks(world)
+    return Result(
+        name="k",
+        title="What looking costs",
+        method=(
+            f"The commands run as processes of their own. `status` has a ledger of {SLICES:,} slices. "
+            f"`audit --versions --keys` reads {records:,} records in slices of {WIDTH:,}, with second deliveries, "
+            "returns from a tier, "
+            "parked records and markers, of which none is an error: whatever it reports is a false alarm. Then "
+            f"{CHECKED} slices of {RECORDS_CHECKED:,} records go through all tables, and all of their checks are made."
+        ),
+        rows=[
+            status,
+            Row(f"audit, {records:,} records", {"seconds": [whole.seconds]}),
+            checked,
+        ],
+        verdicts=[
+            Verdict("seconds of status", status.median("seconds"), STATUS_SECONDS, at_least=False),
+            Verdict("seconds of the audit", whole.seconds, AUDIT_SECONDS, at_least=False),
+            Verdict("gigabytes of memory at its most", whole.gigabytes, AUDIT_GIGABYTES, at_least=False),
+            Verdict("false alarms", whole.alarms, 0, at_least=False),
+            Verdict(
+                "checks in materialisations", checked.ratio("all tables", "checks"), SHARE_OF_CHECKS, at_least=False
+            ),
+        ],
+    )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ended: its page, how long it took, and what memory it had at the most."""
+
+    page: Any
+    seconds: float
+    gigabytes: float
+
+    @property
+    def alarms(self) -> int:
+        """Errors of an audit, and checks of versions that do not pass."""
+        failed = [name for name, one in self.page["versions"].items() if one["result"] != "passed"]
+        return len(self.page["errors"]) + len(failed)
+
+
+def _run(world: World, bed: Bed, *arguments: str) -> Ended:
+    """Run the command on a bed, in a process of its own."""
+    declarations = bed.home / "declarations"
+    declarations.mkdir(exist_ok=True)
+    (declarations / "orders.py").write_text(
+        "from dataclasses import replace\nfrom assets.streams.orders import STREAM as ORDERS\n"
+        f"STREAM = replace(ORDERS, topic={bed.stream.topic!r})\n"
+    )
+    environment = {
+        **os.environ,
+        "HIGHWATER_HOME": str(bed.home),
+        "HIGHWATER_LAKE": bed.lake.root,
+        "HIGHWATER_LEDGER_URL": f"sqlite:///{bed.home / 'ledger.sqlite'}",
+        "HIGHWATER_KAFKA_BOOTSTRAP": world.bootstrap,
+    }
+    command = [sys.executable, "-m", "orchestration.cli", "--declarations", str(declarations), *arguments, "--json"]
+    begin = time.perf_counter()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent) as child:
+        assert child.stdout is not None
+        out = child.stdout.read()
+        _, _, usage = os.wait4(child.pid, 0)
+        child.returncode = 0
+    took = time.perf_counter() - begin
+    [page] = json.loads(out)
+    return Ended(page, took, usage.ru_maxrss / 1_000_000)
+
+
+def _status(world: World, rounds: int) -> list[float]:
+    stream = fill(world, "bench-k-status", 4)
+    bed = world.fresh(stream)
+    Planner(bed.ledger, world.kafka()).tick(stream, datetime.now(UTC))
+    last = bed.ledger.last(stream.name, stream.topic)
+    if last is None:
+        raise RuntimeError("the first tick planned nothing")
+    empty = {p: OffsetRange(offsets.end, offsets.end) for p, offsets in last.ranges.items()}
+    bed.ledger.add([replace(last, ordinal=last.ordinal + n, ranges=empty) for n in range(1, SLICES)])
+    found = [_run(world, bed, "status") for _ in range(rounds + 1)]
+    if found[-1].page["slices"] != SLICES:
+        raise RuntimeError(f"status tells of {found[-1].page['slices']} slices")
+    seconds = [one.seconds for one in found[1:]]
+    print(f"  status: {seconds}", flush=True)
+    return seconds
+
+
+def _audit(world: World, records: int) -> Ended:
+    stream, topic_id = _topic(world, "bench-k")
+    bed = world.fresh(stream)
+    maker = Maker(stream, bed.lake, bed.ledger, topic_id, records, WIDTH)
+    maker.write()
+    _reach(world, stream.topic, bed.ledger.planned_end(stream.name, stream.topic))
+    ended = _run(world, bed, "audit", "--versions", "--keys")
+    print(f"  audit: {ended.seconds:.1f} s, {ended.gigabytes:.2f} GB, errors {ended.page['errors']}", flush=True)
+    if ended.page["ends"]["produced"] != maker.records:
+        raise RuntimeError(f"of {maker.records} records the audit found {ended.page['ends']['produced']}")
+    bed.remove()
+    return ended
+
+
+def _topic(world: World, name: str) -> tuple[Stream, str]:
+    from tests.conftest import create_topic
+
+    create_topic(world.bootstrap, name, PARTITIONS, {})
+    return replace(ORDERS, topic=name), world.kafka().topic_state(name).topic_id
+
+
+def _reach(world: World, topic: str, ends: dict[int, int]) -> None:
+    """Let the topic be as long as it was planned; no record of it is looked at."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": world.bootstrap, "queue.buffering.max.messages": 1_000_000})
+    for partition, end in ends.items():
+        for number in range(end):
+            producer.produce(topic, b"", partition=partition)
+            if number % 10_000 == 0:
+                producer.poll(0)
+                while len(producer) > 500_000:
+                    producer.poll(0.1)
+    if producer.flush(300):
+        raise RuntimeError(f"{topic} was not filled")
+
+
+def _checks(world: World) -> Row:
+    stream = fill(world, "bench-k-slices", (CHECKED + 1) * RECORDS_CHECKED)
+    bed = world.fresh(stream)
+    seconds: dict[str, list[float]] = {"all tables": [], "checks": []}
+    for piece in last_slices(world, bed, CHECKED + 1, RECORDS_CHECKED):
+        took = timed(lambda piece=piece: _materialise(world, bed, piece))  # type: ignore[misc]
+        seconds["all tables"].append(took)
+        seconds["checks"].append(timed(lambda piece=piece: _check(world, bed, [piece.key])))  # type: ignore[misc]
+    print(f"  slices: {seconds}", flush=True)
+    bed.remove()
+    return Row(f"a slice of {RECORDS_CHECKED:,} records", {name: values[1:] for name, values in seconds.items()})
+
+
+def _materialise(world: World, bed: Bed, piece: Slice) -> None:
+    for table in TABLES:
+        table.materialise(world.work(bed, [piece]))
+
+
+def _check(world: World, bed: Bed, keys: Sequence[str]) -> None:
+    sources = Sources(bed.ledger, world.kafka(), bed.lake)
+    for checks in CHECKS:
+        if checks.names(bed.stream):
+            checks.decide(sources, bed.stream, keys)

@@ -1,0 +1,393 @@
+"""Tables of a stream made large without Spark: what the pipeline would have written, column by column in Arrow.
+
+What belongs here: the records, the tables and the plans of a sound stream of any size. What does not: measuring
+(`bench.auditing`).
+
+The stream has what a producer's usual faults leave behind: second deliveries, records that came back through a tier,
+parked ones, and offsets of transaction markers. None of it is an error, so whatever finds one is wrong.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from highwater.folding import BASE, Fold, Run
+from highwater.plans import Generation
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from highwater.declaration import Stream
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+PARTITIONS = 4
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+# So many keys live at a time, each through three versions.
+LIVING = 10_000
+STATES = ("placed", "paid", "refunded")
+# Of so many records one is delivered twice, one comes back through a tier, and one more cannot be parsed.
+FAULT_EVERY = 1_000
+TWICE, UNRESOLVED, MALFORMED = 7, 13, 17
+SLICES_A_COMMIT = 20
+_SOUND, _COPY, _UNRESOLVED, _MALFORMED = range(4)
+
+
+@dataclass
+class Chunk:
+    """Records of one slice of the main topic, by column.
+
+    Args:
+        piece: the slice.
+        content: for each record the number of what it says.
+        kind: sound, a copy, unresolved or malformed.
+        partition, offset: where it stands.
+    """
+
+    piece: Slice
+    content: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    partition: NDArray[np.int64]
+    offset: NDArray[np.int64]
+
+    def where(self, *kinds: int) -> Chunk:
+        """Those of some kinds."""
+        import numpy as np
+
+        kept = np.isin(self.kind, kinds)
+        return Chunk(self.piece, self.content[kept], self.kind[kept], self.partition[kept], self.offset[kept])
+
+    @property
+    def keys(self) -> pa.Array:
+        """Their keys; a malformed record has one of its own."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        numbers = self.content // (3 * LIVING) * LIVING + self.content % LIVING
+        numbers[self.kind == _MALFORMED] = -1 - self.content[self.kind == _MALFORMED]
+        return pc.binary_join_element_wise("o", pa.array(numbers).cast(pa.string()), "")
+
+    @property
+    def versions(self) -> NDArray[np.int64]:
+        """Their versions, from 1."""
+        return self.content % (3 * LIVING) // LIVING + 1
+
+    @property
+    def times(self) -> pa.Array:
+        """When they were published, and what they tell happened."""
+        import pyarrow as pa
+
+        first = int(BEGIN.timestamp() * 1_000_000)
+        return pa.array(first + self.content * 1_000_000, pa.timestamp("us", "UTC"))
+
+    def values(self) -> pa.Array:
+        """The records' values."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        versions, whole = self.versions, self.keys
+        states = pa.array(STATES).take(pa.array(versions - 1))
+        parts: list[Any] = ['{"order_id":"', whole, '","version":', pa.array(versions).cast(pa.string())]
+        parts += [',"status":"', states, '","customer_id":"c1","amount":12.50,"event_time":"']
+        parts += [pc.strftime(self.times.cast(pa.timestamp("s", "UTC")), "%Y-%m-%dT%H:%M:%S+00:00"), '"}']
+        made = pc.binary_join_element_wise(*parts, "")
+        return pc.if_else(pa.array(self.kind == _MALFORMED), "{", made).cast(pa.binary())
+
+
+@dataclass
+class Maker:
+    """Writes the tables of a stream that holds so many contents, in slices of so many.
+
+    Args:
+        stream: the stream; its own topic's name and ID are used.
+        lake, ledger: are written to.
+        topic_id: of the main topic.
+        contents: how many records there are, copies and malformed ones left out.
+        width: contents of a slice.
+    """
+
+    stream: Stream
+    lake: Lake
+    ledger: Ledger
+    topic_id: str
+    contents: int
+    width: int
+    records: int = field(default=0, init=False)
+    tier_end: int = field(default=0, init=False)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The slices of the main topic with their records, in order."""
+        import numpy as np
+
+        ends = np.zeros(PARTITIONS, np.int64)
+        for ordinal, first in enumerate(range(0, self.contents, self.width)):
+            content = np.arange(first, min(first + self.width, self.contents))
+            fault = content % FAULT_EVERY
+            times = np.where((fault == TWICE) | (fault == MALFORMED), 2, 1)
+            whole = np.repeat(content, times)
+            second = np.concatenate([[False], whole[1:] == whole[:-1]])
+            kind = np.where(second, np.where(whole % FAULT_EVERY == TWICE, _COPY, _MALFORMED), _SOUND)
+            kind[(whole % FAULT_EVERY == UNRESOLVED)] = _UNRESOLVED
+            partition = self._partitions(whole)
+            offset = np.zeros_like(whole)
+            ranges = {}
+            for number in range(PARTITIONS):
+                mine = partition == number
+                start, count = int(ends[number]), int(mine.sum())
+                offset[mine] = np.arange(start, start + count)
+                # Behind them lies the marker of their transaction.
+                ends[number] = start + count + 1
+                ranges[number] = OffsetRange(start, start + count + 1)
+            piece = Slice(
+                self.stream.name,
+                self.stream.topic,
+                self.topic_id,
+                0,
+                ordinal,
+                ranges,
+                BEGIN + timedelta(seconds=ordinal),
+            )
+            yield Chunk(piece, whole, kind, partition, offset)
+
+    def _partitions(self, content: NDArray[np.int64]) -> NDArray[np.int64]:
+        """By the CRC32 of the order's key, as librdkafka's own default does; malformed ones go with their neighbour."""
+        import numpy as np
+
+        numbers, back = np.unique(content // (3 * LIVING) * LIVING + content % LIVING, return_inverse=True)
+        hashed = np.array([zlib.crc32(b"o%d" % number) % PARTITIONS for number in numbers.tolist()])
+        return hashed[back]
+
+    def write(self) -> None:
+        """Write plans and tables."""
+        starts: dict[int, int | None] = dict.fromkeys(range(PARTITIONS), 0)
+        self.ledger.open_generation(Generation(self.stream.name, self.stream.topic, self.topic_id, 0, starts, BEGIN))
+        batch: list[Chunk] = []
+        for chunk in self.chunks():
+            self.records += len(chunk.content)
+            batch.append(chunk)
+            if len(batch) == SLICES_A_COMMIT:
+                self._commit(batch)
+                batch = []
+        if batch:
+            self._commit(batch)
+
+    def _commit(self, batch: list[Chunk]) -> None:
+        """The slices of some chunks, and one of the first tier with what of them was unresolved."""
+        back = _TierSlice.of(self, batch)
+        self.ledger.add([chunk.piece for chunk in batch])
+        self.ledger.add([back.piece])
+        tables: dict[str, list[pa.Table]] = {name: [] for name in ("raw", "events", "rejects", "dlq", "metrics")}
+        for chunk in batch:
+            self._add(tables, chunk)
+        back.add(tables)
+        last = batch[-1].piece.ordinal
+        runs = {self.stream.topic: (Run(0, last, 1),), back.piece.topic: (Run(0, back.piece.ordinal, 1),)}
+        self._current(batch, back.piece.key, Fold(BASE, last + 1, runs))
+        for name, parts in tables.items():
+            _append(self.lake.path(self.stream.name, name), parts)
+
+    def _add(self, tables: dict[str, list[pa.Table]], chunk: Chunk) -> None:
+        good, bad = chunk.where(_SOUND, _COPY), chunk.where(_UNRESOLVED, _MALFORMED)
+        counts = {
+            "raw": len(chunk.content), "events": len(good.content), "rejects": len(bad.content), "tombstones": 0,
+            "superseded": 0,
+        }  # fmt: skip
+        rows = {"raw": None, "events": len(good.content), "rejects": len(bad.content), "dlq": len(bad.content)}
+        tables["raw"].append(_raw(chunk))
+        tables["events"].append(_events(good, chunk.piece.key, 0))
+        tables["rejects"].append(_rejects(bad, self.stream))
+        tables["dlq"].append(_dlq(bad, self.stream))
+        for name, many in {**rows, "metrics": 0}.items():
+            sent = {"sent": len(bad.content)} if name == "dlq" else counts
+            tables[name].append(_proof(Proof(chunk.piece, 1, many, sent if name != "raw" else {})))
+
+    def _current(self, batch: list[Chunk], tier: str, fold: Fold) -> None:
+        """The keys whose last version is in these slices, and the fold that says which slices are in the table."""
+        import pyarrow as pa
+        from deltalake import DeltaTable
+
+        path = self.lake.path(self.stream.name, "current")
+        parts = []
+        for chunk in batch:
+            # A key's last content is the third; of the keys that still live at the end, whatever came last.
+            lasting = chunk.where(_SOUND, _UNRESOLVED)
+            final = (lasting.versions == 3) | (lasting.content + LIVING >= self.contents)
+            kept = Chunk(
+                chunk.piece,
+                *[column[final] for column in (lasting.content, lasting.kind, lasting.partition, lasting.offset)],
+            )
+            rows = _events(kept, BASE, 0).drop_columns(["attempt", "retries"])
+            by = pa.array([chunk.piece.key, tier]).take(pa.array((kept.kind == _UNRESOLVED).astype("int64")))
+            parts.append(rows.append_column("updated_by_slice", by))
+        if DeltaTable.is_deltatable(path):
+            DeltaTable(path).delete("proof IS NOT NULL")
+        parts.append(pa.table({"slice": [BASE], "proof": [fold.to_json()]}))
+        _append(path, parts)
+
+
+@dataclass
+class _TierSlice:
+    """A slice of the first tier, whose records are all accepted."""
+
+    maker: Maker
+    piece: Slice
+    chunks: list[Chunk]
+
+    @classmethod
+    def of(cls, maker: Maker, batch: list[Chunk]) -> _TierSlice:
+        chunks = [chunk.where(_UNRESOLVED) for chunk in batch]
+        ordinal = batch[0].piece.ordinal // SLICES_A_COMMIT
+        many = sum(len(chunk.content) for chunk in chunks)
+        start = maker.tier_end
+        maker.tier_end = start + many
+        planned_at = batch[-1].piece.planned_at + timedelta(milliseconds=500)
+        tier = maker.stream.tier_topics[0]
+        ranges = {0: OffsetRange(start, start + many)}
+        return cls(maker, Slice(maker.stream.name, tier, "T" * 22, 0, ordinal, ranges, planned_at), chunks)
+
+    def add(self, tables: dict[str, list[pa.Table]]) -> None:
+        many = sum(len(chunk.content) for chunk in self.chunks)
+        counts = {"raw": many, "events": many, "rejects": 0, "tombstones": 0, "superseded": 0}
+        tables["events"] += [_events(chunk, self.piece.key, 1) for chunk in self.chunks]
+        for name, rows in {"raw": many, "events": many, "rejects": 0, "metrics": 0}.items():
+            tables[name].append(_proof(Proof(self.piece, 1, rows, counts)))
+
+
+def _same(text: str | None, many: int) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array([text], pa.string()).take(pa.array([0] * many, pa.int64()))
+
+
+def _number(value: int, many: int) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    return pa.array(np.full(many, value), pa.int32())
+
+
+def _raw(chunk: Chunk) -> pa.Table:
+    import pyarrow as pa
+
+    many = len(chunk.content)
+    return pa.table(
+        {
+            "slice": _same(chunk.piece.key, many),
+            "topic": _same(chunk.piece.topic, many),
+            "generation": _number(0, many),
+            "partition": pa.array(chunk.partition, pa.int32()),
+            "offset": pa.array(chunk.offset),
+            "timestamp": chunk.times,
+            "timestamp_type": _number(0, many),
+            "key": chunk.keys.cast(pa.binary()),
+            "value": chunk.values(),
+        }
+    )
+
+
+def _origins(chunk: Chunk, key: str) -> dict[str, pa.Array]:
+    import pyarrow as pa
+
+    many = len(chunk.content)
+    return {
+        "slice": _same(key, many),
+        "origin_topic": _same(chunk.piece.topic, many),
+        "origin_generation": _number(0, many),
+        "origin_partition": pa.array(chunk.partition, pa.int32()),
+        "origin_offset": pa.array(chunk.offset),
+        "origin_timestamp": chunk.times,
+    }
+
+
+def _events(chunk: Chunk, key: str, retries: int) -> pa.Table:
+    import pyarrow as pa
+
+    many, versions = len(chunk.content), chunk.versions
+    amount = pa.array([Decimal("12.50")], pa.decimal128(12, 2)).take(pa.array([0] * many, pa.int64()))
+    return pa.table(
+        {
+            **_origins(chunk, key),
+            "attempt": _number(1, many),
+            "retries": _number(retries, many),
+            "key": chunk.keys,
+            "version": pa.array(versions, pa.int32()),
+            "event_time": chunk.times,
+            "order_id": chunk.keys,
+            "status": pa.array(STATES).take(pa.array(versions - 1)),
+            "customer_id": _same("c1", many),
+            "amount": amount,
+        }
+    )
+
+
+def _sent_to(chunk: Chunk, stream: Stream) -> pa.Array:
+    import pyarrow as pa
+
+    places = pa.array([stream.tier_topics[0], stream.parked_topic])
+    return places.take(pa.array((chunk.kind == _MALFORMED).astype("int64")))
+
+
+def _reasons(chunk: Chunk) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array(["unresolved", "malformed"]).take(pa.array((chunk.kind == _MALFORMED).astype("int64")))
+
+
+def _rejects(chunk: Chunk, stream: Stream) -> pa.Table:
+    import pyarrow as pa
+
+    many = len(chunk.content)
+    return pa.table(
+        {
+            **_origins(chunk, chunk.piece.key),
+            "attempt": _number(1, many),
+            "retries": _number(0, many),
+            "reason": _reasons(chunk),
+            "detail": _same("", many),
+            "key": chunk.keys.cast(pa.binary()),
+            "value": chunk.values(),
+            "next_topic": _sent_to(chunk, stream),
+            "first_failed_at": chunk.times,
+        }
+    )
+
+
+def _dlq(chunk: Chunk, stream: Stream) -> pa.Table:
+    import pyarrow as pa
+
+    many = len(chunk.content)
+    return pa.table(
+        {
+            **_origins(chunk, chunk.piece.key),
+            "attempt": _number(1, many),
+            "retries": _number(0, many),
+            "reason": _reasons(chunk),
+            "detail": _same("", many),
+            "next_topic": _sent_to(chunk, stream),
+            "first_failed_at": chunk.times,
+            "published_at": chunk.times,
+        }
+    )
+
+
+def _proof(proof: Proof) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table({"slice": [proof.key], "proof": [proof.to_json()]})
+
+
+def _append(path: str, parts: list[pa.Table]) -> None:
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    whole = pa.concat_tables([part for part in parts if len(part)], promote_options="default")
+    write_deltalake(path, whole, mode="append", partition_by=["slice"], schema_mode="merge")

@@ -1,0 +1,62 @@
+"""The large tables of the benchmarks are sound: nothing that looks at them finds an error, and all faults are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assets.streams.orders import STREAM
+from bench import tables
+from highwater.partition_counts import eras
+from highwater.partitioners import Choice, Partitioner
+from orchestration import follower_checks, origin_checks
+from orchestration.key_places import key_places
+from orchestration.offset_queries import in_raw
+from orchestration.origin_counts import count_ends
+from orchestration.plan_checks import all_seams, offsets_as_planned
+from orchestration.standing import attempts
+from orchestration.version_checks import missing_checks, over_the_stream, version_checks
+from resources.lake import Lake
+from resources.ledger import Ledger
+
+
+def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rounds of 40 keys in five slices; each fault once in 25 records."""
+    for name, value in {"LIVING": 40, "FAULT_EVERY": 25, "SLICES_A_COMMIT": 2}.items():
+        monkeypatch.setattr(tables, name, value)
+    lake, ledger = Lake(str(tmp_path / "lake")), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    maker = tables.Maker(STREAM, lake, ledger, "A" * 22, 360, 75)
+    maker.write()
+    faults = sum(number % 25 in {tables.TWICE, tables.MALFORMED} for number in range(360))
+    malformed = sum(number % 25 == tables.MALFORMED for number in range(360))
+    assert maker.records == 360 + faults
+
+    ends = count_ends(ledger, lake, STREAM)
+    assert (ends.produced, ends.accepted, ends.parked, ends.error) == (
+        maker.records,
+        360 + faults - malformed,
+        malformed,
+        None,
+    )
+    found = over_the_stream(lake, STREAM)
+    assert {name: verdict.text for name, verdict in found.items() if not verdict.passed} == {}
+    assert found["one_content_a_version"].numbers["second_deliveries"] == faults - malformed
+
+    pieces = ledger.slices(STREAM.name)
+    standing = attempts(lake, STREAM)
+    assert all_seams(ledger, STREAM, pieces) == []
+    assert [piece.key for piece in pieces if standing.lacking(piece.key)] == []
+    keys = [piece.key for piece in pieces if piece.topic == STREAM.topic]
+    checks = {
+        "as planned": offsets_as_planned(in_raw(ledger, lake, STREAM, keys)),
+        "accounted": origin_checks.offsets_accounted_for(ledger, lake, STREAM, keys),
+        "follows": follower_checks.current_follows_events(ledger, lake, STREAM, keys),
+        **version_checks(lake, STREAM, keys),
+        **missing_checks(lake, STREAM, keys),
+    }
+    assert {(name, key): one.text for name, by in checks.items() for key, one in by.items() if not one.passed} == {}
+
+    places = key_places(lake, STREAM, eras([p for p in pieces if p.topic == STREAM.topic], []))
+    assert places.several == 0
+    assert next(iter(places.shares)) == Choice(Partitioner.CRC32, tables.PARTITIONS)
