@@ -18,6 +18,7 @@ from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, 
 from assets.layout import Layout
 from assets.origins import DLQ, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
 from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
+from assets.sent import see_kept
 from assets.work import SliceReport, Work
 from highwater.envelope import ORIGIN
 from highwater.errors import TemporaryError
@@ -59,6 +60,7 @@ def materialise(work: Work) -> list[SliceReport]:
     Raises:
         TemporaryError: raw of a slice is not there yet.
         BreakerOpenError: the stream's breaker lets none of them be decided.
+        TakenBackError: an event that was sent to the topic of accepted events would be rejected; nothing was committed.
         RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
@@ -180,6 +182,8 @@ def _decide(standing: Standing, published: Standing, work: Work, slices: Sequenc
         try:
             measured = {row["slice"]: _plain(row.asDict()) for row in _measure(work.stream, rows).collect()}
             see_within_limit(work, slices, standing.proofs, measured)
+            again = [piece.key for piece in slices if piece.key in standing.proofs]
+            see_kept(work, again, rows.where(_alive() & F.col("reason").isNull()))
         except BaseException:
             let_go(rows.unpersist, work)
             raise

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from bench import auditing, backlog, growth, latency, producing, report, ticks
+from bench import auditing, backlog, growth, latency, producing, publishing, report, ticks
 from bench.harness import Result
 from bench.world import World, opened
 
@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, tuple[Callable[[World, int, int], Result], int]] = {
     "i": (backlog.slice_sizes, 0),
     "j": (producing.reliable_against_bare, 200_000),
     "k": (auditing.looking, 1_000_000),
+    "l": (publishing.publication_against_bare, 100_000),
 }
 
 # These take minutes whatever the rounds: they make large tables first.

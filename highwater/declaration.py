@@ -128,6 +128,20 @@ class Foreign:
 
 
 @dataclass(frozen=True)
+class Accepted:
+    """Where accepted events are sent to, for others to read.
+
+    Args:
+        topic: its name.
+        horizon: an event is not sent if the same content of its version was accepted before, and published no longer
+            than this before it.
+    """
+
+    topic: str
+    horizon: timedelta = timedelta(days=7)
+
+
+@dataclass(frozen=True)
 class Alerts:
     """Beyond what somebody is to be told.
 
@@ -226,6 +240,7 @@ CHECKS: Mapping[str, Severity] = MappingProxyType(
         "rejects_published": Severity.ERROR,
         "versions_in_order": Severity.ERROR,
         "current_follows_events": Severity.ERROR,
+        "events_published": Severity.ERROR,
     }
 )
 # Those that can be judged before anything downstream of their table is written: the others need what is downstream.
@@ -281,6 +296,7 @@ class Stream:
             that is missing is told then. None where versions may have gaps, or are times.
         checks: for each check that shall have another severity than in `CHECKS` which one.
         breaker: when slices are no longer decided.
+        publishes: where accepted events are sent to; None if nowhere.
     """
 
     name: str
@@ -306,6 +322,7 @@ class Stream:
     first_version: int | None = None
     checks: Mapping[str, Severity] = field(default_factory=lambda: CHECKS)
     breaker: Breaker = field(default_factory=Breaker)
+    publishes: Accepted | None = None
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -403,6 +420,7 @@ def _problems(stream: Stream) -> list[str]:
     if not 0 <= stream.alerts.reject_ratio <= 1 or stream.alerts.parked < 0:
         found.append("alerts: the reject ratio must be between 0 and 1, the number of parked records 0 or more")
     found += _breaker_problems(stream.breaker)
+    found += _accepted_problems(stream)
     if not found:
         found += _typed_problems(stream)
     return found
@@ -416,6 +434,20 @@ def _breaker_problems(breaker: Breaker) -> list[str]:
         found.append("breaker: least_records, slices and failures must be 1 or more")
     if breaker.cool_down < timedelta(0):
         found.append("breaker: the cool-down cannot be negative")
+    return found
+
+
+def _accepted_problems(stream: Stream) -> list[str]:
+    accepted = stream.publishes
+    if accepted is None:
+        return []
+    found = []
+    if not _TOPIC.fullmatch(accepted.topic):
+        found.append(f"publishes: {accepted.topic!r} is no topic name")
+    if accepted.topic in stream.all_topics:
+        found.append(f"publishes: {accepted.topic!r} is read by the stream itself")
+    if accepted.horizon < timedelta(0):
+        found.append("publishes: the horizon cannot be negative")
     return found
 
 

@@ -22,6 +22,10 @@ REASON = "highwater.reason"
 DETAIL = "highwater.detail"
 SLICE = "highwater.slice"
 FIRST_FAILED_AT = "highwater.first_failed_at"
+# On the topic of accepted events alone.
+LATE = "highwater.late"
+REVISION = "highwater.revision"
+RETRACTED = "highwater.retracted"
 
 # Room that a DLQ topic must have beyond the main topic's largest record.
 MOST_BYTES = 16 * 1024

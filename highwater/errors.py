@@ -101,8 +101,12 @@ class RejectsOverLimitError(PermanentError):
     """So many records of a slice would be rejected that it is left undecided as a whole."""
 
 
+class TakenBackError(PermanentError):
+    """An event that was sent to the topic of accepted events would be one no more (I6)."""
+
+
 class TopicDriftError(PermanentError):
-    """A DLQ topic is not set up as the stream's declaration and its main topic ask for."""
+    """A topic that is published to is not set up as the stream's declaration and its main topic ask for."""
 
 
 class ForeignMemberError(PermanentError):

@@ -24,6 +24,7 @@ from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_checks import all_seams
 from orchestration.plan_status import DlqStatus, stream_status
 from orchestration.producer_audit import judged_producers
+from orchestration.published_checks import standing_line
 from orchestration.standing import attempts
 from orchestration.unread import Ages, unread_ages
 from orchestration.version_checks import over_the_stream
@@ -112,6 +113,7 @@ class Audit:
         eras: generations of the topic, and when partitions were added.
         producers: by name what the rules say of a producer.
         keys: where the topic's keys are; None if it was not asked for.
+        published: how far accepted events are sent; empty of a stream that sends none.
     """
 
     stream: str
@@ -134,6 +136,7 @@ class Audit:
     eras: Sequence[Era] = ()
     producers: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
     keys: KeyPlaces | None = None
+    published: str = ""
 
     @property
     def errors(self) -> list[str]:
@@ -170,7 +173,7 @@ class Audit:
         lines += [f"warning: {text}" for text in self._told("warning")]
         lines += [f"warning: {text}" for text in (self.keys.warnings if self.keys else [])]
         lines += self.keys.lines if self.keys else []
-        lines += [self.endurance] if self.endurance else []
+        lines += [line for line in (self.published, self.endurance) if line]
         return [*lines, *[held.line for held in self.held if not held.error]]
 
     @property
@@ -276,6 +279,7 @@ class Audit:
             "versions": {name: one.to_plain() for name, one in self.versions.items()},
             "seams": [*self.seams],
             "failing_now": [*self.failing],
+            "published": self.published,
         }
 
 
@@ -373,6 +377,7 @@ def audit(
         eras=found_eras,
         producers=producers,
         keys=key_places(lake, stream, found_eras) if keys else None,
+        published=standing_line(lake, stream),
     )
 
 

@@ -18,7 +18,7 @@ from highwater.declaration import Severity
 from highwater.errors import BlockedError
 from orchestration.check_results import warned
 from orchestration.checks import CHECKS
-from orchestration.stream_assets import table_key, tables_of
+from orchestration.stream_assets import PUBLISHED, table_key, tables_of
 
 if TYPE_CHECKING:
     from dagster._core.storage.asset_check_execution_record import AssetCheckPartitionInfo
@@ -75,5 +75,5 @@ def _blocking_above(stream: Stream, table: str) -> list[dg.AssetCheckKey]:
 
 def _above(stream: Stream, table: str) -> set[str]:
     """The tables that a table is made from, however many lie in between."""
-    direct = next((one.above for one in tables_of(stream) if one.name == table), ())
+    direct = next((one.above for one in (*tables_of(stream), PUBLISHED) if one.name == table), ())
     return set(direct).union(*(_above(stream, name) for name in direct))

@@ -28,8 +28,8 @@ from resources.breakers import Judgement
 if TYPE_CHECKING:
     from assets.work import Work
 
-# Its failure is of the topic or of Kafka, and the breaker does not stop it.
-NOT_WATCHED = "raw"
+# Their failures are of a topic or of Kafka, and the breaker does not stop them.
+NOT_WATCHED = frozenset({"raw", "published"})
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def watched(work: Work, table: str, tries_so_far: int) -> Iterator[None]:
         table: the table.
         tries_so_far: tries of this step that failed before.
     """
-    if table == NOT_WATCHED:
+    if table in NOT_WATCHED:
         yield
         return
     try:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from orchestration.checks import stream_checks
-from orchestration.jobs import audit_job, slice_job
+from orchestration.jobs import audit_job, publish_job, slice_job
 from orchestration.observation import topic_asset
 from orchestration.operator_jobs import acceptance_jobs, breaker_jobs, parked_jobs, rebuild_jobs
 from orchestration.resources import default_resources
 from orchestration.schedules import daily_audit, hourly
-from orchestration.sensors import alerts_sensor, stream_sensors
+from orchestration.sensors import alerts_sensor, published_sensor, stream_sensors
 from orchestration.stream_assets import table_assets
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def build_defs(
 
 def _stream_defs(stream: Stream, *, running: bool) -> dg.Definitions:
     job, audit = slice_job(stream), audit_job(stream)
+    publishing = publish_job(stream) if stream.publishes else None
     return dg.Definitions(
         assets=[topic_asset(stream), *table_assets(stream)],
         asset_checks=stream_checks(stream),
@@ -74,7 +75,11 @@ def _stream_defs(stream: Stream, *, running: bool) -> dg.Definitions:
             *parked_jobs(stream),
             *breaker_jobs(stream),
             *rebuild_jobs(stream),
+            *([publishing] if publishing else []),
         ],
-        sensors=stream_sensors(stream, job, running=running),
+        sensors=[
+            *stream_sensors(stream, job, running=running),
+            *([published_sensor(stream, publishing, running=running)] if publishing else []),
+        ],
         schedules=[hourly(stream, job), daily_audit(stream, audit)],
     )

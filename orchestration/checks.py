@@ -17,6 +17,7 @@ from orchestration import (
     metadata,
     origin_checks,
     plan_checks,
+    published_checks,
     standing,
     version_checks,
 )
@@ -161,6 +162,17 @@ CHECKS = (
         },
         lambda ask, stream, keys: version_checks.missing_checks(ask.lake, stream, keys),
         version_checks.counted_names,
+    ),
+    Checks(
+        "published",
+        ("events",),
+        {
+            published_checks.PUBLISHED: (
+                "Every event of the slice was sent or is a second delivery, and nothing else was sent of it."
+            )
+        },
+        lambda ask, stream, keys: published_checks.events_published(ask.lake, stream, keys),
+        published_checks.names,
     ),
 )
 

@@ -39,7 +39,7 @@ def lookup_guards(ledger: Ledger, lake: Lake, stream: Stream) -> list[Guard]:
 def guards_of(table: str, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[Guard]:
     """The breakers of what a step asks that takes slices through a table."""
     lookups = lookup_guards(ledger, lake, stream) if table in {"events", "rejects"} else []
-    brokers = [kafka_guard(ledger, kafka)] if table in {"raw", "dlq"} else []
+    brokers = [kafka_guard(ledger, kafka)] if table in {"raw", "dlq", "published"} else []
     return [lake_guard(ledger, lake, stream), *lookups, *brokers]
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from highwater import settings as names
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, TopicAbsentError
 from highwater.topic_rules import Level, judge
-from resources.dlq_topics import see_no_drift
+from resources.dlq_topics import see_accepted, see_no_drift
 from resources.groups import denied, see_no_member
 from resources.lake import open_table
 from resources.topic_facts import stamped_by_broker, topic_facts
@@ -110,6 +110,9 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
     if found.error is None:
         yield from _rules(deployment, stream)
         yield _tried(f"DLQ topics of {stream.name}", lambda: see_no_drift(deployment.kafka(), stream))
+        if stream.publishes is not None:
+            what = f"topic of accepted events {stream.publishes.topic}"
+            yield _tried(what, lambda: see_accepted(deployment.kafka(), stream))
         for one in stream.foreign_topics:
             yield _foreign(deployment, one)
         yield _tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))

@@ -6,15 +6,15 @@ on them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import dagster as dg
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES, RunRecord
 
-from orchestration.requests import PastRun, keys_named
-from orchestration.stream_assets import STREAM_TAG, table_keys
+from orchestration.requests import PUBLISH, PURPOSE, PastRun, keys_named
+from orchestration.stream_assets import PUBLISHED, STREAM_TAG, table_key, table_keys
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -27,7 +27,7 @@ RETRY_GRACE = timedelta(minutes=5)
 
 
 def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
-    """The runs of the last day that named slices of the stream, and all that have not ended.
+    """The runs of the last day that took slices of the stream through its tables, and all that have not ended.
 
     Args:
         instance: Dagster's instance.
@@ -35,6 +35,17 @@ def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str]
         order: the stream's keys in Dagster's order.
         now: the time, in UTC.
     """
+    return _past(instance, order, now, lambda record: _is_of(stream, record))
+
+
+def past_publishing(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
+    """The same of runs that sent accepted events; those that succeeded are left out, since they sent all they named."""
+    return _past(instance, order, now, lambda record: _publishes(stream, record) and not record.dagster_run.is_success)
+
+
+def _past(
+    instance: dg.DagsterInstance, order: Sequence[str], now: datetime, wanted: Callable[[RunRecord], bool]
+) -> list[PastRun]:
     unfinished = instance.get_run_records(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES), limit=RECORDS)
     recent = instance.get_run_records(dg.RunsFilter(updated_after=now - MEMORY), limit=RECORDS)
     records = {record.dagster_run.run_id: record for record in (*unfinished, *recent)}
@@ -42,12 +53,20 @@ def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str]
     return [
         PastRun(keys_named(record.dagster_run.tags, order, position), _ended_at(record, now))
         for record in records.values()
-        if _is_of(stream, record)
+        if wanted(record)
     ]
+
+
+def _publishes(stream: Stream, record: RunRecord) -> bool:
+    run = record.dagster_run
+    asked = run.tags.get(STREAM_TAG) == stream.name and run.tags.get(PURPOSE) == PUBLISH
+    return asked or table_key(stream, PUBLISHED.name) in (run.asset_selection or ())
 
 
 def _is_of(stream: Stream, record: RunRecord) -> bool:
     run = record.dagster_run
+    if run.tags.get(PURPOSE) == PUBLISH:
+        return False
     return run.tags.get(STREAM_TAG) == stream.name or bool(set(table_keys(stream)) & set(run.asset_selection or ()))
 
 

@@ -10,7 +10,8 @@ import dagster as dg
 
 from highwater.errors import UnbalancedError
 from orchestration.failures import told_to_dagster
-from orchestration.stream_assets import STREAM_TAG, table_key, table_keys
+from orchestration.requests import PUBLISH, PURPOSE
+from orchestration.stream_assets import PUBLISHED, STREAM_TAG, table_key, table_keys
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -29,6 +30,17 @@ def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
         description=f"Takes slices of {stream.name} through {', '.join(key.path[-1] for key in table_keys(stream))}.",
         executor_def=dg.in_process_executor,
         tags={STREAM_TAG: stream.name},
+    )
+
+
+def publish_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
+    """The job `<stream>_publish`, of streams that publish: it sends accepted events, without Spark."""
+    return dg.define_asset_job(
+        f"{stream.name}_publish",
+        selection=dg.AssetSelection.assets(table_key(stream, PUBLISHED.name)),
+        description=f"Sends the accepted events of slices of {stream.name}; a slice waits for those before it.",
+        executor_def=dg.in_process_executor,
+        tags={STREAM_TAG: stream.name, PURPOSE: PUBLISH},
     )
 
 

@@ -148,7 +148,7 @@ def _progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offs
         limit=MOST_A_TICK + 1,
         topic_id=one.state.topic_id,
     )
-    done = _leading(lake, stream, behind[:MOST_A_TICK])
+    done = leading(lake, stream, behind[:MOST_A_TICK])
     generations = ledger.generations(stream.name, one.topic)
     last = behind[done - 1] if done else known
     offsets = prefix(behind, {piece.key for piece in behind[:done]}, one.planned, generations)
@@ -171,7 +171,7 @@ def _last_known(ledger: Ledger, one: Looked, has: Offsets) -> Slice | None:
     return None
 
 
-def _leading(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> int:
+def leading(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> int:
     """How many slices from the first one on are done."""
     count, width = 0, FIRST_LOOK
     while count < len(pieces):

@@ -24,6 +24,7 @@ PRIORITY = "dagster/priority"
 TIER_PRIORITY = "-1"
 RETRY = "retry"
 PROBE = "probe"
+PUBLISH = "publish"
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Request:
     Args:
         keys: the slices, in Dagster's order, which is the order of insertion.
         attempt: 1 for the first run of these slices; one more for each run of the last day that left them undone.
-        purpose: who asks: `plan`, `retry`, `repair` or `probe`.
+        purpose: who asks: `plan`, `retry`, `repair`, `probe` or `publish`.
         at: when repair asks, in UTC.
         tier: whether they are slices of tiers.
         raw_alone: whether they are only to be read from Kafka, not decided: the stream's breaker is not closed.

@@ -15,6 +15,7 @@ from highwater.errors import TemporaryError
 from highwater.log_fields import fields
 from orchestration import alerts
 from orchestration.mirror import mirror
+from orchestration.publishing import publish
 from orchestration.resources import settings
 from orchestration.ticks import Tick, plan, repair, retry, run_requests
 from resources.webhook import post
@@ -32,7 +33,15 @@ RETRY_SECONDS = 10
 REPAIR_SECONDS = 60
 # Ordinary tools see what is done so long afterwards, at the most.
 MIRROR_SECONDS = 30
+# Events go out so long after their slice is done, at the most, beside the run itself.
+PUBLISH_SECONDS = 20
 ALERT_SECONDS = 60
+
+
+def published_sensor(stream: "Stream", job: "UnresolvedAssetJobDefinition", *, running: bool) -> dg.SensorDefinition:
+    """The sensor of a stream that publishes; it starts stopped unless `running`."""
+    status = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
+    return _sensor(stream, job, PUBLISHER, status)
 
 
 def stream_sensors(
@@ -102,6 +111,17 @@ SHELLS = (
             f"Sets the consumer group {stream.group} to what of {stream.topic} and its tiers is done, so that ordinary "
             "tools see the lag. Nothing reads these offsets."
         ),
+    ),
+)
+
+PUBLISHER = Shell(
+    "published",
+    PUBLISH_SECONDS,
+    frozenset({"lake", "ledger"}),
+    publish,
+    lambda stream: (
+        f"Requests {stream.name}/published for the slices that are done, without a gap from the first one on: "
+        f"one run at a time sends their events to {stream.publishes.topic if stream.publishes else ''}."
     ),
 )
 

@@ -43,6 +43,8 @@ class Table:
         above: the tables that it is made from; `kafka` is the topic.
         pool: whether runs take turns here.
         engine: what computes it.
+        spark: whether a session is opened for it.
+        kinds: what else it is made of, beside Delta.
     """
 
     name: str
@@ -50,6 +52,8 @@ class Table:
     above: tuple[str, ...]
     pool: bool = False
     engine: str = "spark"
+    spark: bool = True
+    kinds: frozenset[str] = frozenset()
 
     def stage(self) -> Stage:
         """The function that materialises it, imported when a run needs it."""
@@ -76,6 +80,17 @@ METRICS = Table(
     ("events", "current"),
     pool=True,
     engine="python",
+)
+
+# No part of the job that takes slices through the tables: it follows the prefix of slices that are done.
+PUBLISHED = Table(
+    "published",
+    "Which events were sent to the topic of accepted events, each once and in the order of its origin.",
+    ("events", "dlq"),
+    pool=True,
+    engine="python",
+    spark=False,
+    kinds=frozenset({"kafka"}),
 )
 
 
@@ -114,7 +129,7 @@ def topic_spec(stream: "Stream") -> dg.AssetSpec:
 
 def table_assets(stream: "Stream") -> list[dg.AssetsDefinition]:
     """The tables of a stream."""
-    return [_table_asset(stream, table) for table in tables_of(stream)]
+    return [_table_asset(stream, table) for table in (*tables_of(stream), *([PUBLISHED] if stream.publishes else []))]
 
 
 def _table_asset(stream: "Stream", table: Table) -> dg.AssetsDefinition:
@@ -124,13 +139,13 @@ def _table_asset(stream: "Stream", table: Table) -> dg.AssetsDefinition:
         partitions_def=slices_of(stream),
         backfill_policy=dg.BackfillPolicy.single_run(),
         group_name=stream.name,
-        kinds={table.engine, "deltalake"},
+        kinds={table.engine, "deltalake", *table.kinds},
         owners=[stream.owner],
         tags={STREAM_TAG: stream.name},
         description=metadata.description(stream, table.what),
         metadata=metadata.of_stream(stream),
         pool=f"{stream.name}_{table.name}" if table.pool else None,
-        required_resource_keys={"kafka", "ledger", "lake", "spark"},
+        required_resource_keys={"kafka", "ledger", "lake", *(["spark"] if table.spark else [])},
     )
     def materialise(context: dg.AssetExecutionContext) -> None:
         materialise_slices(context, stream, table)
@@ -147,9 +162,9 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
 
     tries = context.op_execution_context.retry_number
     named = fields(stream=stream.name, table=table.name, **of_slices(context.partition_keys))
-    with named, told_to_dagster(tries, context.resources.spark.interrupt):
+    with named, told_to_dagster(tries, context.resources.spark.interrupt if table.spark else nothing):
         see_not_blocked(context.instance, stream, table.name, context.partition_keys)
-        work = _work(context, stream, context.partition_keys)
+        work = _work(context, stream, context.partition_keys, spark=table.spark)
         guards = guards_of(table.name, work.ledger, work.kafka, work.lake, stream)
         with watched(work, table.name, tries), guarded(*guards):
             reports = table.stage()(work)
@@ -160,7 +175,11 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
             context.add_asset_metadata(found, partition_key=report.piece.key)
 
 
-def _work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[str]) -> "Work":
+def nothing() -> None:
+    """Stop nothing: no work goes on elsewhere."""
+
+
+def _work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[str], *, spark: bool) -> "Work":
     from assets.work import Work
 
     ledger = context.resources.ledger.open()
@@ -171,7 +190,8 @@ def _work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[st
     return Work(
         stream=stream,
         slices=slices,
-        spark=context.resources.spark.session(),
+        # Who has none asks it for nothing.
+        spark=context.resources.spark.session() if spark else None,  # type: ignore[arg-type]
         lake=context.resources.lake.open(),
         ledger=ledger,
         kafka=context.resources.kafka.open(),

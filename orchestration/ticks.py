@@ -237,7 +237,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     ledger, lake = resources.ledger.open(), resources.lake.open()
     see_kafka_awake(ledger, now)
     order = list(instance.get_dynamic_partitions(stream.partitions_name))
-    page, cursor = _next_page(ledger, stream, cursor)
+    page, cursor = next_page(ledger, stream, cursor)
     lost = _lost(page, order, now)
     strange, suspects = _suspects(instance, ledger, stream, order)
     slices = {piece.key: piece for piece in (*suspects, *page)}
@@ -276,7 +276,7 @@ def held_lines(breaker: Circuit, held: Held, rests: bool) -> list[str]:  # noqa:
     return [*breaker_lines(breaker, rests), *probe, *waiting]
 
 
-def _next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
+def next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
     """The slices after the cursor, and the cursor behind them, or OLDEST.
 
     The cursor says where to look, never what is true: one that means nothing to the ledger begins again.

@@ -1,6 +1,6 @@
-"""The topics of a stream's DLQ: created as they must be, and held against that afterwards.
+"""The topics of a stream's DLQ, and that of its accepted events: created as they must be, and held against that.
 
-What belongs here: their settings, and why. What does not: what is sent to them (`assets.dlq`).
+What belongs here: their settings, and why. What does not: what is sent to them (`assets.dlq`, `assets.published`).
 """
 
 from __future__ import annotations
@@ -65,6 +65,53 @@ def ensure(kafka: Kafka, stream: Stream) -> dict[str, Shape]:
             _create(kafka, topic, roomy[topic])
             rooms[topic] = roomy[topic].config[ROOM]
     return {topic: replace(shape, config={**shape.config, ROOM: rooms[topic]}) for topic, shape in wanted.items()}
+
+
+def ensure_accepted(kafka: Kafka, stream: Stream) -> Shape:
+    """Create the topic of accepted events where it is absent, and check one that is there.
+
+    How long it keeps records, and whether it compacts them, is its readers' business: it begins as the main topic is.
+
+    Returns:
+        How it is set up.
+
+    Raises:
+        As `ensure`.
+    """
+    topic, main, wanted = _accepted(kafka, stream)
+    found = _there(kafka, [topic]).get(topic)
+    if found is None:
+        kept = {name: main.config[name] for name in ("retention.ms", "retention.bytes")}
+        wanted = replace(wanted, config={"cleanup.policy": "delete", **kept, **wanted.config})
+        _create(kafka, topic, wanted)
+        return wanted
+    _see_no_drift(kafka, topic, wanted, found)
+    return found
+
+
+def see_accepted(kafka: Kafka, stream: Stream) -> str:
+    """Check the topic of accepted events, and do not create it; returns what was found, in words.
+
+    Raises:
+        As `ensure`.
+    """
+    topic, _, wanted = _accepted(kafka, stream)
+    found = _there(kafka, [topic]).get(topic)
+    if found is None:
+        return "is not there yet: it is created with the first slice that is published"
+    _see_no_drift(kafka, topic, wanted, found)
+    return f"{found.partitions} partitions, set up as it must be"
+
+
+def _accepted(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
+    """The topic of accepted events, how the main topic is set up, and what of that it must have too."""
+    assert stream.publishes is not None, "only streams that publish have the topic"
+    main = _shape(kafka, stream.topic)
+    needed = {
+        ROOM: str(int(main.config[ROOM]) + MOST_BYTES),
+        "min.insync.replicas": main.config["min.insync.replicas"],
+    }
+    return stream.publishes.topic, main, replace(main, config=needed)
 
 
 def see_no_drift(kafka: Kafka, stream: Stream) -> str:
@@ -199,5 +246,5 @@ def _good(name: str, wanted: str, found: str) -> bool:
 
 def _drift(topic: str, wanted: str, found: str, command: str) -> TopicDriftError:
     return TopicDriftError(
-        f"DLQ topic {topic} is not set up as it must be", stored=f"wanted {wanted}", found=found, remedy=command
+        f"topic {topic} is not set up as it must be", stored=f"wanted {wanted}", found=found, remedy=command
     )

@@ -157,6 +157,22 @@ def query_all(tables: Mapping[str, DeltaTable], sql: str) -> list[dict[str, Any]
     return found
 
 
+def query_arrow(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
+    """The same as a table of Arrow's, whose text is of the type `string`.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    import pyarrow as pa
+
+    try:
+        found = pa.table(_asked(tables, sql))
+        plain = [one.with_type(pa.string()) if one.type == pa.string_view() else one for one in found.schema]
+        return found.cast(pa.schema(plain))
+    except Exception as error:
+        raise _away(", ".join(str(table.table_uri) for table in tables.values()), error) from error
+
+
 def query_columns(tables: Mapping[str, DeltaTable], sql: str) -> dict[str, list[Any]]:
     """The same by column: much lighter where the answer is long.
 

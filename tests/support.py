@@ -221,6 +221,6 @@ LONG_TIERS = (timedelta(days=1), timedelta(days=2))
 
 
 def make_stream(topic: str, **changes: Any) -> Stream:
-    """The stream `orders` on another topic; it waits for nothing, retries nothing today, and measures nothing."""
-    ours = {"topic": topic, "limits": Limits(), "tiers": LONG_TIERS, "metrics": None}
+    """The stream `orders` on another topic; it waits for nothing, retries nothing today, measures and sends nothing."""
+    ours = {"topic": topic, "limits": Limits(), "tiers": LONG_TIERS, "metrics": None, "publishes": None}
     return replace(ORDERS, **{**ours, **changes})

@@ -75,7 +75,9 @@ def test_the_graph_of_a_stream(defs: dg.Definitions) -> None:
     assert above["orders/rejects"] == {"orders/raw", "orders/events"}
     assert above["orders/current"] == {"orders/events"}
     assert above["orders/metrics"] == {"orders/events", "orders/current"}
+    assert above["orders/published"] == {"orders/events", "orders/dlq"}
     assert "payments/metrics" not in above
+    assert "payments/published" not in above
     assert graph.get(topic_key(ORDERS)).is_external
     assert graph.get(topic_key(ORDERS)).is_observable
 
@@ -106,9 +108,9 @@ def test_every_table_says_what_it_is(defs: dg.Definitions, table: str) -> None:
 def test_definition_names_are_those_that_users_rely_on(defs: dg.Definitions) -> None:
     repository = defs.get_repository_def()
     jobs = {job.name for job in repository.get_all_jobs()}
-    assert {"orders_slice", "payments_slice"} <= jobs
+    assert {"orders_slice", "payments_slice", "orders_publish"} <= jobs
     sensors = {s.name for s in repository.sensor_defs}
-    assert sensors >= {"orders_planner", "orders_repair", "orders_mirror", "payments_planner", "payments_mirror"}
+    assert sensors >= {"orders_planner", "orders_repair", "orders_mirror", "orders_published", "payments_planner"}
     assert {s.name for s in repository.schedule_defs} >= {"orders_hourly", "payments_hourly"}
 
 

@@ -40,6 +40,7 @@ DECLARED = (
     declaration.Foreign,
     declaration.Metrics,
     declaration.Breaker,
+    declaration.Accepted,
     declaration.Answers,
 )
 
@@ -475,6 +476,29 @@ def test_the_page_of_tables_has_the_columns_of_metrics() -> None:
     assert {name.replace("<status>", status) for name in by_status for status in statuses} == {
         *minute_rows.schema(ORDERS).names
     } - {*found}
+
+
+def test_the_page_of_tables_has_the_columns_of_published() -> None:
+    from assets import sent
+
+    listed = [name for row in rows(section("docs/tables.md", "published")) for name in spans(row[0])]
+
+    assert listed == sent.schema().names
+
+
+def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() -> None:
+    from assets.outgoing import Outgoing
+    from assets.published import headers
+    from highwater.envelope import Origin
+    from highwater.publishing import Judged, Late, State
+
+    table = section("docs/published.md", "The record").split("| header | value |")[1]
+    listed = {name: row[1] for row in rows("| header | value |" + table) for name in spans(row[0])}
+    sent = Outgoing("t@0", Origin("t", 0, 0, 0), 0, b"", None, None, Judged(State.RETRACTED, 1, Late.CORRECTED))
+
+    named = {f"highwater.origin{name}" if name.startswith(".") else name for name in listed}
+    assert named == dict(headers(sent)).keys()
+    assert set(spans(listed["highwater.late"])) == {late.value for late in Late}
 
 
 def test_metrics_equal_the_query_over_events(tmp_path: Path) -> None:

@@ -59,7 +59,14 @@ def _load(file: Path) -> Stream:
 
 def _see_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None:
     taken = {"name": {other.name}, "topic": {*other.all_topics}}
-    for what, mine in {"name": (stream.name,), "topic": stream.all_topics}.items():
+    # Another stream may read what one publishes; two that write to one topic would mix their orders.
+    taken["topic to publish to"] = {other.publishes.topic} if other.publishes else set()
+    mine_by_kind = {
+        "name": (stream.name,),
+        "topic": stream.all_topics,
+        "topic to publish to": (stream.publishes.topic,) if stream.publishes else (),
+    }
+    for what, mine in mine_by_kind.items():
         for value in mine:
             if value in taken[what]:
                 raise DeclarationError(

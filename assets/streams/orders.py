@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from highwater.declaration import Answers, Field, Limits, Lookup, Metrics, Stream, Transitions
+from highwater.declaration import Accepted, Answers, Field, Limits, Lookup, Metrics, Stream, Transitions
 
 STREAM = Stream(
     name="orders",
@@ -29,6 +29,7 @@ STREAM = Stream(
     limits=Limits(most_records=200_000, fewest_records=1_000, longest_wait=timedelta(seconds=20)),
     tiers=(timedelta(seconds=10), timedelta(minutes=5), timedelta(hours=1)),
     metrics=Metrics(status="status", amount="amount", mean_of=("paid",)),
+    publishes=Accepted(topic="orders.accepted"),
     answers=Answers(
         does_order_matter="Yes, for each order: the highest version is the order's state, whenever it arrives.",
         what_of_doubles="The same version with the same content counts once; with other content it is a conflict.",

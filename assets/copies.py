@@ -1,0 +1,113 @@
+"""Copies: events of a batch whose version came more than once, looked for in the table of events.
+
+What belongs here: the question to the table, and what it says of each copy. What does not: which of them are second
+deliveries (`highwater.publishing`).
+
+The same content has the same event time, so that the statistics of files leave out those of other times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from assets import event_json
+from highwater.envelope import ORIGIN, Origin
+from highwater.publishing import Copy, Known
+from resources.lake import query_arrow, slice_is_one_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from assets.sent import Book
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+
+MICROSECONDS = "arrow_cast(origin_timestamp, 'Int64') AS origin_us"
+_ORIGIN = ", ".join(ORIGIN)
+_VERSION = ("key", "version", "event_time")
+
+
+@dataclass(frozen=True)
+class Twice:
+    """The search for the copies of a batch's events.
+
+    Args:
+        stream: its declaration.
+        events: the table, at the version that is published.
+        book: what became of events before.
+        pieces: the slices of the batch, in the order of publication.
+        decisions: their proofs in events.
+    """
+
+    stream: Stream
+    events: DeltaTable
+    book: Book
+    pieces: Sequence[Slice]
+    decisions: Mapping[str, Proof]
+
+    def copies(self, known: Mapping[Origin, Known]) -> list[Copy]:
+        """Events of versions that came more than once, in the batch or in slices that were published.
+
+        Args:
+            known: what became before of the origins of the batch.
+        """
+        rows = query_arrow({"e": self.events}, self._question)
+        if not len(rows):
+            return []
+        contents = zip(event_json.keys(rows), event_json.values(self.stream, rows), strict=True)
+        prints = [event_json.fingerprint(*content) for content in contents]
+        origins = [Origin(*one) for one in zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True)]
+        slices, us = rows["slice"].to_pylist(), rows["origin_us"].to_pylist()
+        place = {piece.key: at for at, piece in enumerate(self.pieces)}
+        judged = {**known, **self._judged_elsewhere(sorted(set(slices) - place.keys()))}
+        ordered = sorted(zip(slices, origins, prints, us, strict=True), key=lambda one: (place.get(one[0], -1), one[1]))
+        found = []
+        for at, (key, origin, print_, when) in enumerate(ordered):
+            before = judged.get(origin)
+            if before is not None and before.fingerprint is not None:
+                found.append(Copy(key, origin, before.fingerprint, when))
+            if key in place and (before is None or before.fingerprint != print_):
+                found.append(Copy(key, origin, print_, when, at))
+        return found
+
+    def _judged_elsewhere(self, keys: Sequence[str]) -> dict[Origin, Known]:
+        """What became of the copies in other slices; one that was not published yet is not among them."""
+        return self.book.known_among(self.events, f"SELECT {_ORIGIN} FROM ({self._question})", keys) if keys else {}
+
+    @property
+    def _question(self) -> str:
+        mine = slice_is_one_of([piece.key for piece in self.pieces])
+        same = " AND ".join(f"x.{name} = y.{name}" for name in _VERSION)
+        return f"""
+            WITH mine AS (SELECT DISTINCT key, version, event_time FROM e WHERE proof IS NULL AND {mine}),
+                 near AS (SELECT * FROM e x LEFT SEMI JOIN mine y ON {same} WHERE proof IS NULL AND {self._times}),
+                 twice AS (SELECT key, version, event_time FROM near GROUP BY key, version, event_time
+                           HAVING count(*) > 1)
+            SELECT slice, {_ORIGIN}, {MICROSECONDS}, {fields_of(self.stream, self.events)}
+            FROM near x LEFT SEMI JOIN twice y ON {same}"""
+
+    @property
+    def _times(self) -> str:
+        spans = []
+        for piece in self.pieces:
+            counts = self.decisions[piece.key].counts
+            if "first_event_us" in counts and "last_event_us" in counts:
+                first, last = (_timestamp(counts[name]) for name in ("first_event_us", "last_event_us"))
+                spans.append(f"event_time BETWEEN {first} AND {last}")
+            elif self.decisions[piece.key].rows:
+                return "true"
+        return f"({' OR '.join(spans)})" if spans else "false"
+
+
+def fields_of(stream: Stream, events: DeltaTable) -> str:
+    """The key and the declared fields in SQL; one that was just declared becomes a column with the next slice."""
+    there = {one.name for one in events.schema().fields}
+    names = dict.fromkeys(["key", *(one.name for one in stream.fields)])
+    return ", ".join(f'"{name}"' if name in there else f'CAST(NULL AS VARCHAR) AS "{name}"' for name in names)
+
+
+def _timestamp(us: int) -> str:
+    return f"arrow_cast({us}, 'Timestamp(Microsecond, Some(\"UTC\"))')"

@@ -1,0 +1,76 @@
+"""The value of an accepted event as others read it: a JSON object of the declared fields, exact.
+
+What belongs here: writing it, column by column. What does not: reading events, or sending (`assets.published`).
+docs/published.md is the contract for readers; a change of what is written here is a change of every event's content.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from highwater.declaration import Field, Stream
+
+# Hexadecimal digits: 128 bits.
+FINGERPRINT_DIGITS = 32
+# What JSON wants escaped.
+_ESCAPED = r'["\\\x00-\x1f]'
+# Digits behind the point above which Arrow may write an exponent.
+_PLAIN_DIGITS = 6
+
+
+def values(stream: Stream, rows: pa.Table) -> list[bytes]:
+    """The value of each row of events, in UTF-8: no spaces, the fields in the order of their declaration."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parts: list[Any] = []
+    for number, field in enumerate(stream.fields):
+        parts.append(("," if number else "{") + json.dumps(field.name, ensure_ascii=False) + ":")
+        parts.append(pc.fill_null(_written(field, rows[field.name].combine_chunks()), "null"))
+    whole = pc.binary_join_element_wise(*parts, "}", "")
+    found: list[bytes] = pc.cast(whole, pa.binary()).to_pylist()
+    return found
+
+
+def keys(rows: pa.Table) -> list[bytes]:
+    """The key of each row, as the record on the main topic had it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found: list[bytes] = pc.cast(pc.cast(rows["key"].combine_chunks(), pa.string()), pa.binary()).to_pylist()
+    return found
+
+
+def fingerprint(key: bytes, value: bytes) -> str:
+    """What tells one content from another."""
+    return sha256(b"%d:%b%b" % (len(key), key, value)).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def _written(field: Field, column: Any) -> Any:
+    """A column as JSON text; null stays null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if field.type == "string":
+        return _quoted(pc.cast(column, pa.string()))
+    if field.type == "timestamp":
+        text = pc.replace_substring(pc.cast(column, pa.string()), " ", "T", max_replacements=1)
+        return pc.binary_join_element_wise('"', text, '"', "")
+    if field.type.startswith("decimal") and int(field.type.rstrip(")").split(",")[1]) > _PLAIN_DIGITS:
+        return pa.array([None if one is None else format(one, "f") for one in column.to_pylist()], pa.string())
+    return pc.cast(column, pa.string())
+
+
+def _quoted(column: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pc.any(pc.match_substring_regex(column, _ESCAPED)).as_py():
+        escaped = [None if one is None else json.dumps(one, ensure_ascii=False) for one in column.to_pylist()]
+        return pa.array(escaped, pa.string())
+    return pc.binary_join_element_wise('"', column, '"', "")

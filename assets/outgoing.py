@@ -1,0 +1,303 @@
+"""What a batch of slices sends: its events in order, each judged by what became of its origin before.
+
+What belongs here: reading events in portions, and what becomes of each. What does not: the rules
+(`highwater.publishing`), keeping what became of them (`assets.sent`), sending (`assets.published`). Nothing here needs
+a JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from assets import event_json
+from assets.copies import MICROSECONDS, Twice, fields_of
+from assets.sent import INCOMPLETE, SENDING, schema
+from highwater.envelope import ORIGIN, Origin
+from highwater.errors import UnbalancedError
+from highwater.publishing import Judged, Known, Late, State, judge, second_deliveries, see_none_taken_back
+from resources.lake import query_all, query_arrow, slice_is_one_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from assets.sent import Book
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+
+# Events that are held at once, with their values.
+WINDOW = 100_000
+_ORIGIN = ", ".join(ORIGIN)
+
+
+class Outgoing(NamedTuple):
+    """A record to be sent: an event, or what takes one back.
+
+    Args:
+        slice_key: the slice that sends it.
+        origin: its identity.
+        us: when it was published first, microseconds since 1970 in UTC.
+        key: the record's key.
+        value: the event as JSON; None of what takes one back.
+        fingerprint: of its content; None of what takes one back.
+        judged: what becomes of it; None where what became of it before stands.
+    """
+
+    slice_key: str
+    origin: Origin
+    us: int
+    key: bytes
+    value: bytes | None
+    fingerprint: str | None
+    judged: Judged | None
+
+
+@dataclass
+class Batch:
+    """Slices that are published together, read from one version of events.
+
+    Args:
+        stream: its declaration.
+        events: the table, at that version.
+        rejects: the table, for the keys of what is taken back; None if there is none.
+        book: what became of events before.
+        pieces: the slices, in the order of publication.
+        decisions: their proofs in events.
+        retracting: slices of which a person allows that what was sent is taken back.
+    """
+
+    stream: Stream
+    events: DeltaTable
+    rejects: DeltaTable | None
+    book: Book
+    pieces: Sequence[Slice]
+    decisions: Mapping[str, Proof]
+    retracting: frozenset[str] = frozenset()
+    _held: list[list[Outgoing]] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Events in it."""
+        return sum(self.decisions[piece.key].rows or 0 for piece in self.pieces)
+
+    def records(self) -> Iterator[list[Outgoing]]:
+        """All events in the order of publication, in portions, then what takes events back.
+
+        What fits into one portion is read once, everything else once for each call.
+
+        Raises:
+            TakenBackError: what was sent of a slice is no event any more, and nobody allows that.
+        """
+        if self._held:
+            yield from self._held
+            return
+        found: list[list[Outgoing]] = []
+        seen: set[Origin] = set()
+        count = 0
+        for portion in self._portions():
+            count += len(portion)
+            seen.update(one.origin for one in portion if one.origin in self._known)
+            found.append(portion)
+            if self.rows > WINDOW:
+                yield portion
+                found.clear()
+        self._see_all(count)
+        found.append(self._taken_back(seen))
+        if self.rows <= WINDOW:
+            self._held = found
+        yield from found
+
+    def _see_all(self, count: int) -> None:
+        if count != self.rows:
+            raise UnbalancedError(
+                f"{', '.join(piece.key for piece in self.pieces)}: the table of events holds another number of rows "
+                "than its commits recorded",
+                stored=self.rows,
+                found=count,
+                remedy="materialise the slices again from events on; nothing of them was sent now",
+            )
+
+    def written_down(self) -> pa.Table:
+        """The rows of the table `published`: what is sent has its number, what is left out none."""
+        import pyarrow as pa
+
+        parts, number = [], 0
+        for portion in self.records():
+            judged = [one for one in portion if one.judged is not None]
+            parts.append(self._rows(judged, number))
+            number += len(parts[-1]) - parts[-1]["number"].null_count
+        return pa.concat_tables(parts)
+
+    def outgoing(self) -> Iterator[Outgoing]:
+        """The records that are sent, in their order."""
+        for portion in self.records():
+            for one in portion:
+                if one.judged is not None and one.judged.state is not State.AGAIN:
+                    yield one
+
+    def _rows(self, records: Sequence[Outgoing], number: int) -> pa.Table:
+        import pyarrow as pa
+
+        sent = [one.judged is not None and one.judged.state is not State.AGAIN for one in records]
+        numbers = []
+        for is_sent in sent:
+            numbers.append(number if is_sent else None)
+            number += is_sent
+        judged = [one.judged or Judged(State.SENT, 0, None) for one in records]
+        columns: dict[str, list[Any]] = {
+            "slice": [SENDING] * len(records),
+            **{name: [one.origin[at] for one in records] for at, name in enumerate(ORIGIN)},
+            "attempt": [self.decisions[one.slice_key].attempt for one in records],
+            "state": [one.state.value for one in judged],
+            "revision": [one.revision for one in judged],
+            "late": [None if one.late is None else one.late.value for one in judged],
+            "fingerprint": [one.fingerprint for one in records],
+            "published_at": [None] * len(records),
+            "of_slice": [one.slice_key for one in records],
+            "number": numbers,
+            "proof": [None] * len(records),
+        }
+        kinds = {one.name: one.type for one in schema()}
+        return pa.table({name: pa.array(column, kinds[name]) for name, column in columns.items()}, schema=schema())
+
+    def _portions(self) -> Iterator[list[Outgoing]]:
+        place = {piece.key: at for at, piece in enumerate(self.pieces)}
+        for where in self._cuts():
+            rows = self._events(where)
+            slices = rows["slice"].to_pylist()
+            origins = [Origin(*one) for one in zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True)]
+            keys, values = event_json.keys(rows), event_json.values(self.stream, rows)
+            us = rows["origin_us"].to_pylist()
+            prints = [event_json.fingerprint(key, value) for key, value in zip(keys, values, strict=True)]
+            judged = self._judged(slices, origins, prints)
+            found = [Outgoing(*one) for one in zip(slices, origins, us, keys, values, prints, judged, strict=True)]
+            yield sorted(found, key=lambda one: (place[one.slice_key], one.origin))
+
+    def _events(self, where: str) -> pa.Table:
+        columns = f"slice, {_ORIGIN}, {MICROSECONDS}, {fields_of(self.stream, self.events)}"
+        return query_arrow({"t": self.events}, f"SELECT {columns} FROM t WHERE proof IS NULL AND {where}")
+
+    def _cuts(self) -> Iterator[str]:
+        """Conditions that pick the events portion by portion, in their order."""
+        if self.rows <= WINDOW:
+            yield slice_is_one_of([piece.key for piece in self.pieces])
+            return
+        for piece in self.pieces:
+            mine = slice_is_one_of([piece.key])
+            asked = f"SELECT {_ORIGIN} FROM t WHERE proof IS NULL AND {mine} ORDER BY {_ORIGIN}"
+            columns = query_arrow({"t": self.events}, asked).to_pydict()
+            origins = list(zip(*(columns[name] for name in ORIGIN), strict=True))
+            for at in range(0, len(origins), WINDOW):
+                yield f"{mine} AND ({covering(origins[at : at + WINDOW])})"
+
+    def _judged(self, slices: Sequence[str], origins: Sequence[Origin], prints: Sequence[str]) -> list[Judged | None]:
+        known, again = self._known, self._again
+        plain = {key: Judged(State.SENT, 0, late) for key, late in self._late.items()}
+        if not known and not again:
+            return [plain[key] for key in slices]
+        return [
+            judge(
+                key,
+                print_,
+                known.get(origin),
+                again=(key, origin) in again,
+                late=self._late[key] or self._behind(key, origin),
+            )
+            for key, origin, print_ in zip(slices, origins, prints, strict=True)
+        ]
+
+    @cached_property
+    def _late(self) -> dict[str, Late | None]:
+        """Why an event of each slice would be late of which nothing is known."""
+        standing = self.book.standing([piece.key for piece in self.pieces])
+        published = {key for key, proof in standing.items() if proof.attempt != INCOMPLETE}
+        return {
+            piece.key: Late.RETRIED
+            if piece.topic != self.stream.topic
+            else (Late.CORRECTED if piece.key in published else None)
+            for piece in self.pieces
+        }
+
+    @cached_property
+    def _ends(self) -> dict[tuple[str, int, int], int]:
+        """The last offsets that were sent of slices whose first publication broke off."""
+        found: dict[tuple[str, int, int], int] = {}
+        for origin, one in self._known.items():
+            if one.state is State.SENT:
+                place = (one.slice_key, origin.generation, origin.partition)
+                found[place] = max(found.get(place, -1), origin.offset)
+        return found
+
+    def _behind(self, key: str, origin: Origin) -> Late | None:
+        """Accepted since the first publication broke off, at an offset that it had passed."""
+        end = self._ends.get((key, origin.generation, origin.partition), -1)
+        return Late.CORRECTED if origin.offset < end else None
+
+    @cached_property
+    def _known(self) -> dict[Origin, Known]:
+        """What became before of the origins in slices that were published, and in slices of tiers."""
+        keys = [piece.key for piece in self.pieces]
+        standing = [*self.book.standing(keys)]
+        found = self.book.known(slice_is_one_of(standing)) if standing else {}
+        tiers = [piece.key for piece in self.pieces if piece.topic != self.stream.topic]
+        if tiers:
+            theirs = f"SELECT DISTINCT {_ORIGIN} FROM e WHERE proof IS NULL AND {slice_is_one_of(tiers)}"
+            found = {**self.book.known_among(self.events, theirs), **found}
+        return found
+
+    @cached_property
+    def _again(self) -> set[tuple[str, Origin]]:
+        """Events whose content was accepted before, under another origin."""
+        publishes = self.stream.publishes
+        assert publishes is not None, "only streams that publish have batches"
+        copies = Twice(self.stream, self.events, self.book, self.pieces, self.decisions).copies(self._known)
+        return second_deliveries(copies, publishes.horizon) if copies else set()
+
+    def _taken_back(self, seen: set[Origin]) -> list[Outgoing]:
+        """What was sent of the slices and is no event of them any more."""
+        found: list[Outgoing] = []
+        for piece in self.pieces:
+            gone = {
+                origin: one
+                for origin, one in self._known.items()
+                if one.slice_key == piece.key and one.state is State.SENT and origin not in seen
+            }
+            see_none_taken_back(piece.key, gone, allowed=piece.key in self.retracting)
+            found += self._retractions(piece, gone) if gone else []
+        return found
+
+    def _retractions(self, piece: Slice, gone: Mapping[Origin, Known]) -> list[Outgoing]:
+        """The records that take events back, with the keys that these have as rejects."""
+        assert self.rejects is not None, "what is taken back is among the rejects"
+        asked = f"SELECT {_ORIGIN}, {MICROSECONDS}, key FROM t WHERE proof IS NULL AND {slice_is_one_of([piece.key])}"
+        rows = {Origin.of_row(row): row for row in query_all({"t": self.rejects}, asked)}
+        # What is no reject either was lost by somebody else: that is never told to readers.
+        see_none_taken_back(piece.key, gone.keys() - rows.keys(), allowed=False)
+        return [
+            Outgoing(
+                piece.key,
+                origin,
+                rows[origin]["origin_us"],
+                rows[origin]["key"] or b"",
+                None,
+                None,
+                Judged(State.RETRACTED, one.revision + 1, Late.CORRECTED),
+            )
+            for origin, one in sorted(gone.items())
+        ]
+
+
+def covering(origins: Sequence[tuple[Any, ...]]) -> str:
+    """A predicate that holds for these origins, which are all of a slice from the first to the last."""
+    offsets: dict[tuple[Any, ...], list[int]] = {}
+    for *where, offset in origins:
+        offsets.setdefault(tuple(where), []).append(offset)
+    return " OR ".join(
+        f"(origin_topic = '{topic}' AND origin_generation = {generation} AND origin_partition = {partition} "
+        f"AND origin_offset BETWEEN {found[0]} AND {found[-1]})"
+        for (topic, generation, partition), found in offsets.items()
+    )

@@ -1,0 +1,280 @@
+"""Published: accepted events are sent to a topic for others to read, each once and in the order of their origin (I6).
+
+What belongs here: which slices are next, their transactions, and going on where a run before broke off. What does not:
+what a batch of slices sends (`assets.outgoing`), and the table that keeps it (`assets.sent`).
+
+One name for all transactions of a topic keeps the order: whoever opens it fences every earlier run. A batch is written
+down, sent with a mark in each transaction that counts its records, and settled. Nothing here needs a JVM.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from assets import events, rejects, sent
+from assets.commit import Clock, Standing, require_newer
+from assets.events import require
+from assets.origins import DLQ
+from assets.outgoing import Batch, Outgoing
+from assets.work import SliceReport, Work
+from highwater import envelope
+from highwater.errors import ConfigurationError, TemporaryError, TopicAbsentError
+from highwater.plans import Publication
+from highwater.publishing import batches, in_order
+from resources.dlq_topics import ensure_accepted
+from resources.producer import Record
+from resources.transactions import Mark, Transactions
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.envelope import Header
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+    from resources.dlq_topics import Shape
+
+TABLE = sent.TABLE
+# One transaction holds so much at the most: it lasts seconds, and memory is bounded.
+RECORDS_A_TRANSACTION = 20_000
+BYTES_A_TRANSACTION = 16 * 1024 * 1024
+# A batch is two commits of the table; one large slice is a batch of its own.
+ROWS_A_BATCH = 100_000
+SLICES_A_BATCH = 20
+
+
+def materialise(work: Work) -> list[SliceReport]:
+    """Send the events of the slices that were not sent yet; a report for each slice, in their order.
+
+    Raises:
+        TemporaryError: a slice is not done yet, or one before it is not published.
+        TakenBackError: what was sent of a slice would be no event any more.
+        TopicDriftError: the topic is not set up as it must be.
+        TopicRecreatedError: the topic is not the one that was published to.
+        SupersededAttemptError: another run publishes the same stream.
+        DependencyAwayError: Kafka or the lake is away; what was sent so far is known and not sent again.
+    """
+    decided = require(work, events.TABLE)
+    _see_done(work, decided)
+    before = sent.proofs(work.lake, work.stream, work.keys)
+    require_newer(decided.proofs, {key: proof.attempt for key, proof in before.items()})
+    run = _Run(work, decided)
+    if any(not run.stands(key, before) for key in work.keys):
+        with run.clock.phase("publish"):
+            run.publish()
+    return run.reports(before)
+
+
+def _see_done(work: Work, decided: Standing) -> None:
+    """See that the slices are done up to their publication to the DLQ: only then is it known what is an event.
+
+    Raises:
+        TemporaryError: one is not.
+    """
+    rejected, published = Standing.read(work, rejects.TABLE), Standing.read(work, DLQ)
+
+    def done(key: str) -> bool:
+        attempt = decided.attempt(key)
+        if rejected.attempt(key) != attempt:
+            return False
+        return not rejected.proofs[key].rows or published.attempt(key) == attempt
+
+    if undone := [key for key in work.keys if not done(key)]:
+        raise TemporaryError(
+            f"{', '.join(undone)}: rejects or dlq do not follow the events yet",
+            remedy=f"materialise {work.stream.name}/{rejects.TABLE} and {work.stream.name}/{DLQ} of these slices first",
+        )
+
+
+@dataclass
+class _Run:
+    """What one run sends.
+
+    Args:
+        work: the slices that are asked for, and the connections.
+        decided: what stands of them in events.
+    """
+
+    work: Work
+    decided: Standing
+    clock: Clock = field(default_factory=Clock)
+    sent_now: Counter[str] = field(default_factory=Counter)
+    version: int = -1
+
+    def stands(self, key: str, proofs: Mapping[str, Proof]) -> bool:
+        """Whether a slice is published as it is decided."""
+        return key in proofs and proofs[key].attempt == self.decided.attempt(key)
+
+    def publish(self) -> None:
+        """Settle what an earlier run left, then send what is next of the slices."""
+        work = self.work
+        publishes = work.stream.publishes
+        assert publishes is not None, "only streams that publish have the asset"
+        target = ensure_accepted(work.kafka, work.stream)
+        name = f"highwater.pub.{publishes.topic}"
+        most = int(target.config["max.message.bytes"])
+        with Transactions(work.kafka, name, publishes.topic, most_bytes=most) as transactions:
+            book = sent.Book(work, _topic_id(work, publishes.topic))
+            last = self._settle(book, transactions.mark())
+            ordered, waits = self._in_order()
+            rows = {piece.key: self.decided.proofs[piece.key].rows or 0 for piece in ordered}
+            for number, pieces in enumerate(batches(ordered, rows, ROWS_A_BATCH, SLICES_A_BATCH), last + 1):
+                self._send(book, transactions, target, pieces, number)
+            self.version = book.version
+        if waits is not None:
+            raise TemporaryError(
+                f"{waits} is not published yet, and slices that were asked for come after it",
+                remedy=f"{work.stream.name}_published requests slices in their order; or materialise {waits} first",
+            )
+
+    def _settle(self, book: sent.Book, mark: Mark | None) -> int:
+        """Take over what was sent of the batch that a run before has written down; returns the last number given."""
+        work, batch = self.work, book.sending.attempt
+        kept = work.ledger.publications([book.sending.topic]).get(book.sending.topic)
+        _see_same_table(work, book, mark, kept)
+        known = [(one.attempt, one.sent) for one in (mark, kept) if one is not None]
+        if book.sending.slices:
+            count = max((count for attempt, count in known if attempt == batch), default=0)
+            keys = [*book.sending.slices]
+            work.log(f"a batch broke off with {count:,} of {book.sending.total:,} records sent: {', '.join(keys)}")
+            book.settle(count, {piece.key: piece for piece in work.ledger.get(keys)})
+        return max([batch, *(attempt for attempt, _ in known)])
+
+    def _in_order(self) -> tuple[list[Slice], str | None]:
+        work = self.work
+        proofs = sent.proofs(work.lake, work.stream, work.keys)
+        asked = [piece for piece in work.slices if not self.stands(piece.key, proofs)]
+        following = work.ledger.slices(
+            work.stream.name,
+            work.stream.topic,
+            after=sent.last_published(work.lake, work.stream),
+            limit=len(asked) + 1,
+        )
+        return in_order(asked, work.stream.topic, following, {*proofs})
+
+    def _send(
+        self, book: sent.Book, transactions: Transactions, target: Shape, pieces: Sequence[Slice], number: int
+    ) -> None:
+        work = self.work
+        accepted = work.ledger.breakers.accepted([piece.key for piece in pieces])
+        batch = Batch(
+            work.stream,
+            _at(work, events.TABLE, self.decided.version),
+            work.lake.table(work.stream.name, rejects.TABLE),
+            book,
+            pieces,
+            self.decided.proofs,
+            frozenset(accepted),
+        )
+        book.write_down(batch.written_down(), {p.key: self.decided.attempt(p.key) for p in pieces}, number)
+        total, count = book.sending.total, 0
+        for portion in portions(batch.outgoing()):
+            count += len(portion)
+            records = [_record(one, book.sending.topic, target.partitions) for one in portion]
+            transactions.commit(records, Mark(number, count, book.identity))
+            self._record_sent(book.sending.topic, number, count)
+            self.sent_now.update(one.slice_key for one in portion)
+            work.log(f"{count:,} of {total:,} events sent of {pieces[0].key} .. {pieces[-1].key}")
+        book.settle(total, {piece.key: piece for piece in pieces})
+
+    def _record_sent(self, topic: str, number: int, count: int) -> None:
+        """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
+        self.work.ledger.record_publication(self.work.stream.name, topic, Publication(number, count, datetime.now(UTC)))
+
+    def reports(self, before: Mapping[str, Proof]) -> list[SliceReport]:
+        """A report for each slice, as it stands in the table now."""
+        proofs = sent.proofs(self.work.lake, self.work.stream, self.work.keys)
+        return [
+            SliceReport(
+                piece=piece,
+                attempt=proofs[piece.key].attempt,
+                rows=proofs[piece.key].rows or 0,
+                delta_version=self.version,
+                counts={**proofs[piece.key].counts, "sent_now": self.sent_now[piece.key]},
+                seconds=dict(self.clock.seconds),
+                note="already published" if self.stands(piece.key, before) else None,
+            )
+            for piece in self.work.slices
+        ]
+
+
+def portions(records: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
+    """Portions that fit a transaction; what is larger by itself is a portion of its own."""
+    portion: list[Outgoing] = []
+    total = 0
+    for one in records:
+        size = len(one.key) + len(one.value or b"")
+        if portion and (len(portion) == RECORDS_A_TRANSACTION or total + size > BYTES_A_TRANSACTION):
+            yield portion
+            portion, total = [], 0
+        portion.append(one)
+        total += size
+    if portion:
+        yield portion
+
+
+def _record(one: Outgoing, topic: str, partitions: int) -> Record:
+    # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
+    return Record(topic, one.key, one.value, headers(one), partition=one.origin.partition % partitions)
+
+
+def headers(one: Outgoing) -> list[Header]:
+    """The headers of a record, all as text in UTF-8."""
+    found: list[Header] = [
+        (envelope.ORIGIN_TOPIC, one.origin.topic.encode()),
+        (envelope.ORIGIN_GENERATION, b"%d" % one.origin.generation),
+        (envelope.ORIGIN_PARTITION, b"%d" % one.origin.partition),
+        (envelope.ORIGIN_OFFSET, b"%d" % one.origin.offset),
+        (envelope.ORIGIN_TIMESTAMP, b"%d" % (one.us // 1000)),
+        (envelope.SLICE, one.slice_key.encode()),
+    ]
+    if one.judged is not None and one.judged.late is not None:
+        found.append((envelope.LATE, one.judged.late.value.encode()))
+    if one.judged is not None and one.judged.revision:
+        found.append((envelope.REVISION, b"%d" % one.judged.revision))
+    if one.value is None:
+        found.append((envelope.RETRACTED, b"true"))
+    return found
+
+
+def _see_same_table(work: Work, book: sent.Book, mark: Mark | None, kept: Publication | None) -> None:
+    """See that the marks count what this table has written down.
+
+    Raises:
+        ConfigurationError: they know more, or another table.
+    """
+    batch, group = book.sending.attempt, f"highwater.pub.{book.sending.topic}"
+    if mark is not None and mark.identity != book.identity:
+        raise ConfigurationError(
+            f"{book.sending.topic} was published to by another table",
+            stored=f"mark of table {mark.identity}",
+            found=f"this table is {book.identity}",
+            remedy="see that no other deployment publishes to it, and restore the table if it was lost; if everything "
+            f"shall be sent again, kafka-consumer-groups --delete --group {group}",
+        )
+    latest = max((one.attempt for one in (mark, kept) if one is not None), default=0)
+    if batch and latest > batch:
+        raise ConfigurationError(
+            f"the table {TABLE} of {work.stream.name} is older than what was sent",
+            stored=f"batch {latest} was sent",
+            found=f"the table ends with batch {batch}",
+            remedy="restore the table's newest version: an older one would send events again",
+        )
+
+
+def _topic_id(work: Work, topic: str) -> str:
+    try:
+        return str(work.kafka.description(topic).topic_id)
+    except TopicAbsentError as error:
+        raise work.kafka.away(f"topic {topic} was just created and is not shown yet") from error
+
+
+def _at(work: Work, name: str, version: int) -> DeltaTable:
+    """A table as one version has it."""
+    table = work.lake.table(work.stream.name, name)
+    assert table is not None, "the slices' proofs were just read there"
+    table.load_as_version(version)
+    return table

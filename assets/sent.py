@@ -1,0 +1,358 @@
+"""The table `published`: what became of each event on its way to the topic of accepted events.
+
+What belongs here: its columns, and the steps by which it follows what Kafka holds. What does not: what is to be sent
+(`assets.outgoing`), and the transactions (`assets.published`).
+
+A batch of slices is first written down as it will be sent, in the partition SENDING, each record with its number. The
+mark in Kafka counts the records of the batch. So after a crash the records below the mark were sent, with the content
+that is written down, and the others were not, whatever the tables or the declaration say by then. In the partitions of
+the slices stands what is settled alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from assets.commit import LEASE_SECONDS
+from highwater.envelope import ORIGIN, Origin
+from highwater.errors import ConfigurationError, TopicRecreatedError
+from highwater.proof import Proof
+from highwater.publishing import Known, State, see_none_taken_back
+from highwater.slices import SliceKey
+from resources.lake import open_table, proofs_in, query, query_all, query_arrow, slice_is_one_of
+from resources.small_tables import opened, replace_partitions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame
+
+    from assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.slices import Slice
+    from resources.lake import Lake
+
+TABLE = "published"
+# The partition of what is under way; no slice key is without an @.
+SENDING = "sending"
+# The attempt of a slice whose first publication is not complete: lower than that of any decision.
+INCOMPLETE = 0
+FORMAT = 1
+# So many are looked at before an error names some of them.
+MOST_TAKEN_BACK = 1_000
+
+
+def schema() -> pa.Schema:
+    """The columns of the table."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("slice", pa.string()),
+            ("origin_topic", pa.string()),
+            ("origin_generation", pa.int32()),
+            ("origin_partition", pa.int32()),
+            ("origin_offset", pa.int64()),
+            ("attempt", pa.int32()),
+            ("state", pa.string()),
+            ("revision", pa.int32()),
+            ("late", pa.string()),
+            ("fingerprint", pa.string()),
+            ("published_at", pa.timestamp("us", "UTC")),
+            ("of_slice", pa.string()),
+            ("number", pa.int64()),
+            ("proof", pa.string()),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Sending:
+    """The batch that is under way, or was the last one: what stands in the column `proof` of SENDING.
+
+    Args:
+        attempt: the number of the batch; the mark names it.
+        topic: where it goes.
+        topic_id: of that topic.
+        total: records in it.
+        slices: for each slice the attempt of its decision, in the order of publication.
+    """
+
+    attempt: int
+    topic: str
+    topic_id: str
+    total: int = 0
+    slices: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The partition."""
+        return SENDING
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"format": FORMAT, "slice": SENDING, **vars(self), "slices": dict(self.slices)}
+
+    def to_json(self) -> str:
+        """The written form."""
+        return json.dumps(self.to_plain(), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Sending:
+        """The inverse of `to_json`."""
+        plain = json.loads(text)
+        if plain.get("format") != FORMAT:
+            raise ValueError(f"batch of format {plain.get('format')!r}; this version reads format {FORMAT}")
+        return cls(plain["attempt"], plain["topic"], plain["topic_id"], plain["total"], plain["slices"])
+
+
+def complete(proofs: Mapping[str, Proof]) -> dict[str, Proof]:
+    """The proofs of slices that were published to their end at least once."""
+    return {key: proof for key, proof in proofs.items() if proof.attempt != INCOMPLETE}
+
+
+def proofs(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Proof]:
+    """The proofs of those of the slices that were published to their end, at the decision that was published last.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    return complete(lake.committed(stream.name, TABLE, keys))
+
+
+def last_published(lake: Lake, stream: Stream) -> str | None:
+    """The last slice of the main topic that is published; all before it are too. None if none is.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    table = open_table(lake.path(stream.name, TABLE))
+    if table is None:
+        return None
+    names = {str(one["slice"]) for one in table.partitions()} - {SENDING}
+    main = sorted((key for name in names if (key := SliceKey.parse(name)).topic == stream.topic), reverse=True)
+    return next((str(key) for key in main if complete(proofs_in(table, [str(key)]))), None)
+
+
+def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> None:
+    """See that a new decision of slices accepts all that was sent of them, or may have been, before it is committed.
+
+    Args:
+        work: the connections.
+        keys: slices that were decided before.
+        accepted: what is accepted of them now: slice and origin.
+
+    Raises:
+        TakenBackError: an event that was sent would be rejected, and nobody allows that (I6).
+        DependencyAwayError: the lake could not be read.
+    """
+    from pyspark.sql import functions as F
+
+    if work.stream.publishes is None or not keys or open_table(work.lake.path(work.stream.name, TABLE)) is None:
+        return
+    rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
+    there = F.col("slice").isin(*keys) | ((F.col("slice") == SENDING) & F.col("of_slice").isin(*keys))
+    was = rows.where("proof IS NULL").where(there).where(F.col("state") == State.SENT.value)
+    told = was.select(F.coalesce("of_slice", "slice").alias("slice"), *ORIGIN)
+    gone = told.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti").distinct()
+    found: dict[str, set[Origin]] = {}
+    for row in gone.limit(MOST_TAKEN_BACK).collect():
+        found.setdefault(row["slice"], set()).add(Origin.of_row(row.asDict()))
+    allowed = work.ledger.breakers.accepted([*found])
+    for key, origins in found.items():
+        see_none_taken_back(key, origins, allowed=key in allowed)
+
+
+class Book:
+    """The table, as one run reads and writes it: it takes the version after the one it has read, or fails.
+
+    Args:
+        work: the connections.
+        topic_id: of the topic that is published to.
+
+    Raises:
+        ConfigurationError: another topic was published to before.
+        TopicRecreatedError: the topic was created anew since.
+        DependencyAwayError: the storage is away.
+    """
+
+    def __init__(self, work: Work, topic_id: str) -> None:
+        assert work.stream.publishes is not None, "only streams that publish have the table"
+        self._work = work
+        self._topic, self._topic_id = work.stream.publishes.topic, topic_id
+        path = work.lake.path(work.stream.name, TABLE)
+        self._table: DeltaTable = opened(path, schema(), "what was sent to the topic of accepted events")
+        self.sending = self._read_sending()
+        self._written: pa.Table | None = None
+        self._see_same_topic()
+
+    @property
+    def identity(self) -> str:
+        """The table's own ID: a mark of another table counts other records."""
+        return str(self._table.metadata().id)
+
+    @property
+    def version(self) -> int:
+        """The version that was read or written last."""
+        return int(self._table.version())
+
+    def _read_sending(self) -> Sending:
+        found = query(self._table, f"SELECT proof FROM t WHERE proof IS NOT NULL AND {slice_is_one_of([SENDING])}")
+        return Sending.from_json(str(found[0]["proof"])) if found else Sending(0, self._topic, self._topic_id)
+
+    def _see_same_topic(self) -> None:
+        path = self._work.lake.path(self._work.stream.name, TABLE)
+        anew = f"to send everything to it, delete the table {path} and start the sensor again"
+        if self.sending.topic != self._topic:
+            raise ConfigurationError(
+                f"stream {self._work.stream.name} published to another topic before",
+                stored=self.sending.topic,
+                found=self._topic,
+                remedy=f"declare that topic again; or, {anew}",
+            )
+        if self.sending.topic_id != self._topic_id:
+            raise TopicRecreatedError(
+                f"topic {self._topic} is not the one that was published to",
+                stored=f"topic ID {self.sending.topic_id}",
+                found=f"topic ID {self._topic_id}",
+                remedy=f"see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, {anew}",
+            )
+
+    def standing(self, keys: Sequence[str]) -> dict[str, Proof]:
+        """The proofs of slices, those among them whose first publication is not complete."""
+        return proofs_in(self._table, keys)
+
+    def known(self, where: str) -> dict[Origin, Known]:
+        """What became of the origins that a condition picks."""
+        return _known(query(self._table, f"SELECT {_KNOWN} FROM t p WHERE {_SETTLED} AND {where}"))
+
+    def known_among(self, events: DeltaTable, origins: str, keys: Sequence[str] | None = None) -> dict[Origin, Known]:
+        """What became of the origins that a question to events, named `e` in it, gives.
+
+        Args:
+            events: the table.
+            origins: the question.
+            keys: the slices under which they are looked up; all of them if None.
+        """
+        same = " AND ".join(f"p.{name} = o.{name}" for name in ORIGIN)
+        where = "" if keys is None else f" AND p.{slice_is_one_of(keys)}"
+        asked = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same} WHERE {_SETTLED}{where}"
+        return _known(query_all({"p": self._table, "e": events}, asked))
+
+    def write_down(self, rows: pa.Table, slices: Mapping[str, int], batch: int) -> None:
+        """Write a batch down before the first record of it is sent; one without any is only kept in mind."""
+        numbered = [one for one in rows["number"].to_pylist() if one is not None]
+        header = Sending(batch, self._topic, self._topic_id, len(numbered), dict(slices))
+        if numbered:
+            self._commit([rows, self._proof_row(SENDING, header.to_json())], [SENDING], [header])
+        self.sending, self._written = header, rows
+
+    def settle(self, sent: int, pieces: Mapping[str, Slice]) -> dict[str, Proof]:
+        """Take over what was sent of the batch that is written down; returns the proofs of the slices it reached.
+
+        Of a slice that was not reached to its end the attempt stays as it was, so that it is looked at again.
+
+        Args:
+            sent: records of it that were sent, by the mark.
+            pieces: its slices.
+        """
+        import pyarrow.compute as pc
+
+        rows = self._rows([SENDING]) if self._written is None else self._written
+        parts, found = [], {}
+        for key, attempt in self.sending.slices.items():
+            mine = rows.filter(pc.equal(rows["of_slice"], key))
+            numbers = [one for one in mine["number"].to_pylist() if one is not None]
+            whole = not numbers or max(numbers) < sent
+            if not whole:
+                mine = mine.filter(pc.fill_null(pc.less(mine["number"], sent), False))  # noqa: FBT003 - a literal
+            before = self.standing([key]).get(key)
+            if whole or len(mine):
+                settled = self._merged(key, mine)
+                at = attempt if whole else before.attempt if before else INCOMPLETE
+                found[key] = _proof(pieces[key], at, settled)
+                parts += [settled, self._proof_row(key, found[key].to_json())]
+            if not whole:
+                break
+        header = replace(self.sending, total=0, slices={})
+        parts.append(self._proof_row(SENDING, header.to_json()))
+        self._commit(parts, [SENDING, *found], [header, *found.values()])
+        self.sending, self._written = header, None
+        return found
+
+    def _merged(self, key: str, mine: pa.Table) -> pa.Table:
+        """The rows of a slice: those of before whose origins are not judged anew, and the new ones."""
+        import pyarrow as pa
+
+        now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
+        count = len(mine)
+        changes = {
+            "slice": pa.array([key] * count, pa.string()),
+            "of_slice": pa.nulls(count, pa.string()),
+            "number": pa.nulls(count, pa.int64()),
+            "published_at": pa.array([now.as_py()] * count, now.type),
+        }
+        for name, column in changes.items():
+            mine = mine.set_column(mine.schema.get_field_index(name), name, column)
+        before = self._rows([key])
+        if not len(before):
+            return mine
+        fresh = set(zip(*(mine[name].to_pylist() for name in ORIGIN), strict=True))
+        places = zip(*(before[name].to_pylist() for name in ORIGIN), strict=True)
+        kept = before.filter(pa.array([place not in fresh for place in places], pa.bool_()))
+        return pa.concat_tables([kept, mine])
+
+    def _rows(self, keys: Sequence[str]) -> pa.Table:
+        names = ", ".join(f'"{name}"' for name in schema().names)
+        where = f"proof IS NULL AND {slice_is_one_of(keys)}"
+        return query_arrow({"t": self._table}, f"SELECT {names} FROM t WHERE {where}").cast(schema())
+
+    def _proof_row(self, key: str, text: str) -> pa.Table:
+        import pyarrow as pa
+
+        return pa.Table.from_pylist([{"slice": key, "proof": text}], schema())
+
+    def _commit(self, parts: Sequence[pa.Table], partitions: Collection[str], marks: Sequence[Any]) -> None:
+        import pyarrow as pa
+
+        work = self._work
+        name = f"commit {work.stream.name}/{TABLE}"
+        with work.ledger.lease(name, seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+            work.before_commit()
+            lease.check()
+            replace_partitions(self._table, pa.concat_tables(parts), sorted(partitions), marks)
+        self._table.update_incremental()
+
+
+_KNOWN = ", ".join(f"p.{name}" for name in ("slice", *ORIGIN, "state", "revision", "fingerprint"))
+_SETTLED = f"p.proof IS NULL AND p.slice <> '{SENDING}'"
+
+
+def _known(rows: Sequence[Mapping[str, Any]]) -> dict[Origin, Known]:
+    """The rows by origin; of one that several slices hold, what was sent."""
+    found: dict[Origin, Known] = {}
+    for row in rows:
+        other = found.get(Origin.of_row(row))
+        if other is None or other.state is State.AGAIN:
+            found[Origin.of_row(row)] = Known(State(row["state"]), row["revision"], row["fingerprint"], row["slice"])
+    return found
+
+
+def _proof(piece: Slice, attempt: int, rows: pa.Table) -> Proof:
+    import pyarrow.compute as pc
+
+    def of(state: State) -> int:
+        return int(pc.sum(pc.equal(rows["state"], state.value)).as_py() or 0)
+
+    counts = {
+        "sent": of(State.SENT),
+        "second_deliveries": of(State.AGAIN),
+        "retracted": of(State.RETRACTED),
+        "late": len(rows) - rows["late"].null_count,
+        "revisions": int(pc.sum(rows["revision"]).as_py() or 0),
+    }
+    return Proof(piece, attempt, len(rows), counts)

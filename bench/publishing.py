@@ -1,0 +1,142 @@
+"""(p) Sending rejects and accepted events, against a bare transactional producer of the same records.
+
+What belongs here: this benchmark. What does not: that each is sent once, which tests show.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assets import dlq, published
+from bench.harness import Result, Row, Verdict, alternate, timed
+from highwater.declaration import Accepted
+from resources.dlq_topics import ensure, ensure_accepted
+from resources.transactions import Transactions
+from tests.accepted import Event, Tables
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+    from bench.world import World
+    from resources.producer import Record
+    from resources.transactions import Mark
+
+PARTITIONS = 4
+KEYS = 10_000
+WANTED = 0.6
+
+
+def publication_against_bare(world: World, rounds: int, records: int) -> Result:
+    """(p) The rejects of a slice to a tier, and the events of a slice to the topic of accepted events."""
+    rows = [_events(world, rounds, records), _rejects(world, rounds, records // 2)]
+    return Result(
+        name="p",
+        title="Publication, against a bare transactional producer",
+        method=(
+            "One slice, its tables written before. Highwater reads them, sends each record in transactions with their "
+            "mark, and keeps the mark in the ledger; of events it also looks for second deliveries and commits twice "
+            "what became of each. The bare producer has the same records in memory, with key, value, headers and "
+            "partition, and sends them in transactions of the same size."
+        ),
+        rows=rows,
+        verdicts=[
+            Verdict(f"of the bare producer's speed: {row.case}", row.ratio("Highwater", "bare"), WANTED) for row in rows
+        ],
+    )
+
+
+def _tables(world: World, name: str) -> Tables:
+    from tests.conftest import create_topic
+
+    topic = f"bench-p-{name}"
+    create_topic(world.bootstrap, topic, PARTITIONS, {})
+    return Tables(world.home / topic, topic, bootstrap=world.bootstrap)
+
+
+def _some(records: int) -> list[Event]:
+    return [Event(n % PARTITIONS, n // PARTITIONS, f"o{n % KEYS}", n // KEYS + 1, n / 1000) for n in range(records)]
+
+
+def _events(world: World, rounds: int, records: int) -> Row:
+    tables = _tables(world, "events")
+    share = (0, records // PARTITIONS)
+    piece = tables.plan(0, p0=share, p1=share, p2=share, p3=share)
+    tables.decide(piece, _some(records))
+    sent: list[list[Record]] = []
+    numbers = itertools.count()
+
+    def ours(turn: int) -> float:
+        shutil.rmtree(Path(tables.lake.path("orders", published.TABLE)), ignore_errors=True)
+        tables.stream = replace(tables.stream, publishes=Accepted(f"{tables.stream.topic}.{next(numbers)}"))
+        ensure_accepted(tables.kafka, tables.stream)
+        with _kept(sent) if turn < 0 else nullcontext():
+            return timed(lambda: tables.publish(piece))
+
+    return alternate(f"{records:,} accepted events", {"Highwater": ours, "bare": _bare(world, sent)}, rounds)
+
+
+def _rejects(world: World, rounds: int, records: int) -> Row:
+    tables = _tables(world, "rejects")
+    topics = ensure(tables.kafka, tables.stream)
+    sent: list[list[Record]] = []
+    numbers = itertools.count()
+
+    def ours(turn: int) -> float:
+        piece = tables.plan(next(numbers))
+        tables.decide(piece, [], rejected=_some(records), known=False)
+        decided, version = tables.lake.committed_at("orders", "rejects", [piece.key])
+        work = tables.work(piece)
+        with _kept(sent) if turn < 0 else nullcontext():
+            return timed(lambda: dlq._publish(work, piece, decided[piece.key], version, topics))  # noqa: SLF001 - the commit of its table is Spark's
+
+    return alternate(f"{records:,} rejects", {"Highwater": ours, "bare": _bare(world, sent)}, rounds)
+
+
+@contextmanager
+def _kept(sent: list[list[Record]]) -> Iterator[None]:
+    """Remember the records of each transaction: of the round that does not count."""
+    commit = Transactions.commit
+
+    def keeping(self: Transactions, records: Sequence[Record], mark: Mark) -> None:
+        sent.append([*records])
+        commit(self, records, mark)
+
+    setattr(Transactions, "commit", keeping)  # noqa: B010 - a method, which an assignment may not replace
+    try:
+        yield
+    finally:
+        setattr(Transactions, "commit", commit)  # noqa: B010
+
+
+def _bare(world: World, sent: Sequence[Sequence[Record]]) -> Callable[[int], float]:
+    numbers = itertools.count()
+
+    def send() -> None:
+        from confluent_kafka import Producer
+
+        bare = {"bootstrap.servers": world.bootstrap, "transactional.id": f"bench-p-{id(sent)}-{next(numbers)}"}
+        producer = Producer({**bare, "linger.ms": 5})
+        producer.init_transactions(30)
+        for records in sent:
+            producer.begin_transaction()
+            for record in records:
+                _produce(producer, record)
+            producer.commit_transaction(30)
+
+    return lambda _: timed(send)
+
+
+def _produce(producer: Producer, record: Record) -> None:
+    while True:
+        try:
+            return producer.produce(
+                record.topic, record.value, record.key, partition=record.partition or 0, headers=list(record.headers)
+            )
+        except BufferError:
+            producer.poll(0.1)

@@ -1,0 +1,197 @@
+"""What of a slice's events goes to the topic of accepted events, and in which order: pure functions.
+
+What belongs here: which origins are sent, left out or sent anew, and which slices are next. What does not: reading the
+tables, sending (`assets.published`), or asking for runs (`orchestration.publishing`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from highwater.errors import TakenBackError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from highwater.envelope import Origin
+    from highwater.slices import Slice
+
+
+class State(str, Enum):
+    """What became of an event on its way to the topic."""
+
+    SENT = "sent"
+    """Its content is there."""
+    AGAIN = "second delivery"
+    """It was left out: the same content of its version was accepted before."""
+    RETRACTED = "retracted"
+    """It was sent, and is no event any more."""
+
+
+class Late(str, Enum):
+    """Why a record does not stand in the order of its origin: the value of the header."""
+
+    RETRIED = "retried"
+    """It came back through the DLQ."""
+    CORRECTED = "corrected"
+    """Its slice was materialised again after it was sent."""
+
+
+class Known(NamedTuple):
+    """What is known of an origin from before.
+
+    Args:
+        state: what became of it last.
+        revision: how often it was sent anew with other content, or retracted.
+        fingerprint: of the content that was judged last; None of a retracted one.
+        slice_key: the slice that it is kept under.
+    """
+
+    state: State
+    revision: int
+    fingerprint: str | None
+    slice_key: str
+
+
+class Judged(NamedTuple):
+    """What becomes of an origin now; `None` instead of it where nothing changes."""
+
+    state: State
+    revision: int
+    late: Late | None
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An event whose version may have been accepted before with the same content.
+
+    Args:
+        slice_key: the slice that holds it.
+        origin: its identity.
+        fingerprint: of its content, or of the content that was judged of it before.
+        us: when it was published first, microseconds since 1970 in UTC.
+        place: where it stands among what is to be sent now; None if it was judged before.
+    """
+
+    slice_key: str
+    origin: Origin
+    fingerprint: str
+    us: int
+    place: int | None = None
+
+
+def second_deliveries(copies: Iterable[Copy], horizon: timedelta) -> set[tuple[str, Origin]]:
+    """Those among what is to be sent now whose content was accepted before, by slice and origin.
+
+    Before are all that were judged in earlier publications, then the others in the order in which they would be sent.
+    The horizon looks back from an event's own time of publication; what was published later than it, and judged
+    before it, counts always: it is a copy that overtook.
+    """
+    by_content: dict[str, list[Copy]] = defaultdict(list)
+    for copy in copies:
+        by_content[copy.fingerprint].append(copy)
+    reach = round(horizon.total_seconds() * 1_000_000)
+    found = set()
+    for same in by_content.values():
+        latest: int | None = None
+        for copy in sorted(same, key=lambda one: -1 if one.place is None else one.place):
+            if copy.place is not None and latest is not None and latest >= copy.us - reach:
+                found.add((copy.slice_key, copy.origin))
+            latest = copy.us if latest is None else max(latest, copy.us)
+    return found
+
+
+def judge(slice_key: str, fingerprint: str, known: Known | None, *, again: bool, late: Late | None) -> Judged | None:
+    """What becomes of an event; None where what was judged of it before stands.
+
+    Args:
+        slice_key: the slice whose event it is.
+        fingerprint: of its content.
+        known: what became of its origin before; None if nothing did.
+        again: whether its content was accepted before, of another origin.
+        late: why it would be late, if nothing is known of it.
+    """
+    if known is None:
+        return Judged(State.AGAIN, 0, None) if again else Judged(State.SENT, 0, late)
+    if known.fingerprint == fingerprint:
+        # What another slice has sent of the same origin is not sent by this one.
+        return None if known.slice_key == slice_key else Judged(State.AGAIN, known.revision, None)
+    if known.state is State.AGAIN:
+        return Judged(State.AGAIN, 0, None) if again else Judged(State.SENT, 0, Late.CORRECTED)
+    return Judged(State.SENT, known.revision + 1, Late.CORRECTED)
+
+
+def see_none_taken_back(slice_key: str, origins: Collection[Origin], *, allowed: bool) -> None:
+    """See that nothing that was sent of a slice would be no event any more, unless a person allows it.
+
+    Raises:
+        TakenBackError: something would.
+    """
+    if not origins or allowed:
+        return
+    few = ", ".join(f"{one.topic} partition {one.partition} offset {one.offset}" for one in sorted(origins)[:5])
+    raise TakenBackError(
+        f"{len(origins):,} events of {slice_key} were sent, and would be rejected now",
+        stored=few + (" and more" if len(origins) > 5 else ""),
+        found="rejected by today's rules, or lost from the table of events",
+        remedy="mend the rule and materialise the slice again; or let them be rejected and retracted: "
+        f"highwater accept-rejects {slice_key}",
+    )
+
+
+def in_order(
+    pieces: Collection[Slice], main: str, following: Sequence[Slice], published: Collection[str]
+) -> tuple[list[Slice], str | None]:
+    """The slices that can be published now, in the order of their publication, and the one that the others wait for.
+
+    Those of the main topic follow each other without a gap; then come those that were published before and have
+    changed, and slices of tiers, each after all slices of the main topic that were planned before it.
+
+    Args:
+        pieces: the slices that are asked for.
+        main: the main topic.
+        following: the slices of the main topic that are not published yet, in their order, as far as they matter.
+        published: those of `pieces` that were published before.
+    """
+    asked = {piece.key for piece in pieces}
+    begin: list[Slice] = []
+    for piece in following:
+        if piece.key not in asked:
+            break
+        begin.append(piece)
+    waits = following[len(begin)] if len(begin) < len(following) else None
+    fresh = {piece.key for piece in begin}
+
+    def due(piece: Slice) -> bool:
+        if piece.key in published:
+            return True
+        return piece.topic != main and (waits is None or piece.planned_at < waits.planned_at)
+
+    late = [piece for piece in pieces if piece.key not in fresh and due(piece)]
+    ordered = [*begin, *sorted(late, key=lambda piece: (piece.planned_at, piece.topic, piece.ordinal))]
+    return ordered, None if waits is None or len(ordered) == len(asked) else waits.key
+
+
+def batches(pieces: Sequence[Slice], rows: Mapping[str, int], most_rows: int, most: int) -> Iterator[list[Slice]]:
+    """The slices in groups that are published together; one that is too large is a group of its own.
+
+    Args:
+        pieces: the slices, in their order.
+        rows: the events of each.
+        most_rows: events in a group at the most.
+        most: slices in a group at the most.
+    """
+    group: list[Slice] = []
+    total = 0
+    for piece in pieces:
+        if group and (len(group) == most or total + rows[piece.key] > most_rows):
+            yield group
+            group, total = [], 0
+        group.append(piece)
+        total += rows[piece.key]
+    if group:
+        yield group

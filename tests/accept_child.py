@@ -1,0 +1,63 @@
+"""A process that sends the accepted events of slices, and kills or stops itself at a point that a test names."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from assets import published, sent
+from highwater.errors import SupersededAttemptError
+from highwater.plans import Publication
+from tests.accepted import Tables
+from tests.publish_child import FENCED, RECORDS, Dying
+
+# Steps of a transaction as in `tests.publish_child`, and those of the table around them.
+# Each is a process that begins anew, so the others of these steps are left to `tests.test_published`.
+POINTS = ("written down", "half", "marked", "committing", "unrecorded", "settling")
+
+
+def main(task: dict[str, Any]) -> int:
+    """Send; the point says where this process ends."""
+    published.RECORDS_A_TRANSACTION = RECORDS
+    tables = Tables(Path(task["folder"]), task["topic"], bootstrap=task["bootstrap"])
+    _arm(task["point"], signal.Signals(task["sign"]), tables)
+    try:
+        tables.publish(*tables.ledger.get(task["slices"]))
+    except SupersededAttemptError:
+        return FENCED
+    return 0
+
+
+def _arm(point: str | None, sign: signal.Signals, tables: Tables) -> None:
+    Dying.point, Dying.sign = point, sign
+    vars(published)["Transactions"] = Dying
+    record, write_down, settle = tables.ledger.record_publication, sent.Book.write_down, sent.Book.settle
+
+    def recording(stream: str, key: str, publication: Publication) -> None:
+        Dying.die("unrecorded")
+        record(stream, key, publication)
+        Dying.die("recorded")
+
+    def writing(book: sent.Book, *given: Any) -> None:
+        write_down(book, *given)
+        Dying.die("written down")
+
+    def settling(book: sent.Book, *given: Any) -> Any:
+        whole = given[0] == book.sending.total
+        if whole:
+            Dying.die("settling")
+        found = settle(book, *given)
+        if whole:
+            Dying.die("settled")
+        return found
+
+    vars(tables.ledger)["record_publication"] = recording
+    setattr(sent.Book, "write_down", writing)  # noqa: B010 - a method, which an assignment may not replace
+    setattr(sent.Book, "settle", settling)  # noqa: B010
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,235 @@
+"""Slices whose tables a test writes by itself, and the asset that sends their events: without Spark.
+
+`Log` stands for the topic and its transactions where a test is of the order of steps, not of Kafka.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from assets import dlq, events, published, raw, rejects
+from assets.work import SliceReport, Work
+from highwater.declaration import Accepted
+from highwater.envelope import Origin
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from resources.kafka import Kafka
+from resources.lake import Lake
+from resources.ledger import Ledger
+from tests.support import make_stream, order
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.producer import Record
+    from resources.transactions import Mark
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+TARGET = "orders.accepted"
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of a slice, by where its record was first published.
+
+    Args:
+        partition, offset: there.
+        key: the order.
+        version: of it.
+        minute: of its publication, after noon.
+        changes: other fields than `tests.support.order` gives.
+    """
+
+    partition: int
+    offset: int
+    key: str
+    version: int = 1
+    minute: float = 0
+    changes: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What its record said."""
+        return order(self.key, self.version, **self.changes)
+
+    def row(self, stream: Stream, slice_key: str, attempt: int) -> dict[str, Any]:
+        said = self.fields
+        return {
+            "slice": slice_key,
+            **{f"origin_{n}": v for n, v in self.origin(stream)._asdict().items()},
+            "origin_timestamp": NOON + timedelta(minutes=self.minute),
+            "attempt": attempt,
+            "retries": 0 if slice_key.startswith(f"{stream.topic}@") else 1,
+            **said,
+            "key": self.key,
+            "amount": Decimal(str(said["amount"])).quantize(Decimal("0.01")),
+            "event_time": datetime.fromisoformat(said["event_time"]),
+        }
+
+    def reject(self, stream: Stream, slice_key: str, attempt: int) -> dict[str, Any]:
+        """The same as a reject, which was parked."""
+        return {
+            **self.row(stream, slice_key, attempt),
+            "key": self.key.encode(),
+            "value": json.dumps(self.fields).encode(),
+            "reason": "invalid",
+            "permanent": True,
+            "detail": "why",
+            "next_topic": stream.parked_topic,
+            "first_failed_at": NOON,
+        }
+
+    def origin(self, stream: Stream) -> Origin:
+        return Origin(stream.topic, 0, self.partition, self.offset)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A record as a reader of the topic finds it."""
+
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Mapping[str, str]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The partition and offset of its origin, by its headers."""
+        return int(self.headers["highwater.origin.partition"]), int(self.headers["highwater.origin.offset"])
+
+
+class Log:
+    """A topic with transactions, in memory; it breaks where it is told to."""
+
+    def __init__(self) -> None:
+        self.records: list[Sent] = []
+        self.marks: dict[str, Mark] = {}
+        self.breaks: str | None = None
+        self.commits = 0
+
+    def __call__(self, kafka: object, name: str, topic: str, *, most_bytes: int) -> Log:
+        del kafka, topic, most_bytes
+        self.name = name
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def mark(self) -> Mark | None:
+        return self.marks.get(self.name)
+
+    def commit(self, records: Sequence[Record], mark: Mark) -> None:
+        self.commits += 1
+        self.at("before")
+        self.records += [
+            Sent(r.partition or 0, r.key, r.value, {n: (v or b"").decode() for n, v in r.headers}) for r in records
+        ]
+        self.marks[self.name] = mark
+        self.at("committed")
+
+    def at(self, point: str) -> None:
+        """Break here if this is the point: `before 2` is the second transaction."""
+        if self.breaks == f"{point} {self.commits}":
+            self.breaks = None
+            raise Broken(point)
+
+
+class Broken(Exception):  # noqa: N818 - no error of the project
+    """Stands for the death of the process."""
+
+
+class Tables:
+    """A stream's ledger and tables, written slice by slice.
+
+    Args:
+        folder: for lake and ledger.
+        topic: the main topic.
+        topic_id: of it.
+        kafka: the connection; none is needed with a `Log`.
+    """
+
+    def __init__(self, folder: Path, topic: str = "orders", topic_id: str = "A" * 22, bootstrap: str = "") -> None:
+        self.stream = make_stream(topic, publishes=Accepted(f"{topic}.accepted"))
+        self.lake, self.ledger = Lake(str(folder / "lake")), Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
+        self.kafka = Kafka(bootstrap or "nowhere:1")
+        self.topic_id = topic_id
+        self.pieces: dict[str, Slice] = {}
+        self.attempts = 0
+        self.lines: list[str] = []
+
+    def plan(
+        self, ordinal: int, topic: str | None = None, minute: float | None = None, **ranges: tuple[int, int]
+    ) -> Slice:
+        """A planned slice; by its ordinal if no minute is given, tiers an hour later."""
+        tier = topic is not None and topic != self.stream.topic
+        at = NOON + timedelta(minutes=minute if minute is not None else ordinal + (60 if tier else 0))
+        piece = Slice(
+            "orders",
+            topic or self.stream.topic,
+            self.topic_id if not tier else "B" * 22,
+            0,
+            ordinal,
+            {int(name[1:]): OffsetRange(*bounds) for name, bounds in ranges.items()},
+            at,
+        )
+        self.ledger.add([piece])
+        self.pieces[piece.key] = piece
+        return piece
+
+    def decide(
+        self, piece: Slice, rows: Iterable[Event], rejected: Iterable[Event] = (), *, known: bool = True
+    ) -> None:
+        """Write what a decision of a slice made: its events, its rejects, and whether these are known as published."""
+        found, left = [*rows], [*rejected]
+        attempt = self.ledger.next_attempts([piece.key])[piece.key]
+        times = [int(datetime.fromisoformat(one.fields["event_time"]).timestamp() * 1e6) for one in found]
+        counts = {"events": len(found), "rejects": len(left)}
+        if times:
+            counts |= {"first_event_us": min(times), "last_event_us": max(times)}
+        made = [one.row(self.stream, piece.key, attempt) for one in found]
+        self._write("events", events.columns(self.stream), piece, made, Proof(piece, attempt, len(made), counts))
+        gone = [one.reject(self.stream, piece.key, attempt) for one in left]
+        proof = Proof(piece, attempt, len(gone))
+        self._write("rejects", rejects.COLUMNS, piece, gone, proof)
+        if gone and known:
+            self._write("dlq", dlq.COLUMNS, piece, gone, proof)
+
+    def read(self, piece: Slice, records: int) -> None:
+        """Let a slice stand in raw, without its rows."""
+        self._write("raw", raw.COLUMNS, piece, [], Proof(piece, 1, records))
+
+    def _write(self, table: str, columns: str, piece: Slice, rows: Sequence[Mapping[str, Any]], proof: Proof) -> None:
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        # It brings Dagster with it, which processes that only send need not load.
+        from tests.world import schema_of
+
+        kinds = schema_of(columns)
+        names = set(kinds.names)
+        kept = [{name: value for name, value in row.items() if name in names} for row in rows]
+        made = pa.Table.from_pylist([*kept, {"slice": piece.key, "proof": proof.to_json()}], kinds)
+        path = self.lake.path("orders", table)
+        where = f"slice = '{piece.key}'" if self.lake.table("orders", table) is not None else None
+        write_deltalake(path, made, mode="overwrite", partition_by=["slice"], predicate=where)
+
+    def work(self, *pieces: Slice) -> Work:
+        return Work(self.stream, pieces, None, self.lake, self.ledger, self.kafka, self.lines.append)  # type: ignore[arg-type]
+
+    def publish(self, *pieces: Slice) -> dict[str, SliceReport]:
+        """Send what is to be sent of the slices."""
+        return {report.piece.key: report for report in published.materialise(self.work(*pieces))}
+
+
+def said(record: Sent) -> dict[str, Any]:
+    """The fields of a record, decimals exact."""
+    found: dict[str, Any] = json.loads(record.value or b"", parse_float=Decimal)
+    return found

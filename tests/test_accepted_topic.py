@@ -1,0 +1,142 @@
+"""Accepted events on a real broker: once and in order for a foreign reader, wherever the process is killed (I6, I7)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from assets import dlq, events, published, raw, rejects
+from dev.processes import wait_until
+from highwater.declaration import Accepted
+from highwater.errors import TakenBackError, TopicDriftError
+from orchestration.published_checks import events_published
+from resources import ledger_schema
+from resources.breakers import Acceptance
+from resources.dlq_topics import ensure_accepted, see_accepted
+from tests.accept_child import FENCED, POINTS
+from tests.accepted import Event, Tables
+from tests.conftest import create_topic
+from tests.support import order_message
+from tests.test_dlq import published as read
+from tests.test_publication import _state as state_of
+
+if TYPE_CHECKING:
+    from tests.support import Bench
+
+pytestmark = [pytest.mark.slow, pytest.mark.crash]
+
+# For each slice and partition the offsets in it.
+SLICES = ({0: (0, 9), 1: (0, 8)}, {0: (9, 16), 1: (8, 10)}, {0: (16, 20), 1: (10, 23)})
+
+
+class Publishing:
+    """Slices whose events stand in the lake, and processes that send them."""
+
+    def __init__(self, folder: Path, topic: str, bootstrap: str) -> None:
+        create_topic(bootstrap, topic, 2, {})
+        self.folder, self.topic, self.bootstrap = folder, topic, bootstrap
+        self.tables = Tables(folder, topic, bootstrap=bootstrap)
+        self.pieces = [self.tables.plan(n, p0=ranges[0], p1=ranges[1]) for n, ranges in enumerate(SLICES)]
+        # They finish out of order.
+        for n in (2, 0, 1):
+            rows = [Event(p, at, f"o{p}-{at}", minute=at) for p, b in SLICES[n].items() for at in range(*b)]
+            self.tables.decide(self.pieces[n], reversed(rows))
+
+    def start(self, point: str | None = None, sign: signal.Signals = signal.SIGKILL) -> subprocess.Popen[bytes]:
+        task = {
+            "folder": str(self.folder),
+            "topic": self.topic,
+            "slices": [piece.key for piece in self.pieces],
+            "bootstrap": self.bootstrap,
+            "point": point,
+            "sign": sign.value,
+        }
+        return subprocess.Popen([sys.executable, "-m", "tests.accept_child", json.dumps(task)])
+
+    def end(self, point: str | None = None) -> int:
+        return self.start(point).wait(120)
+
+    def see_each_once_in_order(self) -> None:
+        found: dict[int, list[int]] = {0: [], 1: []}
+        for partition, key, value, headers in read(self.bootstrap, f"{self.topic}.accepted"):
+            told = dict(headers)
+            offset = int(told["highwater.origin.offset"] or b"")
+            assert told["highwater.origin.partition"] == str(partition).encode()
+            assert key == f"o{partition}-{offset}".encode()
+            assert json.loads(value or b"")["order_id"] == f"o{partition}-{offset}"
+            assert "highwater.late" not in told
+            found[partition].append(offset)
+        assert found == {0: [*range(20)], 1: [*range(23)]}
+
+
+@pytest.fixture
+def publishing(tmp_path: Path, bootstrap: str, request: pytest.FixtureRequest) -> Publishing:
+    return Publishing(tmp_path, f"accepting.{request.node.name[:40]}.{os.getpid()}", bootstrap)
+
+
+def test_killed_at_every_point_each_event_goes_out_once_and_in_order(publishing: Publishing) -> None:
+    """What the ledger knows of it is lost after half of the deaths: Kafka's mark tells."""
+    for number, point in enumerate(POINTS):
+        assert publishing.end(point) == -signal.SIGKILL, f"{point} was not reached"
+        if number % 2:
+            with publishing.tables.ledger._writing() as connection:
+                connection.execute(ledger_schema.publications.delete())
+    assert publishing.end() == 0
+    publishing.see_each_once_in_order()
+    shape = ensure_accepted(publishing.tables.kafka, publishing.tables.stream)
+    assert (shape.partitions, shape.config["cleanup.policy"]) == (2, "delete")
+    assert see_accepted(publishing.tables.kafka, publishing.tables.stream) == "2 partitions, set up as it must be"
+    small = replace(publishing.tables.stream, publishes=Accepted(f"{publishing.topic}.small"))
+    create_topic(publishing.bootstrap, f"{publishing.topic}.small", 1, {"max.message.bytes": "2000000"})
+    for look in (ensure_accepted, see_accepted):
+        with pytest.raises(TopicDriftError, match="--partitions 2"):
+            look(publishing.tables.kafka, small)
+
+
+def test_a_run_that_was_stopped_in_its_transaction_is_fenced(publishing: Publishing) -> None:
+    """The one that stands still knows nothing of the other, and goes on: not a record of it is seen."""
+    stopped = publishing.start("half", signal.SIGSTOP)
+    wait_until(lambda: state_of(stopped.pid) == "T", 60, "the stop")
+    assert publishing.end() == 0
+    publishing.see_each_once_in_order()
+    os.kill(stopped.pid, signal.SIGCONT)
+    assert stopped.wait(120) == FENCED
+    publishing.see_each_once_in_order()
+
+
+def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_it(bench: Bench) -> None:
+    """The run of events fails before it commits, so that nothing goes to the DLQ that readers hold as accepted."""
+    target = f"{bench.stream.topic}.accepted"
+    bench.stream = replace(bench.stream, publishes=Accepted(target))
+    bench.send(*[order_message(f"o{n}", 1, n % 3, amount=n) for n in range(6)])
+    piece = bench.plan(0, p0=(0, 2), p1=(0, 2), p2=(0, 2))
+    for stage in (raw, events, rejects, dlq):
+        stage.materialise(bench.work(piece))
+    [report] = published.materialise(bench.work(piece))
+    assert (report.rows, report.counts["sent"]) == (6, 6)
+    assert Counter(key for _, key, _, _ in read(bench.bootstrap, target)) == Counter(f"o{n}".encode() for n in range(6))
+    fields = [replace(one, at_least=5) if one.name == "amount" else one for one in bench.stream.fields]
+    bench.stream = replace(bench.stream, fields=tuple(fields))
+    with pytest.raises(TakenBackError, match=f"5 events of {piece.key} were sent"):
+        events.materialise(bench.work(piece))
+    assert len(bench.rows("events")) == 6
+    bench.ledger.breakers.accept("orders", [Acceptance(piece.key, "too small", "ann", datetime.now(UTC))])
+    for stage in (events, rejects, dlq):
+        stage.materialise(bench.work(piece))
+    [report] = published.materialise(bench.work(piece))
+    assert (report.counts["sent"], report.counts["retracted"], report.counts["sent_now"]) == (1, 5, 5)
+    taken = [(key, dict(headers)) for _, key, value, headers in read(bench.bootstrap, target) if value is None]
+    assert {key for key, _ in taken} == {f"o{n}".encode() for n in range(5)}
+    assert {(told["highwater.retracted"], told["highwater.revision"]) for _, told in taken} == {(b"true", b"1")}
+    verdict = events_published(bench.lake, bench.stream, [piece.key])["events_published"][piece.key]
+    assert (verdict.passed, verdict.numbers["retracted"]) == (True, 5)

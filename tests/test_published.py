@@ -1,0 +1,351 @@
+"""Accepted events go out once, in the order of their origin; what is late, revised or taken back is marked."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assets import outgoing, published, sent
+from highwater.declaration import Accepted, Field
+from highwater.errors import ConfigurationError, TakenBackError, TemporaryError, TopicRecreatedError
+from highwater.plans import Publication
+from resources import ledger_schema
+from resources.breakers import Acceptance
+from resources.dlq_topics import Shape
+from tests.accepted import NOON, Broken, Event, Log, Sent, Tables, said
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """Stands for Kafka: a topic of two partitions."""
+    log = Log()
+    monkeypatch.setattr(published, "Transactions", log)
+    shape = Shape(2, 1, {"max.message.bytes": "1000000"})
+    monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
+    monkeypatch.setattr(published, "_topic_id", lambda *_: "T" * 22)
+    return log
+
+
+@pytest.fixture
+def tables(tmp_path: Path, log: Log) -> Tables:
+    del log
+    return Tables(tmp_path)
+
+
+def orders(partition: int, first: int, last: int, **changes: Any) -> list[Event]:
+    """Events at these offsets, each of an order of its own."""
+    return [Event(partition, n, f"o{partition}-{n}", minute=n, changes={"n": n, **changes}) for n in range(first, last)]
+
+
+def places(records: list[Sent]) -> list[tuple[int, int]]:
+    return [record.place for record in records]
+
+
+def test_events_go_out_in_the_order_of_their_offsets_partition_by_partition(tables: Tables, log: Log) -> None:
+    """Slices finish out of order, and their rows lie in the tables in any order."""
+    pieces = [tables.plan(n, p0=(3 * n, 3 * n + 3), p1=(2 * n, 2 * n + 2)) for n in range(3)]
+    for n in (2, 0, 1):
+        rows = [*orders(0, 3 * n, 3 * n + 3), *orders(1, 2 * n, 2 * n + 2)]
+        tables.decide(pieces[n], reversed(rows))
+    reports = tables.publish(*reversed(pieces))
+    for partition, count in ((0, 9), (1, 6)):
+        mine = [one for one in log.records if one.partition == partition]
+        assert places(mine) == [(partition, offset) for offset in range(count)]
+    assert not any("highwater.late" in one.headers or "highwater.revision" in one.headers for one in log.records)
+    assert reports[pieces[0].key].counts["sent"] == reports[pieces[0].key].counts["sent_now"] == 5
+    again = tables.publish(*pieces)
+    assert len(log.records) == 15
+    assert {report.note for report in again.values()} == {"already published"}
+
+
+def test_a_record_is_the_event_with_its_origin(tables: Tables, log: Log) -> None:
+    piece = tables.plan(0, p0=(0, 2))
+    odd = 'a "b" \\ \n\u2028 é'
+    tables.decide(
+        piece,
+        [
+            Event(
+                0, 0, "o1", minute=1.5, changes={"amount": 1234567890.1, "event_time": "2026-03-01T10:00:00.25+01:00"}
+            ),
+            Event(0, 1, "o2", changes={"customer_id": odd}),
+        ],
+    )
+    tables.publish(piece)
+    first, second = log.records
+    assert (first.partition, first.key) == (0, b"o1")
+    assert first.value == (
+        b'{"order_id":"o1","version":1,"status":"placed","customer_id":"c1","amount":1234567890.10,'
+        b'"event_time":"2026-03-01T09:00:00.250000Z"}'
+    )
+    assert first.headers == {
+        "highwater.origin.topic": "orders",
+        "highwater.origin.generation": "0",
+        "highwater.origin.partition": "0",
+        "highwater.origin.offset": "0",
+        "highwater.origin.timestamp": str(round((NOON + timedelta(minutes=1.5)).timestamp() * 1000)),
+        "highwater.slice": piece.key,
+    }
+    assert said(second)["customer_id"] == odd
+    assert said(second)["amount"] == Decimal("12.50")
+
+
+def test_a_slice_waits_for_those_before_it(tables: Tables, log: Log) -> None:
+    first, second = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 4))
+    tables.decide(second, orders(0, 2, 4))
+    with pytest.raises(TemporaryError, match=f"{first.key} is not published yet"):
+        tables.publish(second)
+    assert log.records == []
+    tables.decide(first, orders(0, 0, 2))
+    tables.publish(first)
+    tables.publish(second)
+    assert places(log.records) == [(0, n) for n in range(4)]
+
+
+def test_a_slice_whose_rejects_are_not_published_is_not_done(tables: Tables) -> None:
+    piece = tables.plan(0, p0=(0, 2))
+    tables.decide(piece, orders(0, 0, 1), rejected=orders(0, 1, 2))
+    table = tables.lake.table("orders", "dlq")
+    assert table is not None
+    table.delete()
+    with pytest.raises(TemporaryError, match="do not follow"):
+        tables.publish(piece)
+
+
+def test_what_comes_back_through_a_tier_follows_and_is_marked(tables: Tables, log: Log) -> None:
+    tier = tables.stream.tier_topics[0]
+    first, second = tables.plan(0, p0=(0, 3)), tables.plan(1, minute=90, p0=(3, 5))
+    late = tables.plan(0, tier, minute=120, p0=(0, 1))
+    tables.decide(first, orders(0, 0, 2), rejected=orders(0, 2, 3))
+    tables.decide(late, orders(0, 2, 3))
+    tables.publish(first)
+    with pytest.raises(TemporaryError, match=second.key):
+        tables.publish(late)
+    tables.decide(second, orders(0, 3, 5))
+    tables.publish(late, first, second)
+    assert places(log.records) == [(0, 0), (0, 1), (0, 3), (0, 4), (0, 2)]
+    assert [one.headers.get("highwater.late") for one in log.records] == [None] * 4 + ["retried"]
+    assert log.records[-1].headers["highwater.slice"] == late.key
+
+
+def test_second_deliveries_within_the_horizon_are_left_out(tables: Tables, log: Log) -> None:
+    """The same content at another offset, in the same slice and in later ones; other content goes out."""
+    tables.stream = replace(tables.stream, publishes=Accepted("orders.accepted", horizon=timedelta(minutes=10)))
+    pieces = [tables.plan(n, p0=(3 * n, 3 * n + 3)) for n in range(3)]
+    tables.decide(pieces[0], [Event(0, 0, "o1"), Event(0, 1, "o1", minute=1), Event(0, 2, "o2", minute=2)])
+    # The second one of these is known from the first slice alone, which was published by another run.
+    tables.decide(pieces[1], [Event(0, 3, "o3", minute=3), Event(0, 4, "o1", minute=9), Event(0, 5, "o1", 2, 9)])
+    # Beyond the horizon of the last copy; and a conflict.
+    tables.decide(pieces[2], [Event(0, 6, "o1", minute=20), Event(0, 7, "o2", minute=5, changes={"amount": 1})])
+    tables.publish(pieces[0])
+    reports = tables.publish(*pieces)
+    assert places(log.records) == [(0, 0), (0, 2), (0, 3), (0, 5), (0, 6), (0, 7)]
+    assert [reports[piece.key].counts["second_deliveries"] for piece in pieces] == [1, 1, 0]
+    states = Counter(row["state"] for row in rows_of(tables))
+    assert states == {"sent": 6, "second delivery": 2}
+
+
+def rows_of(tables: Tables) -> list[dict[str, Any]]:
+    from tests.support import read_rows
+
+    return read_rows(tables.lake.path("orders", "published"))
+
+
+def test_a_corrected_slice_sends_what_is_new_and_what_changed(tables: Tables, log: Log) -> None:
+    first, second = tables.plan(0, p0=(0, 4)), tables.plan(1, p0=(4, 5))
+    tables.decide(first, orders(0, 1, 4))
+    tables.decide(second, orders(0, 4, 5))
+    tables.publish(first, second)
+    for changed in ("paid", "canceled"):
+        rows = [*orders(0, 0, 3), *orders(0, 3, 4, status=changed)]
+        tables.decide(first, rows)
+        tables.publish(first)
+    found = [
+        (one.place, one.headers.get("highwater.late"), one.headers.get("highwater.revision")) for one in log.records
+    ]
+    assert found[4:] == [
+        ((0, 0), "corrected", None),
+        ((0, 3), "corrected", "1"),
+        ((0, 3), "corrected", "2"),
+    ]
+    assert [said(one)["status"] for one in log.records[5:]] == ["paid", "canceled"]
+    report = tables.publish(first)[first.key]
+    assert len(log.records) == 7
+    assert (report.counts["sent"], report.counts["late"], report.counts["revisions"]) == (4, 2, 2)
+
+
+def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tables, log: Log) -> None:
+    piece, other = tables.plan(0, p0=(0, 3)), tables.plan(1, p0=(3, 4))
+    tables.decide(piece, orders(0, 0, 3))
+    tables.publish(piece)
+    tables.decide(piece, orders(0, 0, 2), rejected=orders(0, 2, 3))
+    tables.decide(other, orders(0, 3, 4))
+    with pytest.raises(TakenBackError, match="partition 0 offset 2") as caught:
+        tables.publish(piece)
+    assert f"highwater accept-rejects {piece.key}" in caught.value.remedy
+    assert len(log.records) == 3
+    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "test data", "ann", NOON)])
+    tables.publish(piece, other)
+    assert [(one.place, one.value is None) for one in log.records[3:]] == [((0, 3), False), ((0, 2), True)]
+    taken = log.records[-1]
+    assert taken.key == b"o0-2"
+    assert (taken.headers["highwater.retracted"], taken.headers["highwater.revision"]) == ("true", "1")
+    tables.publish(piece)
+    tables.decide(piece, orders(0, 0, 3))
+    tables.publish(piece)
+    assert len(log.records) == 6
+    assert (log.records[-1].place, log.records[-1].headers["highwater.revision"]) == ((0, 2), "2")
+
+
+def test_what_another_lost_from_events_is_never_taken_back(tables: Tables, log: Log) -> None:
+    piece = tables.plan(0, p0=(0, 3))
+    tables.decide(piece, orders(0, 0, 3))
+    tables.publish(piece)
+    tables.decide(piece, orders(0, 0, 2))
+    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "", "ann", NOON)])
+    with pytest.raises(TakenBackError, match="offset 2"):
+        tables.publish(piece)
+    assert len(log.records) == 3
+
+
+POINTS = [f"{point} {number}" for number in range(1, 6) for point in ("before", "committed")]
+
+
+@pytest.mark.parametrize(
+    ("point", "portion"), [*((point, 3) for point in (*POINTS, "written down", "settling")), ("committed 2", 100)]
+)
+def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
+    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str, portion: int
+) -> None:
+    """Two slices of seven events in one batch, of which one is a second delivery; also read in several portions."""
+    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
+    monkeypatch.setattr(outgoing, "WINDOW", portion)
+    pieces = [tables.plan(0, p0=(0, 4), p1=(0, 3)), tables.plan(1, p0=(4, 9), p1=(3, 5))]
+    tables.decide(pieces[0], [*orders(0, 0, 4), *orders(1, 0, 3)])
+    tables.decide(pieces[1], [Event(0, 4, "o0-1", minute=1, changes={"n": 1}), *orders(0, 5, 9), *orders(1, 3, 5)])
+    if point in {"written down", "settling"}:
+        break_once(
+            monkeypatch, {"written down": "write_down", "settling": "settle"}[point], after=point == "written down"
+        )
+    else:
+        log.breaks = point
+    with pytest.raises(Broken):
+        tables.publish(*pieces)
+    tables.publish(*pieces)
+    for partition, wanted in ((0, [0, 1, 2, 3, 5, 6, 7, 8]), (1, [0, 1, 2, 3, 4])):
+        assert places([one for one in log.records if one.partition == partition]) == [(partition, n) for n in wanted]
+    assert not any("highwater.late" in one.headers for one in log.records)
+    assert Counter(row["state"] for row in rows_of(tables)) == {"sent": 13, "second delivery": 1}
+    assert {row["slice"] for row in rows_of(tables)} == {piece.key for piece in pieces}
+
+
+def break_once(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool) -> None:
+    step = getattr(sent.Book, name)
+
+    def breaking(self: sent.Book, *given: Any) -> Any:
+        monkeypatch.setattr(sent.Book, name, step)
+        if after:
+            step(self, *given)
+        raise Broken(name)
+
+    monkeypatch.setattr(sent.Book, name, breaking)
+
+
+def test_what_was_decided_anew_after_a_run_broke_off_is_sent_as_it_is_now(
+    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of six events were sent; then a rule was mended, and accepts two more, one of them before the third."""
+    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
+    piece = tables.plan(0, p0=(0, 8))
+    tables.decide(piece, [*orders(0, 0, 1), *orders(0, 2, 7)])
+    log.breaks = "committed 1"
+    with pytest.raises(Broken):
+        tables.publish(piece)
+    tables.decide(piece, [*orders(0, 0, 3), *orders(0, 3, 5, status="canceled"), *orders(0, 5, 8)])
+    tables.publish(piece)
+    found = [
+        (one.place[1], one.headers.get("highwater.late"), one.headers.get("highwater.revision")) for one in log.records
+    ]
+    assert found == [
+        *[(n, None, None) for n in (0, 2, 3)],
+        (1, "corrected", None),
+        (3, "corrected", "1"),
+        *[(n, None, None) for n in (4, 5, 6, 7)],
+    ]
+
+
+def test_a_mark_that_expired_is_known_from_the_ledger_and_one_that_was_lost_there_from_kafka(
+    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 2)
+    piece = tables.plan(0, p0=(0, 6))
+    tables.decide(piece, orders(0, 0, 6))
+    log.breaks = "before 2"
+    with pytest.raises(Broken):
+        tables.publish(piece)
+    log.marks.clear()
+    log.breaks, log.commits = "committed 2", 0
+    with pytest.raises(Broken):
+        tables.publish(piece)
+    with tables.ledger._writing() as connection:
+        connection.execute(ledger_schema.publications.delete())
+    tables.publish(piece)
+    assert places(log.records) == [(0, n) for n in range(6)]
+
+
+def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Tables, log: Log) -> None:
+    piece = tables.plan(0, p0=(0, 2))
+    tables.decide(piece, orders(0, 0, 2))
+    tables.publish(piece)
+    tables.decide(piece, orders(0, 0, 2, status="paid"))
+    [(name, mark)] = log.marks.items()
+    assert name == "highwater.pub.orders.accepted"
+    log.marks[name] = replace(mark, identity="another")
+    with pytest.raises(ConfigurationError, match="published to by another table"):
+        tables.publish(piece)
+    log.marks[name] = mark
+    tables.ledger.record_publication("orders", "orders.accepted", Publication(9, 1, NOON))
+    with pytest.raises(ConfigurationError, match="older than what was sent"):
+        tables.publish(piece)
+    tables.stream = replace(tables.stream, publishes=Accepted("elsewhere"))
+    with pytest.raises(ConfigurationError, match="to another topic before"):
+        tables.publish(piece)
+    assert len(log.records) == 2
+
+
+def test_a_field_that_was_just_declared_is_null_in_what_was_accepted_before(tables: Tables, log: Log) -> None:
+    piece = tables.plan(0, p0=(0, 1))
+    tables.decide(piece, orders(0, 0, 1))
+    fields = (
+        *tables.stream.fields,
+        Field("note", "string"),
+        Field("paid_at", "timestamp"),
+        Field("tax", "decimal(9,8)"),
+    )
+    tables.stream = replace(tables.stream, fields=fields)
+    tables.publish(piece)
+    assert [said(log.records[0])[name] for name in ("order_id", "note", "paid_at", "tax")] == ["o0-0", None, None, None]
+
+
+def test_a_topic_that_was_made_anew_stops_the_run(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    piece = tables.plan(0, p0=(0, 2))
+    tables.decide(piece, orders(0, 0, 2))
+    tables.publish(piece)
+    tables.decide(piece, orders(0, 0, 2, status="paid"))
+    monkeypatch.setattr(published, "_topic_id", lambda *_: "U" * 22)
+    with pytest.raises(TopicRecreatedError, match="topic ID U"):
+        tables.publish(piece)
+
+
+def test_values_are_json_for_any_text(tables: Tables, log: Log) -> None:
+    piece = tables.plan(0, p0=(0, 64))
+    texts = [chr(n) * 2 for n in range(64)]
+    tables.decide(piece, [Event(0, n, f"k{n}", changes={"customer_id": text}) for n, text in enumerate(texts)])
+    tables.publish(piece)
+    assert [json.loads(one.value or b"")["customer_id"] for one in log.records] == texts

@@ -1,0 +1,233 @@
+"""Which slices the sensor `<stream>_published` asks for, and what a run of the asset tells Dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.test_utils import create_run_for_test
+
+from assets import published
+from assets.streams.payments import STREAM as PAYMENTS
+from highwater.publishing import Copy, second_deliveries
+from highwater.slices import Slice
+from orchestration.build import build_defs
+from orchestration.published_checks import events_published, standing_line
+from orchestration.publishing import SLICES_A_RUN, next_run, publish
+from orchestration.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
+from orchestration.ticks import Tick, run_requests
+from resources.dlq_topics import Shape
+from tests.accepted import Event, Log, Tables
+
+
+@dataclass
+class Scene:
+    """Tables without Spark, a topic in memory, and Dagster."""
+
+    tables: Tables
+    log: Log
+    instance: dg.DagsterInstance
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        opened = {"ledger": self.tables.ledger, "lake": self.tables.lake, "kafka": SimpleNamespace(topics=list)}
+        return {name: SimpleNamespace(open=lambda one=one: one) for name, one in opened.items()}
+
+    def plan(
+        self, ordinal: int, topic: str | None = None, minute: float | None = None, **ranges: tuple[int, int]
+    ) -> Slice:
+        piece = self.tables.plan(ordinal, topic, minute, **ranges)
+        self.instance.add_dynamic_partitions("orders_slices", [piece.key])
+        return piece
+
+    def decide(self, piece: Slice, *offsets: int, **changes: object) -> None:
+        """Take a slice through all tables up to dlq, with these offsets of partition 0 as events."""
+        self.tables.read(piece, len(offsets))
+        self.tables.decide(piece, [Event(0, n, f"o{n}", minute=n, changes=changes) for n in offsets])
+
+    def tick(self) -> Tick:
+        return publish(self.instance, SimpleNamespace(**self.resources), self.tables.stream)
+
+    def asked(self) -> list[tuple[str, ...]]:
+        return [request.keys for request in self.tick().requests]
+
+    def run(self, request: Request) -> dg.ExecuteInProcessResult:
+        """What the daemon makes of a request."""
+        defs = build_defs(streams=[self.tables.stream], resources=self.resources)
+        [asked] = run_requests(self.tables.stream, [request])
+        return defs.resolve_job_def("orders_publish").execute_in_process(
+            instance=self.instance, tags=asked.tags, raise_on_error=False
+        )
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    log = Log()
+    monkeypatch.setattr(published, "Transactions", log)
+    monkeypatch.setattr(published, "ensure_accepted", lambda *_: Shape(2, 1, {"max.message.bytes": "1000000"}))
+    monkeypatch.setattr(published, "_topic_id", lambda *_: "T" * 22)
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Scene(Tables(tmp_path), log, instance)
+
+
+def test_slices_are_asked_for_up_to_the_first_that_is_not_done_and_a_run_sends_them(scene: Scene) -> None:
+    pieces = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
+    for n in (3, 1, 0):
+        scene.decide(pieces[n], 2 * n, 2 * n + 1)
+    tick = scene.tick()
+    [request] = tick.requests
+    assert request.keys == (pieces[0].key, pieces[1].key)
+    assert f"wait for {pieces[2].key}, which is not done" in tick.message
+    done = scene.run(request)
+    assert done.success
+    assert [record.place[1] for record in scene.log.records] == [0, 1, 2, 3]
+    found = {e.partition: e for e in done.get_asset_materialization_events()}
+    assert {*found} == {pieces[0].key, pieces[1].key}
+    numbers = {name: one.value for name, one in found[pieces[0].key].materialization.metadata.items()}
+    assert (numbers["sent"], numbers["sent_now"], numbers["second_deliveries"], numbers["late"]) == (2, 2, 0, 0)
+    assert "seconds/publish" in numbers
+    checked = [e.asset_check_evaluation_data for e in done.all_events if e.event_type_value == "ASSET_CHECK_EVALUATION"]
+    assert {(one.check_name, one.partition, one.passed) for one in checked} == {
+        ("events_published", pieces[n].key, True) for n in (0, 1)
+    }
+    assert scene.asked() == []
+    scene.decide(pieces[2], 4, 5)
+    assert scene.asked() == [(pieces[2].key, pieces[3].key)]
+    line = standing_line(scene.tables.lake, scene.tables.stream)
+    assert line == f"sent to orders.accepted up to {pieces[1].key}: 4 sent, 0 second delivery, 0 retracted"
+
+
+def test_what_changed_and_what_came_back_follows(scene: Scene) -> None:
+    tier = scene.tables.stream.tier_topics[0]
+    first = scene.plan(0, minute=0, p0=(0, 2))
+    retried = scene.plan(0, tier, minute=5, p0=(0, 1))
+    second = scene.plan(1, minute=10, p0=(2, 4))
+    scene.decide(first, 0)
+    scene.decide(retried, 1)
+    assert scene.asked() == [(first.key,)], "a tier's slice comes after all that was planned before it"
+    scene.run(scene.tick().requests[0])
+    assert scene.asked() == [(retried.key,)]
+    scene.decide(second, 2, 3)
+    scene.decide(first, 0, status="paid")
+    [request] = scene.tick().requests
+    assert request.keys == (first.key, retried.key, second.key), "neighbours in Dagster's order"
+    assert scene.run(request).success
+    assert [(one.place[1], one.headers.get("highwater.late")) for one in scene.log.records] == [
+        (0, None),
+        (2, None),
+        (3, None),
+        (0, "corrected"),
+        (1, "retried"),
+    ]
+
+
+def test_a_slice_that_is_being_decided_anew_is_not_asked_for(scene: Scene) -> None:
+    piece = scene.plan(0, p0=(0, 1))
+    scene.decide(piece, 0)
+    scene.run(scene.tick().requests[0])
+    scene.decide(piece, 0, status="paid")
+    tags = {"highwater/stream": "orders", RANGE_START: piece.key, RANGE_END: piece.key}
+    run = create_run_for_test(scene.instance, tags=tags, status=dg.DagsterRunStatus.STARTED)
+    assert scene.asked() == []
+    scene.instance.report_run_failed(run)
+    assert scene.asked() == [(piece.key,)]
+
+
+def test_one_run_at_a_time_and_one_that_failed_waits(scene: Scene) -> None:
+    piece = scene.plan(0, p0=(0, 1))
+    scene.decide(piece, 0)
+    [request] = scene.tick().requests
+    tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: piece.key, RANGE_END: piece.key}
+    run = create_run_for_test(scene.instance, tags=tags, status=dg.DagsterRunStatus.STARTED)
+    assert scene.tick().lines == ["a run is sending 1 slices"]
+    scene.instance.report_run_failed(run)
+    tick = scene.tick()
+    assert (tick.requests, tick.lines) == ([], ["1 wait for their next attempt"])
+    assert request.run_key.startswith(f"{piece.key}..{piece.key} publish 1")
+
+
+def test_the_check_tells_events_that_were_not_sent_and_rows_that_are_none(scene: Scene) -> None:
+    from deltalake import DeltaTable
+
+    first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 4))
+    scene.decide(first, 0, 1)
+    scene.decide(second, 2, 3)
+    lake, stream = scene.tables.lake, scene.tables.stream
+    scene.tables.publish(first)
+    found = events_published(lake, stream, [first.key, second.key])["events_published"]
+    assert found[first.key].numbers == {"events": 2, "sent": 2, "second_deliveries": 0, "retracted": 0, "unlike": 0}
+    assert (found[second.key].passed, found[second.key].text) == (
+        True,
+        "the slice is not published yet: its turn comes",
+    )
+    DeltaTable(lake.path("orders", "published")).update({"origin_offset": "17"}, predicate="origin_offset = 1")
+    verdict = events_published(lake, stream, [first.key])["events_published"][first.key]
+    assert not verdict.passed
+    assert verdict.text == "1 an event, and neither sent nor a second delivery; 1 sent, and no event"
+    DeltaTable(lake.path("orders", "published")).delete(predicate="origin_offset = 0")
+    verdict = events_published(lake, stream, [first.key])["events_published"][first.key]
+    assert "the commit tells of 2 sent" in verdict.text
+
+
+KEYS = [f"t@{n:07}" for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("order", "main", "late", "due", "expected"),
+    [
+        (KEYS, KEYS[1:3], [], KEYS, KEYS[1:3]),
+        (KEYS, KEYS[1:3], [KEYS[3]], KEYS, KEYS[1:4]),
+        (KEYS, KEYS[1:2], [KEYS[3]], KEYS, KEYS[1:2]),
+        (KEYS, KEYS[1:3], [], KEYS[2:], []),
+        (KEYS, KEYS[1:3], [KEYS[4]], KEYS[4:], KEYS[4:]),
+        # Keys that were lost and added again stand behind the others.
+        ([KEYS[0], KEYS[2], KEYS[1]], KEYS[0:3], [], KEYS, [KEYS[0], KEYS[2], KEYS[1]]),
+        ([KEYS[1], KEYS[3], KEYS[0], KEYS[2]], KEYS[1:4], [], KEYS, [KEYS[1]]),
+        (KEYS, [], [], KEYS, []),
+    ],
+)
+def test_a_run_takes_neighbours_and_begins_where_the_order_goes_on(
+    order: list[str], main: list[str], late: list[str], due: list[str], expected: list[str]
+) -> None:
+    found = Repair(due=dict.fromkeys(due, 1))
+    assert next_run(order, main, late, found) == tuple(expected)
+
+
+def test_a_run_takes_so_many_slices_at_the_most() -> None:
+    keys = [f"t@{n:07}" for n in range(3 * SLICES_A_RUN)]
+    assert next_run(keys, keys, [], Repair(due=dict.fromkeys(keys, 1))) == tuple(keys[:SLICES_A_RUN])
+
+
+def test_only_streams_that_publish_have_the_asset(scene: Scene) -> None:
+    repository = build_defs(streams=[scene.tables.stream, PAYMENTS]).get_repository_def()
+    keys = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
+    assert "orders/published" in keys
+    assert "payments/published" not in keys
+    assert {s.name for s in repository.sensor_defs if s.name.endswith("_published")} == {"orders_published"}
+    assert {name for name in repository.job_names if name.endswith("_publish")} == {"orders_publish"}
+    node = repository.asset_graph.get(dg.AssetKey(["orders", "published"]))
+    assert node.kinds == {"python", "kafka", "deltalake"}
+
+
+def test_the_horizon_looks_back_from_an_events_own_time() -> None:
+    from highwater.envelope import Origin
+
+    def copy(offset: int, minute: int, place: int | None) -> Copy:
+        return Copy("t@0000000", Origin("t", 0, 0, offset), "same", minute * 60_000_000, place)
+
+    cases = {
+        "within": ([copy(0, 0, 0), copy(1, 10, 1)], {1}),
+        "beyond": ([copy(0, 0, 0), copy(1, 11, 1)], set()),
+        "one after the other": ([copy(0, 0, 0), copy(1, 8, 1), copy(2, 16, 2)], {1, 2}),
+        "a copy that overtook": ([copy(0, 99, None), copy(1, 0, 5)], {1}),
+        "judged before, whatever its place": ([copy(0, 0, 0), copy(1, 0, None)], {0}),
+    }
+    for name, (copies, expected) in cases.items():
+        found = second_deliveries(copies, timedelta(minutes=10))
+        assert {origin.offset for _, origin in found} == expected, name
