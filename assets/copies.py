@@ -57,9 +57,8 @@ class Twice:
         rows = query_arrow({"e": self.events}, self._question)
         if not len(rows):
             return []
-        contents = zip(event_json.keys(rows), event_json.values(self.stream, rows), strict=True)
-        prints = [event_json.fingerprint(*content) for content in contents]
-        origins = [Origin(*one) for one in zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True)]
+        prints = [event_json.fingerprint(value) for value in event_json.values(self.stream, rows)]
+        origins = [*map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))]
         slices, us = rows["slice"].to_pylist(), rows["origin_us"].to_pylist()
         place = {piece.key: at for at, piece in enumerate(self.pieces)}
         judged = {**known, **self._judged_elsewhere(sorted(set(slices) - place.keys()))}

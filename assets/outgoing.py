@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assets import event_json
@@ -140,46 +141,53 @@ class Batch:
                     yield one
 
     def _rows(self, records: Sequence[Outgoing], number: int) -> pa.Table:
+        """The rows of records, column by column: a batch has many, of few kinds."""
         import pyarrow as pa
 
-        sent = [one.judged is not None and one.judged.state is not State.AGAIN for one in records]
-        numbers = []
-        for is_sent in sent:
-            numbers.append(number if is_sent else None)
-            number += is_sent
-        judged = [one.judged or Judged(State.SENT, 0, None) for one in records]
-        columns: dict[str, list[Any]] = {
+        if not records:
+            return schema().empty_table()
+        slices, origins, _, _, _, prints, kinds = zip(*records, strict=True)
+        judged = {id(one): one or Judged(State.SENT, 0, None) for one in kinds}
+        is_sent = {key: one.state is not State.AGAIN for key, one in judged.items()}
+        sent = [is_sent[id(one)] for one in kinds]
+        numbers = accumulate(sent, initial=number)
+        told = {
+            "state": {key: one.state.value for key, one in judged.items()},
+            "revision": {key: one.revision for key, one in judged.items()},
+            "late": {key: one.late.value if one.late else None for key, one in judged.items()},
+        }
+        attempts = {piece.key: self.decisions[piece.key].attempt for piece in self.pieces}
+        columns: dict[str, Sequence[Any]] = {
             "slice": [SENDING] * len(records),
-            **{name: [one.origin[at] for one in records] for at, name in enumerate(ORIGIN)},
-            "attempt": [self.decisions[one.slice_key].attempt for one in records],
-            "state": [one.state.value for one in judged],
-            "revision": [one.revision for one in judged],
-            "late": [None if one.late is None else one.late.value for one in judged],
-            "fingerprint": [one.fingerprint for one in records],
+            **dict(zip(ORIGIN, zip(*origins, strict=True), strict=True)),
+            "attempt": [attempts[key] for key in slices],
+            **{name: [values[id(one)] for one in kinds] for name, values in told.items()},
+            "fingerprint": prints,
             "published_at": [None] * len(records),
-            "of_slice": [one.slice_key for one in records],
-            "number": numbers,
+            "of_slice": slices,
+            "number": [at if mine else None for at, mine in zip(numbers, sent, strict=False)],
             "proof": [None] * len(records),
         }
-        kinds = {one.name: one.type for one in schema()}
-        return pa.table({name: pa.array(column, kinds[name]) for name, column in columns.items()}, schema=schema())
+        return pa.table({one.name: pa.array(columns[one.name], one.type) for one in schema()}, schema=schema())
 
     def _portions(self) -> Iterator[list[Outgoing]]:
         place = {piece.key: at for at, piece in enumerate(self.pieces)}
         for where in self._cuts():
             rows = self._events(where)
             slices = rows["slice"].to_pylist()
-            origins = [Origin(*one) for one in zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True)]
+            origins = [*map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))]
             keys, values = event_json.keys(rows), event_json.values(self.stream, rows)
-            us = rows["origin_us"].to_pylist()
-            prints = [event_json.fingerprint(key, value) for key, value in zip(keys, values, strict=True)]
+            prints = [*map(event_json.fingerprint, values)]
             judged = self._judged(slices, origins, prints)
-            found = [Outgoing(*one) for one in zip(slices, origins, us, keys, values, prints, judged, strict=True)]
-            yield sorted(found, key=lambda one: (place[one.slice_key], one.origin))
+            columns = (slices, origins, rows["origin_us"].to_pylist(), keys, values, prints, judged)
+            found = [*map(Outgoing._make, zip(*columns, strict=True))]
+            # Within a slice they come in their order.
+            yield found if len(place) == 1 else sorted(found, key=lambda one: place[one.slice_key])
 
     def _events(self, where: str) -> pa.Table:
         columns = f"slice, {_ORIGIN}, {MICROSECONDS}, {fields_of(self.stream, self.events)}"
-        return query_arrow({"t": self.events}, f"SELECT {columns} FROM t WHERE proof IS NULL AND {where}")
+        asked = f"SELECT {columns} FROM t WHERE proof IS NULL AND {where} ORDER BY {_ORIGIN}"
+        return query_arrow({"t": self.events}, asked)
 
     def _cuts(self) -> Iterator[str]:
         """Conditions that pick the events portion by portion, in their order."""
