@@ -1,4 +1,4 @@
-"""(p) Sending rejects and accepted events, against a bare transactional producer of the same records.
+"""(l) Sending rejects and accepted events, against a bare transactional producer of the same records.
 
 What belongs here: this benchmark. What does not: that each is sent once, which tests show.
 """
@@ -33,10 +33,10 @@ WANTED = 0.6
 
 
 def publication_against_bare(world: World, rounds: int, records: int) -> Result:
-    """(p) The rejects of a slice to a tier, and the events of a slice to the topic of accepted events."""
+    """(l) The rejects of a slice to a tier, and the events of a slice to the topic of accepted events."""
     rows = [_events(world, rounds, records), _rejects(world, rounds, records // 2)]
     return Result(
-        name="p",
+        name="l",
         title="Publication, against a bare transactional producer",
         method=(
             "One slice, its tables written before. Highwater reads them, sends each record in transactions with their "
