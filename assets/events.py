@@ -10,11 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from assets import raw
 from assets.admission import see_admitted, see_within_limit
 from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, let_go
+from assets.holding import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
 from assets.layout import Layout
 from assets.origins import DLQ, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
 from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
@@ -56,11 +58,13 @@ def materialise(work: Work) -> list[SliceReport]:
     and the minutes of its events are known to metrics.
 
     Slices of tiers are decided one after another, by one run at a time: what one accepts is superseded in the others.
+    So are those of the main topic where a reason holds, in their order: what comes before a held one is committed.
 
     Raises:
         TemporaryError: raw of a slice is not there yet.
         BreakerOpenError: the stream's breaker lets none of them be decided.
         TakenBackError: an event that was sent to the topic of accepted events would be rejected; nothing was committed.
+        SliceHeldError: records hold a slice; neither it nor what comes behind it was committed.
         RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
@@ -68,12 +72,19 @@ def materialise(work: Work) -> list[SliceReport]:
     require(work, raw.TABLE)
     tiers = tier_slices(work, work.slices)
     main = [piece for piece in work.slices if piece not in tiers]
-    found = _materialise(replace(work, slices=main)) if main else []
+    found = [report for together in _taken(work, main) for report in _materialise(replace(work, slices=together))]
     for piece in tiers:
         name = f"retries {work.stream.name}"
         with work.ledger.lease(name, seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
             found += _materialise(replace(work, slices=[piece], before_commit=lease.check))
     return sorted(found, key=lambda report: work.keys.index(report.piece.key))
+
+
+def _taken(work: Work, main: Sequence[Slice]) -> list[Sequence[Slice]]:
+    """Slices of the main topic as they are decided together: all at once, or one after another."""
+    if work.stream.ordered:
+        return [[piece] for piece in sorted(main, key=attrgetter("ordinal"))]
+    return [main] if main else []
 
 
 def _materialise(work: Work) -> list[SliceReport]:
@@ -82,7 +93,9 @@ def _materialise(work: Work) -> list[SliceReport]:
     published = Standing.read(work, DLQ) if standing.proofs else Standing({}, -1)
     kept = _unfinished(work, standing, published)
     see_admitted(work, [piece for piece in work.slices if piece.key not in kept])
-    return commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing, published))
+    found = commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing, published))
+    end_holds(work)
+    return found
 
 
 def require(work: Work, table: str) -> Standing:
@@ -180,8 +193,10 @@ def _decide(standing: Standing, published: Standing, work: Work, slices: Sequenc
         told = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)
         rows = _without_payload(work.stream, told).persist()
         try:
-            measured = {row["slice"]: _plain(row.asDict()) for row in _measure(work.stream, rows).collect()}
-            see_within_limit(work, slices, standing.proofs, measured)
+            told_of = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
+            see_none_held(work, standing.proofs, told_of)
+            measured = {key: _plain(row) for key, row in told_of.items()}
+            see_within_limit(work, slices, standing.proofs, rejected_anyway(told_of, measured))
             again = [piece.key for piece in slices if piece.key in standing.proofs]
             see_kept(work, again, rows.where(_alive() & F.col("reason").isNull()))
         except BaseException:
@@ -200,9 +215,11 @@ def _without_payload(stream: Stream, rows: DataFrame) -> DataFrame:
     """What the decision needs of the judged rows: less for Spark to hold."""
     from pyspark.sql import functions as F
 
-    fields = [f"field_{f.name}" for f in stream.fields]
+    fields = [F.col(f"field_{f.name}") for f in stream.fields]
     tombstone = F.col("value").isNull().alias("tombstone")
-    return rows.select("slice", *ORIGIN, "origin_timestamp", "retries", "superseded", tombstone, "reason", *fields)
+    names = [F.col(name) for name in ("slice", *ORIGIN, "origin_timestamp", "retries", "superseded", "reason")]
+    held = [F.col("detail"), holding(stream).alias(HOLDS)] if stream.ordered else []
+    return rows.select(*names, tombstone, *held, *fields)
 
 
 def _measure(stream: Stream, rows: DataFrame) -> DataFrame:
@@ -219,13 +236,14 @@ def _measure(stream: Stream, rows: DataFrame) -> DataFrame:
         F.count_if(alive & F.col("reason").isNotNull()).alias("rejects"),
         F.count_if(F.col("superseded") & ~F.col("tombstone")).alias("superseded"),
         *by_reason,
+        *(counted_holds(alive) if stream.ordered else ()),
         F.min(time).alias("first_event_us"),
         F.max(time).alias("last_event_us"),
     )
 
 
-def _plain(row: Mapping[str, int | str | None]) -> dict[str, int]:
-    return {name: value for name, value in row.items() if isinstance(value, int)}
+def _plain(row: Mapping[str, Any]) -> dict[str, int]:
+    return {name: value for name, value in row.items() if isinstance(value, int) and name != HOLDS}
 
 
 def _event_columns(stream: Stream) -> list[Column]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from assets import events, raw
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
 from assets.events import origin_columns, require
+from assets.holding import parked_slices
 from assets.origins import DLQ, first_of_each, with_fate, with_origins
 from assets.parsing import PERMANENT, UNRESOLVED, judged
 from assets.work import SliceReport, Work
@@ -165,7 +166,7 @@ def _rows(
         "key",
         "value",
         "headers",
-        F.coalesce("held_next_topic", _next_topic(work.stream)).alias("next_topic"),
+        F.coalesce("held_next_topic", _next_topic(work.stream, parked_slices(work))).alias("next_topic"),
         F.coalesce("held_first_failed_at", "first_failed_at", F.current_timestamp()).alias("first_failed_at"),
     )
 
@@ -186,17 +187,26 @@ def _left_over(
     return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), pieces)
 
 
-def _next_topic(stream: Stream) -> Column:
-    """What `highwater.routing.destination` says of each reason and each number of retries."""
+def _next_topic(stream: Stream, parked: Sequence[str] = ()) -> Column:
+    """What `highwater.routing.destination` says of each reason and each number of retries.
+
+    Args:
+        stream: its declaration.
+        parked: slices of which a person parks what held them.
+    """
     from functools import reduce
 
     from pyspark.sql import functions as F
 
+    def ruled(*, park: bool) -> Column:
+        return reduce(
+            lambda rest, rule: F.when(
+                (F.col("reason") == rule[0]) & (F.col("retries") == rule[1]), destination(stream, *rule, park=park)
+            ).otherwise(rest),
+            rules,
+            F.lit(stream.parked_topic),  # whatever was tried as often as there are tiers
+        )
+
     rules = [(reason, retries) for reason in stream.on_reject for retries, _ in enumerate(stream.tiers)]
-    return reduce(
-        lambda rest, rule: F.when(
-            (F.col("reason") == rule[0]) & (F.col("retries") == rule[1]), destination(stream, *rule)
-        ).otherwise(rest),
-        rules,
-        F.lit(stream.parked_topic),  # whatever was tried as often as there are tiers
-    )
+    usual = ruled(park=False)
+    return F.when(F.col("slice").isin(list(parked)), ruled(park=True)).otherwise(usual) if parked else usual

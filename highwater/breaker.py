@@ -5,7 +5,7 @@ state (`resources.breakers`), or who asks for runs (`orchestration.requests`).
 
 Closed, slices are decided. One with which too many records are rejected is refused, and opens the breaker; so do
 failures in a row. Open, no slice is decided until the cool-down has passed; then one is, the probe: done, it closes the
-breaker, refused or failed, the cool-down begins again.
+breaker, refused or failed, the cool-down begins again, twice as long as the one before.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 CLOSED = "closed"
 OPEN = "open"
 HALF_OPEN = "half-open"
+# Each probe that fails or is refused doubles the cool-down, up to this, or to what is declared if that is longer: what
+# nothing mends is not read and judged every few minutes, and what is mended waits no longer than this.
+LONGEST_COOL_DOWN = timedelta(minutes=30)
 # A probe that came to no end, because its process was killed and nobody took the slice up, makes room for another. The
 # largest slices take minutes.
 LONGEST_PROBE = timedelta(minutes=30)
@@ -53,6 +56,7 @@ class Circuit:
         why: what opened it; None while it is closed.
         until: when the cool-down ends, or when the probe counts as lost; None while it is closed.
         probe: the slice that is let through alone.
+        lost: probes in a row that failed or were refused since it opened.
     """
 
     window: tuple[Outcome, ...] = ()
@@ -60,6 +64,7 @@ class Circuit:
     why: str | None = None
     until: datetime | None = None
     probe: str | None = None
+    lost: int = 0
 
     @property
     def state(self) -> str:
@@ -101,6 +106,7 @@ class Circuit:
             "why": self.why,
             "until": None if self.until is None else self.until.isoformat(),
             "probe": self.probe,
+            "lost": self.lost,
         }
 
     @classmethod
@@ -112,6 +118,7 @@ class Circuit:
             plain["why"],
             _moment(plain["until"]),
             plain["probe"],
+            plain.get("lost", 0),
         )
 
 
@@ -215,8 +222,11 @@ def fail(
 
 
 def opened(circuit: Circuit, rules: Breaker, why: str, now: datetime) -> Circuit:
-    """The breaker after what it may not bear; one that was open goes on with its first moment."""
-    return Circuit(since=now if circuit.closed else circuit.since, why=why, until=now + rules.cool_down)
+    """The breaker after what it may not bear; one that was open goes on with its first moment, and waits longer."""
+    lost = 0 if circuit.closed else circuit.lost + 1
+    longest = max(rules.cool_down, LONGEST_COOL_DOWN)
+    wait = min(rules.cool_down * 2 ** min(lost, 20), longest)  # beyond that a timedelta overflows
+    return Circuit(since=now if circuit.closed else circuit.since, why=why, until=now + wait, lost=lost)
 
 
 def done(circuit: Circuit, key: str, now: datetime) -> Circuit:

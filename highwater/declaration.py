@@ -202,10 +202,15 @@ class Breaker:
 
 
 class OnReject(str, Enum):
-    """What becomes of a record that is no event."""
+    """What becomes of a record that is no event.
+
+    `HOLD` keeps its slice, and all that come behind it, from being decided until the record is none any more; the
+    stream's slices are then decided one at a time, in their order.
+    """
 
     PARK = "park"
     RETRY = "retry"
+    HOLD = "hold"
 
 
 # Of the reasons that `assets.parsing` gives: only a record's own content speaks for the first two.
@@ -288,7 +293,7 @@ class Stream:
             accepts the loss, or are recorded as lost by the planner itself.
         tiers: how long a rejected record waits before its first, second, ... retry: each is a DLQ topic,
             `<topic>.dlq.1` and so on. Between a second and seven days, each longer than the one before.
-        on_reject: for each reason whether such a record is retried, or parked at once for a person.
+        on_reject: for each reason whether such a record is retried, parked at once for a person, or holds its slice.
         alerts: beyond what somebody is told.
         foreign: DLQ topics of other systems whose records are retried as if they came from the first tier.
         metrics: what is measured of each minute of event time; without it the stream has no table `metrics`.
@@ -343,6 +348,16 @@ class Stream:
     def blocks(self) -> bool:
         """Whether a check of the stream blocks."""
         return Severity.BLOCK in self.checks.values()
+
+    @property
+    def holding(self) -> frozenset[str]:
+        """The reasons that hold a slice of the main topic."""
+        return frozenset(reason for reason, how in self.on_reject.items() if how == OnReject.HOLD)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether slices of the main topic are decided one at a time, in their order."""
+        return bool(self.holding)
 
     @property
     def versions_count(self) -> bool:

@@ -139,5 +139,13 @@ class BreakerOpenError(TemporaryError):
     """A circuit breaker is open: nothing was tried."""
 
 
+class SliceHeldError(TemporaryError):
+    """Records of a slice hold it: nothing of it was committed downstream of raw, nor is what comes behind it."""
+
+
+class OutOfTurnError(TemporaryError):
+    """A slice of a stream whose slices follow each other, while one before it is still to come; nothing was tried."""
+
+
 class LeaseHeldError(TemporaryError):
     """Somebody else holds the lease, or took it after its holder did not renew it in time."""

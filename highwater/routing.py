@@ -22,15 +22,21 @@ JITTER = 0.2
 _TIER = re.compile(r"\.dlq\.[0-9]+$")
 
 
-def destination(stream: Stream, reason: str, retries: int) -> str:
+def destination(stream: Stream, reason: str, retries: int, *, park: bool = False) -> str:
     """The topic that a rejected record goes to.
+
+    A record that holds its slice is rejected when a person releases the slice. What is on a tier has left the order of
+    the main topic, so it holds nothing there, and is retried.
 
     Args:
         stream: its declaration.
         reason: why it was rejected.
         retries: how often it was tried before: 0 for a record of the main topic, n for one that was read from tier n.
+        park: whether the person who released its slice parks what held it.
     """
-    if stream.on_reject[reason] == OnReject.PARK or retries >= len(stream.tiers):
+    how = stream.on_reject[reason]
+    parked = how == OnReject.PARK or (how == OnReject.HOLD and park and retries == 0)
+    if parked or retries >= len(stream.tiers):
         return stream.parked_topic
     return stream.tier_topics[retries]
 

@@ -183,6 +183,19 @@ def _breaker(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measur
     )
 
 
+def _held(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
+    del kafka, lake
+    found = ledger.holds.open(stream.name)
+    return Measure(
+        stream.name,
+        "held",
+        "; ".join(hold.text for hold in found) or "nothing is held",
+        "nothing is held",
+        bool(found),
+        "mend what the records lack, and the slice is decided; highwater release-hold lets it go on without them",
+    )
+
+
 def _dependencies(ledger: Ledger) -> list[Measure]:
     """The breakers of the dependencies, which are the deployment's, not a stream's."""
     return [
@@ -198,7 +211,7 @@ def _dependencies(ledger: Ledger) -> list[Measure]:
     ]
 
 
-MEASURES: tuple[Measuring, ...] = (_breaker, _reject_ratio, _parked, _late_retries, _retention_left)
+MEASURES: tuple[Measuring, ...] = (_breaker, _held, _reject_ratio, _parked, _late_retries, _retention_left)
 ASKS: Mapping[Measuring, Sequence[str]] = {
     _reject_ratio: (LAKE,),
     _parked: (LAKE,),

@@ -19,6 +19,7 @@ from highwater.errors import (
     HighwaterError,
     PermanentError,
     RejectsOverLimitError,
+    SliceHeldError,
     TemporaryError,
 )
 from orchestration.failures import is_last_try
@@ -64,7 +65,7 @@ def counts(error: Exception) -> bool:
 
 
 def _failed(work: Work, error: Exception, tries_so_far: int) -> None:
-    last = isinstance(error, PermanentError) or is_last_try(tries_so_far)
+    last = isinstance(error, PermanentError | SliceHeldError) or is_last_try(tries_so_far)
     if not last or isinstance(error, BreakerOpenError | RejectsOverLimitError):
         return
     probed = work.ledger.breakers.circuit(work.stream.name).probe in work.keys

@@ -15,7 +15,7 @@ import dagster as dg
 from orchestration.checks import stream_checks
 from orchestration.jobs import audit_job, publish_job, slice_job
 from orchestration.observation import topic_asset
-from orchestration.operator_jobs import acceptance_jobs, breaker_jobs, parked_jobs, rebuild_jobs
+from orchestration.operator_jobs import acceptance_jobs, breaker_jobs, hold_jobs, parked_jobs, rebuild_jobs
 from orchestration.resources import default_resources
 from orchestration.schedules import daily_audit, hourly
 from orchestration.sensors import alerts_sensor, published_sensor, stream_sensors
@@ -74,6 +74,7 @@ def _stream_defs(stream: Stream, *, running: bool) -> dg.Definitions:
             *acceptance_jobs(stream),
             *parked_jobs(stream),
             *breaker_jobs(stream),
+            *(hold_jobs(stream) if stream.ordered else ()),
             *rebuild_jobs(stream),
             *([publishing] if publishing else []),
         ],

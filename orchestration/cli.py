@@ -18,6 +18,7 @@ from highwater.settings import Settings
 from orchestration.cli_audit import audit
 from orchestration.cli_breaker import accept_rejects
 from orchestration.cli_doctor import doctor
+from orchestration.cli_hold import release_hold
 from orchestration.cli_metrics import metrics
 from orchestration.cli_parked import discard_parked, redrive_parked
 from orchestration.cli_rebuild import rebuild_current, rebuild_ledger
@@ -258,6 +259,7 @@ for _command in (
     redrive_parked,
     discard_parked,
     accept_rejects,
+    release_hold,
     rebuild_ledger,
     rebuild_current,
 ):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from highwater.declaration import Stream
+    from highwater.holding import Hold
     from highwater.plans import Loss, Publication
     from highwater.proof import Proof
     from highwater.slices import Slice
@@ -74,6 +75,7 @@ class Explained:
         publication: what was sent of its rejects; None if nothing was.
         undone: the tables that do not follow the slice's decision yet; empty when it is whole.
         rejects: rows of the slice in the table of rejects.
+        hold: what holds it, or held it until a person released it; None if nothing does.
         leases: those of its stream that somebody holds, and when each ends unless it is renewed.
         runs: the newest first; None where Dagster was not asked.
         checks: name and status of each check's last execution; None where Dagster was not asked.
@@ -85,6 +87,7 @@ class Explained:
     publication: Publication | None
     undone: Sequence[str]
     rejects: Sequence[Rejected] = ()
+    hold: Hold | None = None
     leases: Mapping[str, datetime] = field(default_factory=dict)
     runs: Sequence[Run] | None = None
     checks: Mapping[str, str] | None = None
@@ -104,6 +107,7 @@ class Explained:
             lines.append(
                 f"published: {sent.sent:,} rejects of attempt {sent.attempt}, {sent.published_at:%Y-%m-%d %H:%M}"
             )
+        lines += [self.hold.text] if self.hold is not None else []
         lines += [
             f"lease: {name!r} is held until {ends:%H:%M:%S} UTC, or renewed" for name, ends in self.leases.items()
         ]
@@ -157,6 +161,7 @@ class Explained:
             "published": None if self.publication is None else self.publication.sent,
             "undone": [*self.undone],
             "rejects": [vars(one) for one in self.rejects],
+            "hold": None if self.hold is None else self.hold.to_plain(),
             "leases": {name: ends.isoformat() for name, ends in self.leases.items()},
             "runs": None if self.runs is None else [{**vars(r), "began": str(r.began)} for r in self.runs],
             "checks": None if self.checks is None else dict(self.checks),
@@ -198,6 +203,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         publication=ledger.publications([key]).get(key),
         undone=standing.lacking(key),
         rejects=_rejects(lake, stream, key),
+        hold=ledger.holds.of([key]).get(key),
         leases={name: ends for name, ends in ledger.leases().items() if _concerns(name, stream)},
         runs=None if instance is None else _runs(instance, stream, key),
         checks=None if instance is None else _checks(instance, stream, key),

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import dagster as dg
 
 from highwater import errors
-from highwater.errors import BreakerOpenError, HighwaterError, PermanentError
+from highwater.errors import BreakerOpenError, HighwaterError, OutOfTurnError, PermanentError, SliceHeldError
 from orchestration.redaction import harmless, secret_values, without
 from orchestration.resources import settings
 
@@ -20,6 +20,8 @@ from orchestration.resources import settings
 # business: a waiting step holds its worker.
 TRIES_AGAIN = 3
 FIRST_WAIT = 5.0
+# What these wait for takes longer than a step should wait.
+NOT_TRIED_AGAIN = (PermanentError, BreakerOpenError, SliceHeldError, OutOfTurnError)
 
 
 def wait_seconds(tries_so_far: int) -> float:
@@ -74,7 +76,7 @@ def told_to_dagster(tries_so_far: int, stop: Callable[[], None]) -> Iterator[Non
     """
     try:
         yield
-    except (PermanentError, BreakerOpenError) as error:  # a breaker stays open for longer than a step should wait
+    except NOT_TRIED_AGAIN as error:
         _quietly(stop)
         raise as_failure(error, _secrets()) from harmless(error, _secrets())
     except HighwaterError as error:

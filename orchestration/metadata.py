@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from assets.work import SliceReport
     from highwater.breaker import Circuit
     from highwater.declaration import Stream
+    from highwater.holding import Hold
     from highwater.slices import Slice
 
 Metadata = dict[str, dg.MetadataValue]
@@ -98,6 +99,13 @@ def _span_of(counts: Mapping[str, int]) -> tuple[datetime, datetime] | None:
 def of_breaker(circuit: Circuit) -> Metadata:
     """The state of the stream's breaker."""
     return {"breaker": dg.MetadataValue.text(circuit.text)}
+
+
+def of_holds(stream: Stream, holds: Sequence[Hold]) -> Metadata:
+    """What holds the stream, where it may be held."""
+    if not stream.ordered:
+        return {}
+    return {"held": dg.MetadataValue.text("; ".join(hold.text for hold in holds) or "nothing is held")}
 
 
 def of_stream(stream: Stream) -> Metadata:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import TopicAbsentError, UnknownSliceError
 from highwater.mirroring import Held, Mark, prefix
 from orchestration import standing
-from orchestration.dependencies import kafka_guard, lake_guard
+from orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
 from orchestration.ticks import Tick
 from resources.groups import commit, held, see_no_member
 from resources.guards import guarded
@@ -84,6 +84,7 @@ def mirror(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     del instance
     ledger, kafka, lake = resources.ledger.open(), resources.kafka.open(), resources.lake.open()
     with guarded(kafka_guard(ledger, kafka), lake_guard(ledger, lake, stream)):
+        see_lake_there(ledger, lake)
         return Tick(lines=tick(ledger, kafka, lake, stream, datetime.now(UTC)), cursor=cursor)
 
 

@@ -63,6 +63,8 @@ FAMILIES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "highwater_origins": (("stream", "end", "topic"), "Records of the main topic by how they ended."),
     "highwater_origins_produced": (("stream",), "Records of the main topic in raw: the sum over all ends."),
     "highwater_origins_twice": (("stream",), "Rows of events beyond one for each record; anything but 0 is an error."),
+    "highwater_held_slices": (("stream",), "Slices that records hold; those behind them wait in raw."),
+    "highwater_held_records": (("stream",), "Records that hold them."),
     "highwater_losses": (_PARTITION, "Recorded holes."),
     "highwater_lost_offsets": (_PARTITION, "Offsets in recorded holes."),
     "highwater_alerts_open": (("stream",), "Open alerts."),
@@ -166,6 +168,7 @@ def _stream(found: Metrics, ledger: Ledger, kafka: Kafka, lake: Lake, stream: St
         # A tier that is not there yet has had no reject.
         _topic(found, ledger, kafka, view, planned, expected=view is stream or planned is not None)
     _losses(found, stream, losses)
+    _holds(found, ledger, stream)
     _alerts(found, ledger, stream.name)
     if "ledger" not in found.away:  # it knows what was given up
         ends = found.ask("lake", lambda: count_ends(ledger, lake, stream))
@@ -237,6 +240,13 @@ def _losses(found: Metrics, stream: Stream, losses: Sequence[Loss] | None) -> No
     for (topic, partition), count in sorted(number.items()):
         found.add("highwater_losses", count, stream.name, topic, partition)
         found.add("highwater_lost_offsets", offsets[topic, partition], stream.name, topic, partition)
+
+
+def _holds(found: Metrics, ledger: Ledger, stream: Stream) -> None:
+    holds = found.ask("ledger", lambda: ledger.holds.open(stream.name))
+    if holds is not None:
+        found.add("highwater_held_slices", len(holds), stream.name)
+        found.add("highwater_held_records", sum(hold.found.records for hold in holds), stream.name)
 
 
 def _alerts(found: Metrics, ledger: Ledger, stream: str) -> None:

@@ -1,8 +1,8 @@
 """The jobs with which an operator decides: the commands of the same names, as runs in the UI.
 
 What belongs here: their configuration, and handing it on. What does not: what comes of a decision
-(`orchestration.acceptance`, `orchestration.parked`, `orchestration.accepting_rejects`, `orchestration.rebuilding`,
-`orchestration.rebuilding_current`).
+(`orchestration.acceptance`, `orchestration.parked`, `orchestration.accepting_rejects`, `orchestration.releasing_holds`,
+`orchestration.rebuilding`, `orchestration.rebuilding_current`).
 """
 
 from collections.abc import Callable
@@ -80,6 +80,33 @@ def _accept_rejects(context: dg.OpExecutionContext, stream: "Stream") -> None:
         datetime.now(UTC),
         context.log.info,
         stream.name,
+    )
+
+
+_RELEASE: dict[str, Any] = {
+    "record": dg.Field(bool, default_value=False, description="Record it; without it only what would be is shown."),
+    "by": dg.Field(str, default_value="", description="Who releases it; goes into the record."),
+    "because": dg.Field(str, default_value="", description="Why; goes into the record."),
+    "slice": dg.Field(str, description="The slice that is held."),
+    "park": dg.Field(bool, default_value=False, description="Park the records that hold it, instead of retrying them."),
+}
+
+
+def hold_jobs(stream: "Stream") -> list[dg.JobDefinition]:
+    """`<stream>_release_hold`: the command of the same name, in the UI."""
+    return [_operators_job(stream, "release_hold", _RELEASE, _release_hold)]
+
+
+def _release_hold(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from orchestration.releasing_holds import Asked, act
+
+    asked = context.op_config
+    act(
+        context.resources.ledger.open(),
+        {stream.name: stream},
+        Asked(asked["slice"], asked["park"], asked["record"], asked["by"], asked["because"]),
+        datetime.now(UTC),
+        context.log.info,
     )
 
 

@@ -15,6 +15,7 @@ from highwater.breaker import CLOSED, Circuit
 from highwater.declaration import Stream
 from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError
 from highwater.history import SOUND, History
+from highwater.holding import Hold
 from highwater.plans import Planned
 from highwater.wording import number
 from orchestration.cutting import partition_errors, positions, see_same_topic, skipped_partitions
@@ -94,6 +95,7 @@ class StreamStatus:
         breaker: the stream's circuit breaker.
         refused: slices that were over its limit and are undecided.
         dependencies: breakers of the stream's dependencies that are not closed, in sentences.
+        holds: slices that records hold.
     """
 
     stream: str
@@ -108,6 +110,7 @@ class StreamStatus:
     breaker: Circuit = field(default_factory=Circuit)
     refused: Sequence[Judgement] = ()
     dependencies: Sequence[str] = ()
+    holds: Sequence[Hold] = ()
 
     @property
     def lag(self) -> int | None:
@@ -133,7 +136,8 @@ class StreamStatus:
             for one in self.refused
         ]
         breakers = [f"  breaker {self.breaker.text}", *[f"  {text}" for text in self.dependencies]]
-        return [head, *errors, *breakers, *refused, *alerts, *[f"  {one.line}" for one in self.dlq]]
+        holds = [f"  {one.text}; mend it, or highwater release-hold {one.slice_key}" for one in self.holds]
+        return [head, *errors, *breakers, *refused, *holds, *alerts, *[f"  {one.line}" for one in self.dlq]]
 
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -163,6 +167,7 @@ class StreamStatus:
                 {"slice": one.slice_key, "records": one.records, "rejects": one.rejects} for one in self.refused
             ],
             "dependencies": list(self.dependencies),
+            "holds": [one.to_plain() for one in self.holds],
             "alerts": [one.to_plain() for one in self.alerts],
             "dlq": [{**vars(one), "error": None if one.error is None else _error_plain(one.error)} for one in self.dlq],
         }
@@ -186,6 +191,7 @@ def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[
         breaker=ledger.breakers.circuit(stream.name),
         refused=ledger.breakers.refused(stream.name),
         dependencies=_dependencies(ledger, stream),
+        holds=ledger.holds.open(stream.name),
         # A broker that is away is waited for once.
         dlq=_dlq(ledger, kafka, stream) if found.partitions else [],
     )

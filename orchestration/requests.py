@@ -157,7 +157,9 @@ class Repair:
 
 
 @dataclass
-class _History:
+class History:
+    """What the runs of the last day made of a slice: so many of them ended and left it undone."""
+
     in_flight: bool = False
     ended: int = 0
     last_end: datetime | None = None
@@ -175,12 +177,12 @@ def decide_repair(
         now: the time, in UTC.
         rules: caps and waits.
     """
-    histories = _histories(missing, runs)
+    known = histories(missing, runs)
     due: dict[str, int] = {}
     waiting: dict[str, datetime] = {}
     in_flight, given_up, held_back = [], [], []
     for key, planned_at in missing.items():
-        history = histories[key]
+        history = known[key]
         due_at = _due_at(history, planned_at, rules)
         if history.in_flight:
             in_flight.append(key)
@@ -195,31 +197,32 @@ def decide_repair(
     return Repair(due, tuple(in_flight), waiting, tuple(given_up), tuple(held_back))
 
 
-def _histories(keys: Iterable[str], runs: Iterable[PastRun]) -> dict[str, _History]:
-    histories = {key: _History() for key in keys}
+def histories(keys: Iterable[str], runs: Iterable[PastRun]) -> dict[str, History]:
+    """What runs made of slices."""
+    found = {key: History() for key in keys}
     for run in runs:
-        for key in run.keys & histories.keys():
-            history = histories[key]
+        for key in run.keys & found.keys():
+            history = found[key]
             if run.ended_at is None:
                 history.in_flight = True
             else:
                 history.ended += 1
                 history.last_end = max(history.last_end or run.ended_at, run.ended_at)
-    return histories
+    return found
 
 
-def _due_at(history: _History, planned_at: datetime, rules: RepairRules) -> datetime:
+def _due_at(history: History, planned_at: datetime, rules: RepairRules) -> datetime:
     if history.last_end is None:
         return planned_at + rules.grace
     return history.last_end + rules.wait(history.ended)
 
 
 def forgiven(runs: Iterable[PastRun], floor: datetime | None, accepted: Mapping[str, datetime]) -> list[PastRun]:
-    """The runs without those that count no more: what kept their slices undone was the breaker, or is accepted since.
+    """The runs without those that count no more: what kept their slices undone was a breaker, or is accepted since.
 
     Args:
         runs: runs that named slices.
-        floor: when the breaker closed last; None if it never was anything but closed, or is not closed.
+        floor: when a breaker closed last, the stream's or that of a dependency; None if none ever did.
         accepted: slices that a person lets through, with the time.
     """
     found = []

@@ -14,7 +14,7 @@ from highwater.errors import UnknownSliceError
 from highwater.log_fields import fields, of_slices
 from orchestration import metadata
 from orchestration.breaking import watched
-from orchestration.dependencies import guards_of
+from orchestration.dependencies import guards_of, see_lake_there
 from orchestration.failures import told_to_dagster
 from orchestration.partitions import slices_of
 from resources.guards import guarded
@@ -159,6 +159,7 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
     One result marks every slice of the run as materialised, so a stage commits all of them or raises.
     """
     from orchestration.blocking import see_not_blocked
+    from orchestration.turns import see_in_turn
 
     tries = context.op_execution_context.retry_number
     named = fields(stream=stream.name, table=table.name, **of_slices(context.partition_keys))
@@ -167,11 +168,14 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
         work = _work(context, stream, context.partition_keys, spark=table.spark)
         guards = guards_of(table.name, work.ledger, work.kafka, work.lake, stream)
         with watched(work, table.name, tries), guarded(*guards):
+            see_lake_there(work.ledger, work.lake)
+            see_in_turn(work, table.name)
             reports = table.stage()(work)
         _see_all_reported(work.keys, reports)
-        breaker = work.ledger.breakers.circuit(stream.name)
+        breaker, holds = work.ledger.breakers.circuit(stream.name), work.ledger.holds.open(stream.name)
+        of_stream = {**metadata.of_breaker(breaker), **metadata.of_holds(stream, holds)}
         for report in reports:
-            found = {**metadata.of_slice(report), **metadata.of_breaker(breaker)}
+            found = {**metadata.of_slice(report), **of_stream}
             context.add_asset_metadata(found, partition_key=report.piece.key)
 
 

@@ -17,7 +17,15 @@ import dagster as dg
 from highwater.breaker import rested
 from highwater.errors import PermanentError, TopicAbsentError, UnknownSliceError
 from orchestration import metadata, observation, standing
-from orchestration.dependencies import kafka_guard, lake_guard, lookup_rests, see_kafka_awake
+from orchestration.dependencies import (
+    came_back,
+    kafka_guard,
+    lake_guard,
+    lookup_away,
+    lookup_rests,
+    see_kafka_awake,
+    see_lake_there,
+)
 from orchestration.history import materialised, past_runs
 from orchestration.partitions import unknown_to
 from orchestration.requests import (
@@ -35,11 +43,13 @@ from orchestration.requests import (
     repair_requests,
 )
 from orchestration.stream_assets import STREAM_TAG, TIER_TAG, table_key, table_keys, topic_key
+from orchestration.turns import behind, hold_lines, released, standing_holds, take_turn, turn_lines
 from resources.guards import guarded
 
 if TYPE_CHECKING:
     from highwater.breaker import Circuit
     from highwater.declaration import Stream
+    from highwater.holding import Hold
     from highwater.slices import Slice
     from orchestration.planning import Tick as Planning
     from orchestration.verdicts import Attempts
@@ -115,14 +125,15 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
     if planned.errors and not keys:
         raise next(iter(planned.errors.values()))
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
-    raw_alone = rests or not breaker.closed
+    holds = ledger.holds.open(stream.name)
+    raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, keys, holds))
     found = Tick(
         keys=keys,
         requests=first_requests(keys, keys, stream.limits.slices_a_run, raw_alone=raw_alone),
-        lines=[*planned.lines, *breaker_lines(breaker, rests)],
+        lines=[*planned.lines, *breaker_lines(breaker, rests), *hold_lines(holds)],
         cursor=cursor,
     )
-    return _observed(found, planned, breaker, now)
+    return _observed(found, planned, breaker, holds, now)
 
 
 def breaker_lines(breaker: Circuit, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
@@ -203,14 +214,15 @@ def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:
     return instance.get_runs_count(dg.RunsFilter(tags={TIER_TAG: stream.name}, statuses=statuses))
 
 
-def _observed(tick: Tick, planned: Planning, breaker: Circuit, now: datetime) -> Tick:
+def _observed(tick: Tick, planned: Planning, breaker: Circuit, holds: Sequence[Hold], now: datetime) -> Tick:
     """The topic's lag as an observation of its asset, once a minute and whenever something was planned."""
     last = _times(tick.cursor).get("observed")
     if not tick.keys and last is not None and now - last < OBSERVE_EVERY:
         return tick
     left_out = {**planned.skipped, **{p: str(error) for p, error in planned.errors.items()}}
     found = observation.of_topic(observation.positions(planned.state, planned.ends), left_out)
-    event = dg.AssetObservation(topic_key(planned.stream), metadata={**found, **metadata.of_breaker(breaker)})
+    told = {**found, **metadata.of_breaker(breaker), **metadata.of_holds(planned.stream, holds)}
+    event = dg.AssetObservation(topic_key(planned.stream), metadata=told)
     return replace(tick, events=[*tick.events, event], cursor=_with_time(tick.cursor, "observed", now))
 
 
@@ -242,31 +254,50 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     strange, suspects = _suspects(instance, ledger, stream, order)
     slices = {piece.key: piece for piece in (*suspects, *page)}
     with guarded(lake_guard(ledger, lake, stream)):
+        see_lake_there(ledger, lake)
         held = standing.attempts(lake, stream, list(slices))
     lacking = {key: tables for key in slices if (tables := held.lacking(key))}
     order += lost
     main = {key for key, piece in slices.items() if piece.topic == stream.topic}
-    breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
+    breaker, away = ledger.breakers.circuit(stream.name), lookup_away(ledger, lake, stream)
     if breaker.takes_probe(now) and not any("events" in lacking.get(key, ()) for key in main):
         breaker = ledger.breakers.settle(stream.name, (), lambda circuit, _: (rested(circuit, now), ()))
+    holds = standing_holds(ledger, stream, [key for key in slices if "events" not in lacking.get(key, ())])
     accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(list(lacking)).items()}
     refused = [one.slice_key for one in ledger.breakers.refused(stream.name)]
-    closed_at = breaker.since if breaker.closed else None
-    runs = forgiven(past_runs(instance, stream, order, now), closed_at, accepted)
-    stopped = hold(breaker, lacking, main, accepted, refused, in_flight(runs), now, away=rests)
-    missing = {key: slices[key].planned_at for key in lacking if key not in stopped.waiting}
-    found = decide_repair(missing, runs, now, RULES)
-    forgotten = forgotten_events(instance, stream, list(slices.values()), held)
+    let_go = {**accepted, **released(ledger, lacking)}
+    runs = forgiven(past_runs(instance, stream, order, now), _floor(ledger, stream, breaker), let_go)
+    in_order = sorted(main & lacking.keys(), key=lambda key: slices[key].ordinal) if stream.ordered else []
+    probes = set(in_order[:1]) if stream.ordered else main
+    stopped = hold(breaker, lacking, probes, accepted, refused, in_flight(runs), now, away=away)
+    undone = {key: lacking[key] for key in in_order} if breaker.closed and not away else {}
+    planned_at = {key: slices[key].planned_at for key in lacking}
     # A slice that is blocked would keep those from going on that were asked for with it.
     most = 1 if stream.blocks else stream.limits.slices_a_run
-    requests = repair_requests(order, found.due, most, now, main, raw_alone=stopped.raw_alone, alone=refused)
+    turn = take_turn(undone, planned_at, order, runs, [one.slice_key for one in holds], now, RULES, most)
+    others = lacking.keys() - stopped.waiting - (undone.keys() - turn.raw_alone)
+    missing = {key: at for key, at in planned_at.items() if key in others}
+    found = decide_repair(missing, runs, now, RULES)
+    forgotten = forgotten_events(instance, stream, list(slices.values()), held)
+    raw_alone = stopped.raw_alone | turn.raw_alone
+    requests = repair_requests(order, found.due, most, now, main, raw_alone=raw_alone, alone=refused)
     return Tick(
         keys=lost,
-        requests=[*requests, *probe_requests(stopped.probe, now)],
-        lines=[*repair_lines(found, lost, forgotten, strange), *held_lines(breaker, stopped, rests)],
+        requests=[*turn.requests(now), *requests, *probe_requests(stopped.probe, now)],
+        lines=[
+            *repair_lines(found, lost, forgotten, strange),
+            *held_lines(breaker, stopped, away),
+            *turn_lines(turn, holds),
+        ],
         events=forgotten,
         cursor=cursor,
     )
+
+
+def _floor(ledger: Ledger, stream: Stream, breaker: Circuit) -> datetime | None:
+    """Runs that ended before count no more: what they failed by was a breaker, which closed since."""
+    times = [breaker.since if breaker.closed else None, came_back(ledger, stream)]
+    return max((at for at in times if at is not None), default=None)
 
 
 def held_lines(breaker: Circuit, held: Held, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode

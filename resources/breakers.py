@@ -73,6 +73,7 @@ class Dependency:
         since: when it was opened, or its probe began last, in UTC; None if it never was.
         probe: names the process that makes the probe; empty if none does.
         why: the failure that opened it.
+        closed: when it closed last, in UTC; None if it never was anything but closed.
     """
 
     name: str
@@ -82,16 +83,18 @@ class Dependency:
     since: datetime | None = None
     probe: str = ""
     why: str = ""
+    closed: datetime | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**vars(self), "since": None if self.since is None else self.since.isoformat()}
+        times = {"since": self.since, "closed": self.closed}
+        return {**vars(self), **{name: None if at is None else at.isoformat() for name, at in times.items()}}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Dependency:
         """The reverse of `to_plain`."""
-        since = plain["since"]
-        return cls(**{**plain, "since": None if since is None else datetime.fromisoformat(since)})
+        times = {name: plain.get(name) for name in ("since", "closed")}
+        return cls(**{**plain, **{n: None if at is None else datetime.fromisoformat(at) for n, at in times.items()}})
 
 
 Decide = Callable[[Circuit, Mapping[str, Judgement]], tuple[Circuit, Sequence[Judgement]]]

@@ -60,8 +60,10 @@ class LedgerStorage(pybreaker.CircuitBreakerStorage):
         seen = self.row
 
         def change(row: Dependency) -> Dependency:
+            if state == pybreaker.STATE_CLOSED:
+                return replace(row, state=state, probe="", why="", closed=datetime.now(UTC))
             if state != pybreaker.STATE_HALF_OPEN:
-                return replace(row, state=state, probe="", why="" if state == pybreaker.STATE_CLOSED else self._why)
+                return replace(row, state=state, probe="", why=self._why)
             if row != seen:
                 raise pybreaker.CircuitBreakerError("another process was first with the probe")
             return replace(row, state=state, probe=self._me, since=datetime.now(UTC))

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
@@ -68,6 +69,11 @@ class Lake:
         """Whether the log store tells apart only the writers of one JVM (local files, and S3 as Delta ships it)."""
         return "://" not in self.root or self.root.startswith(("file:", "s3:", "s3a:"))
 
+    def folder_is_gone(self) -> bool:
+        """Whether the root is a folder of this machine that does not exist; never of a lake behind a URI."""
+        local = self.root.removeprefix("file://").removeprefix("file:")
+        return "://" not in local and not Path(local).is_dir()
+
     def see_answering(self, stream: str) -> None:
         """Ask the storage one short question.
 
@@ -125,7 +131,7 @@ def open_table(path: str) -> DeltaTable | None:
     try:
         return DeltaTable(path)
     except Exception as error:
-        raise _away(path, error) from error
+        raise _unreadable([path], error) from error
 
 
 def _is_table(path: str) -> bool:
@@ -170,7 +176,7 @@ def query_arrow(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
         plain = [one.with_type(pa.string()) if one.type == pa.string_view() else one for one in found.schema]
         return found.cast(pa.schema(plain))
     except Exception as error:
-        raise _away(", ".join(str(table.table_uri) for table in tables.values()), error) from error
+        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
 
 
 def query_columns(tables: Mapping[str, DeltaTable], sql: str) -> dict[str, list[Any]]:
@@ -194,7 +200,7 @@ def answer(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
     try:
         return pa.table(_asked(tables, sql))
     except Exception as error:
-        raise _away(", ".join(str(table.table_uri) for table in tables.values()), error) from error
+        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
 
 
 def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
@@ -290,7 +296,22 @@ def stream_all(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[dict[str,
         for batch in pa.RecordBatchReader.from_stream(_asked(tables, sql)):
             yield from batch.to_pylist()
     except Exception as error:
-        raise _away(", ".join(str(table.table_uri) for table in tables.values()), error) from error
+        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
+
+
+def _unreadable(paths: Sequence[str], error: Exception) -> DependencyAwayError:
+    """The error for tables that could not be read. The lake is away only if it does not answer for one of them at all.
+
+    What is wrong with one table alone, such as a file of it that is gone, must not open the lake's breaker for all.
+    """
+    for path in paths:
+        try:
+            _is_table(path)
+        except DependencyAwayError as away:
+            return away
+    found = _away(", ".join(paths), error)
+    found.of = None
+    return found
 
 
 def _away(path: str, error: Exception) -> DependencyAwayError:

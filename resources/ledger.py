@@ -20,6 +20,7 @@ from highwater.plans import Discard, Generation, Loss, Planned, Publication
 from highwater.slices import Slice, SliceKey
 from resources import ledger_schema as schema
 from resources.breakers import Breakers
+from resources.holds import Holds
 from resources.leases import Lease, held, leased
 from resources.ledger_rows import (
     discard_of,
@@ -215,6 +216,14 @@ class Ledger:
             row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
         return None if row is None else slice_of(row)
 
+    def preceding(self, stream: str, topic: str, ordinal: int, many: int) -> list[Slice]:
+        """The newest so many slices of a topic before this ordinal, of whatever generation, oldest first."""
+        table = schema.slices
+        query = select(table).where(table.c.stream == stream, table.c.topic == topic, table.c.ordinal < ordinal)
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(table.c.ordinal.desc()).limit(many))
+            return [slice_of(row) for row in rows][::-1]
+
     def next_attempts(self, keys: Sequence[str]) -> dict[str, int]:
         """A new attempt number for each slice: 1 or more, higher than any before, given to no one else.
 
@@ -238,6 +247,13 @@ class Ledger:
         if missing:
             raise self._unknown(missing[0])
         return {key: found[key] for key in keys}
+
+    def ever_attempted(self) -> bool:
+        """Whether an attempt at any slice was ever about to commit."""
+        table = schema.slices
+        query = select(table.c.slice_key).where(table.c.attempt > 0).limit(1)
+        with self._reading() as connection:
+            return connection.execute(query).first() is not None
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Planned slices by stream and topic."""
@@ -455,6 +471,13 @@ class Ledger:
     def breakers(self) -> Breakers:
         """The breakers of all streams."""
         return Breakers(lambda: self._engine)
+
+    # Holds
+
+    @property
+    def holds(self) -> Holds:
+        """The slices of all streams that are held."""
+        return Holds(lambda: self._engine)
 
     # Leases
 

@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 
-VERSION = 4
+VERSION = 5
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 _WRITES = "highwater_writes"
@@ -178,6 +178,28 @@ acceptances = sa.Table(
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("accepted_by", sa.String(249), nullable=False),
     sa.Column("accepted_at", Utc, nullable=False),
+)
+
+holds = sa.Table(
+    "holds",
+    metadata,
+    sa.Column("slice_key", sa.String(300), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False),
+    sa.Column("since", Utc, nullable=False),
+    sa.Column("reason", sa.String(40), nullable=False),
+    sa.Column("detail", sa.Text, nullable=False),
+    sa.Column("records", sa.BigInteger, nullable=False),
+    sa.Column("origin_topic", sa.String(300), nullable=False),
+    sa.Column("origin_generation", sa.Integer, nullable=False),
+    sa.Column("origin_partition", sa.Integer, nullable=False),
+    sa.Column("origin_offset", sa.BigInteger, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("tried_at", Utc, nullable=False),
+    sa.Column("released_at", Utc),
+    sa.Column("released_by", sa.String(249)),
+    sa.Column("because", sa.Text),
+    sa.Column("park", sa.Boolean),
+    sa.Index("holds_open", "stream", "released_at"),
 )
 
 leases = sa.Table(

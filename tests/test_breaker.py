@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from assets.admission import see_admitted, see_within_limit
 from assets.work import Work
 from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
-from highwater.declaration import Breaker
+from highwater.declaration import Breaker, Stream
 from highwater.errors import (
     BreakerOpenError,
     ConfigurationError,
@@ -67,6 +67,7 @@ class Model:
     seen: set[str] = field(default_factory=set)
     open_until: datetime | None = None
     probe: str | None = None
+    vain: int = 0  # probes since it opened
 
     def state(self) -> str:
         return "closed" if self.open_until is None else "half-open" if self.probe else "open"
@@ -111,10 +112,12 @@ class Model:
 
     def finish(self, key: str) -> None:
         if self.probe == key:
-            self.probe, self.open_until = None, None
+            self.probe, self.open_until, self.vain = None, None, 0
 
     def trip(self, now: datetime) -> None:
-        self.history, self.probe, self.open_until = [], None, now + RULES.cool_down
+        self.vain += self.open_until is not None
+        wait = [5, 10, 20, 30][min(self.vain, 3)]
+        self.history, self.probe, self.open_until = [], None, now + minutes(wait)
 
 
 STEPS = st.tuples(
@@ -212,7 +215,22 @@ def test_one_probe_after_the_cool_down_and_the_next_only_when_it_is_lost() -> No
     assert lost is not None
     assert lost.probe == "b"
     again = fail(lost, RULES, ["b"], set(), "boom", NOON + minutes(40))
-    assert (again.state, again.since, again.until) == ("open", NOON, NOON + minutes(45))
+    assert (again.state, again.since, again.until) == ("open", NOON, NOON + minutes(50))
+
+
+def test_what_nothing_mends_is_probed_less_and_less_often_and_still_twice_an_hour() -> None:
+    circuit, now, waits = fail(Circuit(), Breaker(failures=1), ["a"], {"a"}, "boom", NOON), NOON, []
+    for _ in range(6):
+        assert circuit.until is not None
+        waits.append(circuit.until - now)
+        now = circuit.until
+        probing = admit(circuit, ["a"], now)
+        assert probing is not None
+        circuit = fail(probing, RULES, ["a"], set(), "boom", now)
+    assert waits == [minutes(5), minutes(10), minutes(20), minutes(30), minutes(30), minutes(30)]
+    assert done(replace(circuit, probe="a"), "a", now) == Circuit(since=now), "the count begins anew"
+    rare = Breaker(failures=1, cool_down=timedelta(hours=2))
+    assert fail(replace(circuit, probe="a"), rare, ["a"], set(), "boom", now).until == now + timedelta(hours=2)
 
 
 # The state in the ledger
@@ -505,7 +523,10 @@ def test_runs_from_before_the_breaker_closed_count_no_more() -> None:
 class Repairing:
     """A stream whose slices are planned long ago, and repair's ticks over ledger and lake, without Kafka."""
 
-    def __init__(self, folder: Path, instance: dg.DagsterInstance, slices: Sequence[Slice]) -> None:
+    def __init__(
+        self, folder: Path, instance: dg.DagsterInstance, slices: Sequence[Slice], stream: Stream = STREAM
+    ) -> None:
+        self.stream = stream
         self.ledger, self.lake = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}"), Lake(str(folder / "lake"))
         self.instance = instance
         self.ledger.add(slices)
@@ -522,7 +543,7 @@ class Repairing:
 
     def tick(self) -> tuple[list[tuple[list[str], bool, str]], ticks.Tick]:
         """Keys, whether raw alone, and who asks; and the tick."""
-        found = ticks.repair(self.instance, self.resources, STREAM, None)
+        found = ticks.repair(self.instance, self.resources, self.stream, None)
         return [([*r.keys], r.raw_alone, r.purpose) for r in found.requests], found
 
 

@@ -32,19 +32,32 @@ class Runs:
         self.bench, self.instance = bench, instance
         self.job = build_defs(streams=[bench.stream]).resolve_job_def("orders_slice")
 
-    def run(self, keys: Sequence[str], *, raw_alone: bool = False) -> dg.ExecuteInProcessResult:
+    def run(
+        self, keys: Sequence[str], *tables: str, raw_alone: bool = False, tries: bool = True
+    ) -> dg.ExecuteInProcessResult:
+        """A run as it is requested, or of these tables alone; with one try of each step where there are no more."""
         [asked] = run_requests(self.bench.stream, [Request(tuple(keys), raw_alone=raw_alone)])
-        return self.job.execute_in_process(
-            instance=self.instance, tags=asked.tags, asset_selection=asked.asset_selection, raise_on_error=False
-        )
+        chosen = [table_key(self.bench.stream, table) for table in tables] or asked.asset_selection
+        with pytest.MonkeyPatch.context() as patch:
+            if not tries:
+                patch.setattr("orchestration.failures.TRIES_AGAIN", 0)
+            return self.job.execute_in_process(
+                instance=self.instance, tags=asked.tags, asset_selection=chosen, raise_on_error=False
+            )
 
     def done(self, table: str) -> set[str]:
         return set(self.instance.get_materialized_partitions(table_key(self.bench.stream, table)))
 
 
-@pytest.fixture
-def bursting(bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench.stream = replace(bench.stream, breaker=Breaker(least_records=20))
+def failure(result: dg.ExecuteInProcessResult) -> str:
+    """What the step that failed says, with the error's name."""
+    [error] = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
+    assert error is not None
+    return f"{error.message} {error.cause.message if error.cause else ''}"
+
+
+def configure(bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs find the bench's services."""
     for name, value in {
         "HIGHWATER_LAKE": bench.lake.root,
         "HIGHWATER_LEDGER_URL": f"sqlite:///{bench.lake.root}/../ledger.sqlite",
@@ -52,6 +65,12 @@ def bursting(bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.Monke
         "SPARK_REMOTE": spark_server.remote,
     }.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def bursting(bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench.stream = replace(bench.stream, breaker=Breaker(least_records=20))
+    configure(bench, spark_server, monkeypatch)
     return bench
 
 

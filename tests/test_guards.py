@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assets.parsing import see_lookup
 from dev.processes import LOOPBACK
 from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError, HighwaterError, PermanentError
 from orchestration import alerts, ticks
@@ -28,7 +29,7 @@ from resources import guards
 from resources.breakers import Dependency
 from resources.guards import COOL_DOWN, FAILURES, Guard, guarded
 from resources.kafka import Kafka
-from resources.lake import Lake
+from resources.lake import Lake, open_table, query
 from resources.ledger import Ledger
 from tests.support import customers, make_stream
 from tests.test_audit import a_slice
@@ -349,3 +350,86 @@ def test_the_cool_down_ends_by_the_clock(thing: Thing) -> None:
     assert guards.resting(row, now)
     assert not guards.resting(row, now + timedelta(seconds=1))
     assert not guards.resting(Dependency(KAFKA), now)
+
+
+# What is away and what is not
+
+
+def test_repair_finds_a_reference_table_back_and_forgives_what_failed_without_it(tmp_path: Path) -> None:
+    """Slices that failed for an hour were given up for a day, and nobody was left to find the table back."""
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+        first = a_slice(1, 100)
+        ours = Repairing(tmp_path, instance, [first])
+        prove(ours.lake, [first], "raw")
+        ours.fail_often(first.key)
+        assert ours.tick()[0] == [], "given up"
+        [guard] = lookup_guards(ours.ledger, ours.lake, STREAM)
+        for _ in range(FAILURES):
+            with pytest.raises(DependencyAwayError), guarded(guard):
+                see_lookup(ours.lake, STREAM.lookup)  # type: ignore[arg-type]
+        url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+        for _ in range(2):
+            requests, tick = ours.tick()
+            assert requests == []
+            assert "1 wait for the breaker" in tick.message
+            cool_down(url, guard.name)
+        customers(ours.lake)
+        cool_down(url, guard.name)
+        time.sleep(0.01)  # the runs ended before the table came back
+        assert ours.tick()[0] == [([first.key], False, "repair")]
+
+
+def test_a_row_of_an_older_ledger_is_read(url: str) -> None:
+    plain = {"name": KAFKA, "state": "closed", "failures": 1, "successes": 0, "since": None, "probe": "", "why": ""}
+    assert Dependency.from_plain(plain) == Dependency(KAFKA, failures=1)
+    row = Dependency(KAFKA, since=datetime(2026, 3, 1, tzinfo=UTC), closed=datetime(2026, 3, 2, tzinfo=UTC))
+    assert Dependency.from_plain(row.to_plain()) == row
+
+
+def test_one_broken_table_is_not_the_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every error of a table counted as the lake away, and its breaker stopped all streams."""
+    lake = Lake(str(tmp_path / "lake"))
+    customers(lake)
+    path = Path(lake.reference("reference/customers"))
+    table = open_table(str(path))
+    assert table is not None
+    for file in path.glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(DependencyAwayError) as raised:
+        query(table, "SELECT * FROM t")
+    assert raised.value.of is None
+    counting(monkeypatch, away=lambda _: True)
+    with pytest.raises(DependencyAwayError) as raised:
+        query(table, "SELECT * FROM t")
+    assert raised.value.of == LAKE
+
+
+def test_a_lake_whose_folder_is_gone_is_not_an_empty_one(tmp_path: Path) -> None:
+    """A mount that is gone looks like a lake that was never written."""
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+        ours = Repairing(tmp_path, instance, [a_slice(1, 100)])
+        assert ours.tick()[0], "a lake that nothing was committed to may be begun"
+        ours.ledger.next_attempts([a_slice(1, 100).key])
+        for _ in range(FAILURES):
+            with pytest.raises(DependencyAwayError, match="the lake's folder") as raised:
+                ours.tick()
+        assert raised.value.of == LAKE
+        for _ in range(2):
+            with pytest.raises(BreakerOpenError, match="lake is not asked"):
+                ours.tick()
+            with pytest.raises(BreakerOpenError):
+                cool_down_and_probe(tmp_path, ours)
+        prove(ours.lake, [a_slice(1, 100)], "raw")
+        cool_down(f"sqlite:///{tmp_path / 'ledger.sqlite'}", LAKE)
+        assert ours.tick()[0]
+    assert not Lake("s3://bucket/lake").folder_is_gone()
+    assert Lake("file:///no/such/folder").folder_is_gone()
+    assert not Lake(f"file://{tmp_path}").folder_is_gone()
+
+
+def cool_down_and_probe(folder: Path, ours: Repairing) -> None:
+    """The probe finds it still away; the next tick is told of the breaker again."""
+    cool_down(f"sqlite:///{folder / 'ledger.sqlite'}", LAKE)
+    with pytest.raises(DependencyAwayError, match="the lake's folder"):
+        ours.tick()
+    ours.tick()

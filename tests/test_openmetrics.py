@@ -174,6 +174,8 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
         },
         "highwater_origins_produced": {("orders",): 30},
         "highwater_origins_twice": {("orders",): 0},
+        "highwater_held_slices": {("orders",): 0},
+        "highwater_held_records": {("orders",): 0},
         "highwater_losses": {p1: 1},
         "highwater_lost_offsets": {p1: 5},
         "highwater_alerts_open": {("orders",): 1, (DEPLOYMENT,): 1},

@@ -1,0 +1,145 @@
+"""Holds: slices of a stream that are decided one at a time, in their order, and what keeps one of them back.
+
+What belongs here: pure functions over the order of slices and what is known of a hold. What does not: judging records
+(`assets.holding`), keeping holds (`resources.holds`), or who asks for runs (`orchestration.turns`).
+
+A record whose reason holds keeps its slice from being decided. Every slice behind it waits, in each table downstream of
+raw, until that one stands there. What a hold stops is deciding: planning goes on, and so does raw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from highwater.envelope import Origin
+
+# A detail names fields and rules; where it gives the JSON type that was found, what the type holds is left out: names
+# of nested fields are the record's content.
+_TYPE_PARAMETERS = "<"
+LONGEST_DETAIL = 200
+
+
+@dataclass(frozen=True)
+class Found:
+    """What holds a slice, as an attempt found it.
+
+    Args:
+        records: how many records hold it.
+        origin: of the first of them, in the order of origins.
+        reason: of that one.
+        detail: of that one; names no content.
+    """
+
+    records: int
+    origin: Origin
+    reason: str
+    detail: str
+
+    @classmethod
+    def of(cls, records: int, origin: Origin, reason: str, detail: str | None) -> Found:
+        """With the detail cut where it would repeat what the record holds."""
+        return cls(records, origin, reason, (detail or "").split(_TYPE_PARAMETERS)[0][:LONGEST_DETAIL])
+
+    @property
+    def many(self) -> str:
+        """How many records, in words."""
+        return f"{self.records:,} record{'' if self.records == 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class Release:
+    """That a person lets a slice go on although records hold it.
+
+    Args:
+        park: whether these are parked; else they go to the first tier, where there is one.
+        by: the person.
+        because: why.
+        at: when, in UTC.
+    """
+
+    park: bool
+    by: str
+    because: str
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A slice that is held, or was until a person released it.
+
+    Args:
+        slice_key: the slice.
+        stream: its stream.
+        since: when it was found first, in UTC.
+        found: what the newest attempt found.
+        attempts: how many found something.
+        tried_at: when the newest of them did, in UTC.
+        release: None while nobody released it.
+    """
+
+    slice_key: str
+    stream: str
+    since: datetime
+    found: Found
+    attempts: int
+    tried_at: datetime
+    release: Release | None = None
+
+    @property
+    def text(self) -> str:
+        """The hold in a sentence."""
+        found = self.found
+        what = (
+            f"{self.slice_key} is held since {self.since:%Y-%m-%d %H:%M:%S} UTC by {found.many}, the first is "
+            f"{place(found.origin)}, {found.reason}: {found.detail}; "
+            f"attempt {self.attempts} at {self.tried_at:%H:%M:%S}"
+        )
+        if self.release is None:
+            return what
+        fate = "parked" if self.release.park else "not parked"
+        return f"{what}; released by {self.release.by} at {self.release.at:%Y-%m-%d %H:%M} UTC, its records {fate}"
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        release = self.release
+        return {
+            "slice": self.slice_key,
+            "since": self.since.isoformat(),
+            "reason": self.found.reason,
+            "detail": self.found.detail,
+            "records": self.found.records,
+            "first_origin": self.found.origin._asdict(),
+            "attempts": self.attempts,
+            "tried_at": self.tried_at.isoformat(),
+            "release": None if release is None else {**vars(release), "at": release.at.isoformat()},
+        }
+
+
+def place(origin: Origin) -> str:
+    """An origin in words."""
+    return f"{origin.topic} partition {origin.partition} offset {origin.offset}"
+
+
+def found_again(known: Hold | None, slice_key: str, stream: str, found: Found, now: datetime) -> Hold:
+    """The hold after another attempt at its slice."""
+    if known is None:
+        return Hold(slice_key, stream, now, found, 1, now)
+    return replace(known, found=found, attempts=known.attempts + 1, tried_at=now)
+
+
+def in_the_way(order: Sequence[str], standing: Collection[str], run: Collection[str]) -> tuple[str, str] | None:
+    """Which slice of a run is not to go into a table yet, and the earlier one that is to go first; None if all may.
+
+    Args:
+        order: slices in their order: those of the run, those between them, and as many before them as are looked at.
+        standing: those that stand in the table.
+        run: those that are to go into it now, in their order.
+    """
+    first = next((key for key in order if key not in standing and key not in run), None)
+    if first is None:
+        return None
+    behind = next((key for key in order[order.index(first) :] if key in run), None)
+    return None if behind is None else (behind, first)

@@ -1,0 +1,95 @@
+"""A hold over runs of Dagster, on a real broker and a real Spark: records that the reference table lacks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from highwater.holding import Release
+from orchestration.stream_assets import table_key
+from tests.support import Bench, customers, order_message, read_topic
+from tests.test_breaker_runs import Runs, configure, failure
+from tests.test_holds import HOLDING
+
+if TYPE_CHECKING:
+    from dev.spark_connect import SparkConnect
+
+pytestmark = pytest.mark.slow
+
+TABLES = ("events", "rejects", "dlq", "current")
+
+
+@pytest.fixture
+def holding(bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench.stream = replace(bench.stream, on_reject=HOLDING)
+    configure(bench, spark_server, monkeypatch)
+    return bench
+
+
+def offsets(bench: Bench, table: str) -> list[int]:
+    return sorted(row["origin_offset"] for row in bench.rows(table))
+
+
+def decided_in_order(bench: Bench) -> list[str]:
+    """The slices as they were committed to events, one commit each."""
+    from deltalake import DeltaTable
+
+    history = DeltaTable(bench.lake.path("orders", "events")).history()
+    commits = [json.loads(one["userMetadata"])["highwater"] for one in reversed(history) if one.get("userMetadata")]
+    assert all(len(commit) == 1 for commit in commits)
+    return [commit[0]["slice"] for commit in commits]
+
+
+def test_a_held_slice_keeps_back_what_follows_and_raw_goes_on(holding: Bench) -> None:
+    """The first is sound, the second waits for a customer, of the third nobody knows the customer.
+
+    Slices are requested together, as the planner and repair do it.
+    """
+    bench = holding
+    named = {3: "late", 7: "nobody", 8: "nobody"}
+    bench.send(*[order_message(f"o{n}", 1, customer_id=named.get(n, "c1")) for n in range(9)])
+    slices = [bench.plan(n, p0=(3 * n, 3 * n + 3)) for n in range(3)]
+    keys = [piece.key for piece in slices]
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("orders_slices", keys)
+        runs = Runs(bench, instance)
+        told = failure(runs.run(keys))
+        assert f"SliceHeldError: {keys[1]} is held by 1 record," in told
+        assert f"{bench.stream.topic} partition 0 offset 3" in told
+        assert "unresolved: customer_id is not in reference/customers" in told
+        assert "late" not in told, "nothing of the record is repeated"
+        assert len(bench.rows("raw")) == 9, "raw goes on"
+        assert offsets(bench, "events") == [0, 1, 2], "what is before it is committed, nothing behind it"
+        told = failure(runs.run(keys[2:], "events"))
+        assert f"OutOfTurnError: {keys[2]} may not go into orders/events before {keys[1]}" in told
+        assert "is held since" in told
+        [hold] = bench.ledger.holds.open("orders")
+        assert (hold.slice_key, hold.found.records, hold.found.reason) == (keys[1], 1, "unresolved")
+
+        customers(bench.lake, ["c1", "late"])
+        told = failure(runs.run(keys, *TABLES))
+        assert f"SliceHeldError: {keys[2]} is held by 2 records" in told
+        assert offsets(bench, "events") == [*range(6)]
+        assert [one.slice_key for one in bench.ledger.holds.open("orders")] == [keys[2]]
+
+        assert bench.ledger.holds.release(keys[2], Release(True, "ann", "test data", datetime.now(UTC)))
+        result = runs.run(keys, *TABLES)
+        assert result.success, failure(result)
+        for table in TABLES:
+            assert runs.done(table) == set(keys)
+        [record] = instance.fetch_materializations(table_key(bench.stream, "events"), limit=1).records
+        assert "nothing is held" in str(record.asset_materialization.metadata["held"].value)
+    assert offsets(bench, "events") == [*range(7)]
+    assert {(row["origin_offset"], row["next_topic"]) for row in bench.rows("rejects")} == {
+        (offset, bench.stream.parked_topic) for offset in (7, 8)
+    }
+    assert len(read_topic(bench.bootstrap, bench.stream.parked_topic)) == 2
+    assert read_topic(bench.bootstrap, bench.stream.tier_topics[0]) == {}
+    assert set(bench.current()) == {f"o{n}" for n in range(7)}
+    assert decided_in_order(bench) == keys
+    assert bench.failing() == {}
