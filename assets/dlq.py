@@ -5,7 +5,7 @@ routing, which the rejects carry, and the transactions (`resources.transactions`
 
 The order is: the decision stands in events and rejects; its rejects are published, portion by portion, each with a mark
 that counts them; the ledger keeps the last mark; the table keeps the origins. Only then may the slice be decided anew,
-and what was published is left to the DLQ for ever.
+and what was published is left to the DLQ, until a person takes it back (`orchestration.reclaiming`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from assets import rejects
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
 from assets.events import ORIGIN_COLUMNS, require
 from assets.origins import DLQ as TABLE
+from assets.reclaims import NUMBER, counted
 from assets.work import SliceReport, Work
 from highwater.envelope import ORIGIN, Envelope, wrapped
 from highwater.errors import ConfigurationError, DependencyAwayError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
 from resources.dlq_topics import Shape, ensure
-from resources.lake import create_table, query, replace_slices, rows_at, slice_is_one_of, stream_rows
+from resources.lake import count_in, create_table, query, replace_slices, rows_at, slice_is_one_of, stream_rows
 from resources.producer import Record
 from resources.spark import delta_errors
 from resources.transactions import Mark, Transactions
@@ -49,7 +50,7 @@ RECORDS_A_TRANSACTION = 5_000
 BYTES_A_TRANSACTION = 16 * 1024 * 1024
 _ORDER = ", ".join(ORIGIN)
 # The timestamp as a number: a producer's clock may name a year that Python's times do not know.
-_COLUMNS = (
+_RECORD = (
     f"slice, {_ORDER}, arrow_cast(origin_timestamp, 'Int64') AS origin_us, coalesce(retries, 0) AS retries, reason, "
     "detail, next_topic, first_failed_at, key, value, headers"
 )
@@ -58,7 +59,8 @@ _COLUMNS = (
 def materialise(work: Work) -> list[SliceReport]:
     """Publish the rejects of the slices, and keep what was published; a report for each slice, in their order.
 
-    A slice without rejects has nothing to publish and gets no row: its rejects' own proof says so.
+    A slice without rejects has nothing to publish and gets no row: its rejects' own proof says so. One that had some
+    before they were taken back follows its decision all the same.
 
     Raises:
         TemporaryError: rejects of a slice are not there yet.
@@ -69,19 +71,25 @@ def materialise(work: Work) -> list[SliceReport]:
     decided = require(work, rejects.TABLE)
     decisions = decided.proofs
     standing = Standing.read(work, TABLE)
-    open_ = [p for p in work.slices if decisions[p.key].rows and standing.attempt(p.key) != decisions[p.key].attempt]
+    open_ = [p for p in work.slices if _follows(decisions[p.key], standing.attempt(p.key))]
     require_newer(decisions, {p.key: standing.attempt(p.key) for p in open_})
     clock, version = Clock(), -1
     if open_:
         create_table(work.spark, work.lake.path(work.stream.name, TABLE), COLUMNS, SEARCHED)
         with clock.phase("publish"):
-            topics = ensure(work.kafka, work.stream)
-            sent = {p.key: _publish(work, p, decisions[p.key], decided.version, topics) for p in open_}
+            rejected = [piece for piece in open_ if decisions[piece.key].rows]
+            topics = ensure(work.kafka, work.stream) if rejected else {}
+            sent = dict.fromkeys([piece.key for piece in open_], 0)
+            sent |= {p.key: _publish(work, p, decisions[p.key], decided.version, topics) for p in rejected}
         with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
             version = _commit(work, [decisions[piece.key] for piece in open_], sent, standing, decided.version)
     done = {piece.key for piece in open_}
     notes = {key: _why_nothing(decisions[key]) for key in work.keys if key not in done}
     return reports(work, TABLE, decisions, notes, clock, version)
+
+
+def _follows(decision: Proof, published: int) -> bool:
+    return published != decision.attempt and bool(decision.rows or published)
 
 
 def _why_nothing(decision: Proof) -> str:
@@ -149,7 +157,7 @@ def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
 
 
 class _Waiting:
-    """The rejects of a slice that were in no publication of an earlier decision, in the order of their origins."""
+    """The rejects of a slice that no publication of an earlier decision holds, in the order of their origins."""
 
     def __init__(self, work: Work, piece: Slice, version: int, topics: Mapping[str, Shape]) -> None:
         self._piece = piece
@@ -158,10 +166,11 @@ class _Waiting:
         mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
         # `octet_length` takes text alone here.
         size = "coalesce(octet_length(encode(value, 'hex')), 0) / 2"
-        found = query(self._table, f"SELECT {_ORDER}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}")
+        copy = f"{_ORDER}, {count_in(self._table, NUMBER)} AS {NUMBER}"
+        found = query(self._table, f"SELECT {copy}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}")
         held = _published(work, mine)
         self.rejects = len(found)
-        self.origins = [(place, int(str(row["bytes"]))) for row in found if (place := _place(row)) not in held]
+        self.origins = [(_place(row), int(str(row["bytes"]))) for row in found if _copy(row) not in held]
 
     def portions(self, sent: int) -> Iterator[list[Record]]:
         """The records behind the first `sent` ones, in portions for a transaction each.
@@ -175,7 +184,8 @@ class _Waiting:
         mine = slice_is_one_of([self._piece.key])
         wanted = set(places)
         where = f"proof IS NULL AND {mine} AND ({_covering(places)})"
-        for row in stream_rows(self._table, f"SELECT {_COLUMNS} FROM t WHERE {where} ORDER BY {_ORDER}"):
+        columns = f"{_RECORD}, {count_in(self._table, NUMBER)} AS {NUMBER}"
+        for row in stream_rows(self._table, f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORDER}"):
             if _place(row) in wanted:
                 yield self._record(row)
 
@@ -192,6 +202,7 @@ class _Waiting:
             detail=row["detail"] or "",
             slice_key=row["slice"],
             first_failed_at=row["first_failed_at"],
+            reclaims=row[NUMBER],
         )
         # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
         partition = row["origin_partition"] % self._topics[row["next_topic"]].partitions
@@ -221,6 +232,11 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in ORIGIN)
 
 
+def _copy(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What is published once: an origin, anew each time that it was taken back."""
+    return (*_place(row), row[NUMBER])
+
+
 def _covering(places: Sequence[tuple[Any, ...]]) -> str:
     """A predicate that holds for these origins, and for few others."""
     offsets: dict[tuple[Any, ...], list[int]] = {}
@@ -246,7 +262,10 @@ def _at(work: Work, name: str, version: int) -> DeltaTable:
 
 def _published(work: Work, where: str) -> set[tuple[Any, ...]]:
     table = work.lake.table(work.stream.name, TABLE)
-    return set() if table is None else {_place(row) for row in query(table, f"SELECT {_ORDER} FROM t WHERE {where}")}
+    if table is None:
+        return set()
+    copies = query(table, f"SELECT {_ORDER}, {count_in(table, NUMBER)} AS {NUMBER} FROM t WHERE {where}")
+    return {_copy(row) for row in copies}
 
 
 def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], standing: Standing, version: int) -> int:
@@ -257,12 +276,13 @@ def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], sta
     from pyspark.sql import functions as F
 
     mine = slice_is_one_of([decision.key for decision in decisions])
-    rows = rows_at(work.spark, work.lake.path(work.stream.name, rejects.TABLE), version).where(mine)
-    names = ("slice", *ORIGIN, "origin_timestamp", "attempt", "retries", "reason", "detail", "next_topic")
+    rows = counted(rows_at(work.spark, work.lake.path(work.stream.name, rejects.TABLE), version).where(mine))
+    names = ("slice", *ORIGIN, "origin_timestamp", "attempt", "retries", NUMBER, "reason", "detail", "next_topic")
     told = rows.select(*names, "first_failed_at", F.current_timestamp().alias("now"))
     if any(standing.attempt(decision.key) for decision in decisions):
-        before = rows_at(work.spark, work.lake.path(work.stream.name, TABLE), standing.version).where(mine)
-        told = told.join(before.select("slice", *ORIGIN, "published_at"), ["slice", *ORIGIN], "left")
+        before = counted(rows_at(work.spark, work.lake.path(work.stream.name, TABLE), standing.version).where(mine))
+        same = ["slice", *ORIGIN, NUMBER]
+        told = told.join(before.select(*same, "published_at"), same, "left")
         told = told.withColumn("published_at", F.coalesce("published_at", "now")).drop("now")
     else:
         told = told.withColumnRenamed("now", "published_at")

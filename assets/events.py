@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 TABLE = "events"
 ORIGIN_COLUMNS = (
     "slice STRING, origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, "
-    "origin_timestamp TIMESTAMP, attempt INT, retries INT"
+    "origin_timestamp TIMESTAMP, attempt INT, retries INT, reclaims INT"
 )
 SEARCHED = ("origin_partition", "origin_offset", "origin_timestamp", "key", "version", "event_time")
 REASONS = (MALFORMED, INVALID, UNRESOLVED)
@@ -74,8 +74,7 @@ def materialise(work: Work) -> list[SliceReport]:
     main = [piece for piece in work.slices if piece not in tiers]
     found = [report for together in _taken(work, main) for report in _materialise(replace(work, slices=together))]
     for piece in tiers:
-        name = f"retries {work.stream.name}"
-        with work.ledger.lease(name, seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+        with work.ledger.lease(retries_lease(work.stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
             found += _materialise(replace(work, slices=[piece], before_commit=lease.check))
     return sorted(found, key=lambda report: work.keys.index(report.piece.key))
 
@@ -85,6 +84,11 @@ def _taken(work: Work, main: Sequence[Slice]) -> list[Sequence[Slice]]:
     if work.stream.ordered:
         return [[piece] for piece in sorted(main, key=attrgetter("ordinal"))]
     return [main] if main else []
+
+
+def retries_lease(stream: Stream) -> str:
+    """The lock of those who decide of records that came back, or take them back from the DLQ: one at a time."""
+    return f"retries {stream.name}"
 
 
 def _materialise(work: Work) -> list[SliceReport]:
@@ -126,8 +130,8 @@ def _unfinished(work: Work, standing: Standing, published: Standing) -> dict[str
         key: [
             name
             for name, attempt in followers.items()
-            # Without rejects there is nothing to publish, and no commit of it.
-            if attempt(key) != proof.attempt and (name != DLQ or proof.counts["rejects"])
+            # Without rejects, now and before, there is nothing to publish, and no commit of it.
+            if attempt(key) != proof.attempt and (name != DLQ or proof.counts["rejects"] or attempt(key))
         ]
         for key, proof in standing.proofs.items()
     }
@@ -217,7 +221,8 @@ def _without_payload(stream: Stream, rows: DataFrame) -> DataFrame:
 
     fields = [F.col(f"field_{f.name}") for f in stream.fields]
     tombstone = F.col("value").isNull().alias("tombstone")
-    names = [F.col(name) for name in ("slice", *ORIGIN, "origin_timestamp", "retries", "superseded", "reason")]
+    own = ("origin_timestamp", "retries", "reclaims", "superseded", "reason")
+    names = [F.col(name) for name in ("slice", *ORIGIN, *own)]
     held = [F.col("detail"), holding(stream).alias(HOLDS)] if stream.ordered else []
     return rows.select(*names, tombstone, *held, *fields)
 
@@ -264,4 +269,4 @@ def origin_columns(attempts: Mapping[str, int]) -> list[Column]:
     pairs = [F.lit(part) for pair in attempts.items() for part in pair]
     attempt = F.create_map(*pairs)[F.col("slice")].alias("attempt")
     names = ("slice", *ORIGIN, "origin_timestamp")
-    return [*[F.col(name) for name in names], attempt, F.col("retries")]
+    return [*[F.col(name) for name in names], attempt, F.col("retries"), F.col("reclaims")]

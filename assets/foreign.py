@@ -14,6 +14,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+from assets import reclaims
 from highwater import envelope, foreign
 from highwater.declaration import TOPIC_NAME
 from highwater.envelope import MOST_MILLISECONDS, ORIGIN
@@ -34,6 +35,8 @@ GENERATIONS_SEEN = "generations_seen"
 LOSSES_SEEN = "losses_seen"
 # A record whose origin is still its main slice's.
 LEFT = "left_to_main"
+# How often its origin was taken back when it was published; null where it was not.
+PUBLISHED = "published_reclaims"
 
 
 def seen_now(work: Work) -> dict[str, int]:
@@ -146,7 +149,7 @@ def problem() -> Column:
 def with_reader(work: Work, rows: DataFrame, seen: Mapping[str, int]) -> DataFrame:
     """Rows with the columns of `named` get `reader`: the generation of the main topic that reads the origin, or null.
 
-    And `LEFT`: whether that generation's slices have not published it yet, so that it is theirs.
+    And `LEFT`: whether that generation's slices have not published it yet, so that it is theirs. And `PUBLISHED`.
 
     Args:
         work: the connections.
@@ -196,12 +199,15 @@ def _with_left(work: Work, rows: DataFrame, version: int) -> DataFrame:
 
     ours = F.col("reader").isNotNull()
     if version < 0:
-        return rows.withColumn(LEFT, ours)
+        return rows.withColumns({LEFT: ours, PUBLISHED: F.lit(None).cast("int")})
     published = (
-        rows_at(work.spark, work.lake.path(work.stream.name, "dlq"), version)
+        reclaims.counted(rows_at(work.spark, work.lake.path(work.stream.name, "dlq"), version))
         .where(F.col("origin_topic") == work.stream.topic)
         .groupBy(*[F.col(name).alias(f"published_{name}") for name in ORIGIN[1:]])
-        .agg(F.collect_set(F.unix_millis("origin_timestamp")).alias("published_ms"))
+        .agg(
+            F.collect_set(F.unix_millis("origin_timestamp")).alias("published_ms"),
+            F.max(reclaims.NUMBER).alias(PUBLISHED),
+        )
     )
     same = (
         (F.col("reader") == F.col("published_origin_generation"))
@@ -211,5 +217,5 @@ def _with_left(work: Work, rows: DataFrame, version: int) -> DataFrame:
     agrees = F.col("named_ms").isNull() | F.array_contains("published_ms", F.col("named_ms"))
     joined = rows.join(published, same, "left")
     return joined.withColumn(LEFT, ours & ~F.coalesce(agrees & F.col("published_ms").isNotNull(), F.lit(False))).drop(  # noqa: FBT003 - a literal column
-        *published.columns
+        *[name for name in published.columns if name != PUBLISHED]
     )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from assets import foreign
+from assets import foreign, reclaims
 from highwater import envelope
 from highwater.declaration import TOPIC_NAME
 from highwater.envelope import ORIGIN
@@ -40,15 +40,18 @@ def tier_slices(work: Work, slices: Sequence[Slice]) -> list[Slice]:
 
 
 def seen_now(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
-    """What the decision of a slice rests on beside the slice itself; nothing for one of the main topic."""
+    """What the decision of a slice rests on beside the slice itself; for one of the main topic what was taken back."""
+    taken_back = reclaims.seen_now(work)
     if piece.topic == work.stream.topic:
-        return {}
+        return taken_back
     theirs = piece.topic in work.stream.foreign_topics
-    return {SEEN: events_version, **(foreign.seen_now(work) if theirs else {})}
+    return {SEEN: events_version, **taken_back, **(foreign.seen_now(work) if theirs else {})}
 
 
 def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen) -> DataFrame:
-    """Raw rows with their origin, `retries` (how often they were judged before) and `first_failed_at`.
+    """Raw rows with their origin, `retries` (how often they were judged before), `first_failed_at` and `reclaims`.
+
+    `reclaims` is the number that a copy carries (`highwater.reclaims`); 0 on the main topic.
 
     Headers give an origin on tiers only: on the main topic anybody may write what they like into them.
 
@@ -85,6 +88,7 @@ def _place() -> dict[str, Column]:
         "origin_timestamp": F.col("timestamp"),
         "retries": F.lit(0),
         "first_failed_at": F.lit(None).cast("timestamp"),
+        reclaims.NUMBER: F.lit(0),
     }
 
 
@@ -108,8 +112,7 @@ def _theirs(work: Work, raw: DataFrame, seen: Mapping[str, int]) -> DataFrame:
     """Rows of a slice of a foreign topic. Where a record carries our envelope, that is what counts."""
     from pyspark.sql import functions as F
 
-    ours = F.coalesce(F.exists("headers", lambda h: h["key"] == envelope.ORIGIN_TOPIC), F.lit(False))  # noqa: FBT003 - a literal column
-    told = raw.withColumns(foreign.named()).withColumn("enveloped", ours)
+    told = raw.withColumns(foreign.named()).withColumn("enveloped", _has(envelope.ORIGIN_TOPIC))
     told = told.withColumn(PROBLEM, F.when(F.col("enveloped"), _problem(work)).otherwise(foreign.problem()))
     read = foreign.with_reader(work, told, seen)
     namespace, sound = F.lit(work.stream.namespace), F.col(PROBLEM).isNull()
@@ -124,6 +127,8 @@ def _theirs(work: Work, raw: DataFrame, seen: Mapping[str, int]) -> DataFrame:
         "origin_partition": F.col("named_partition"),
         "origin_offset": F.col("named_offset"),
         "origin_timestamp": F.coalesce(F.timestamp_millis("named_ms"), "timestamp"),
+        # Such a copy carries no number: it is one of the publication that makes it a retry.
+        reclaims.NUMBER: F.coalesce(foreign.PUBLISHED, F.lit(0)),
     }
     origins = {
         name: F.when(~sound, place[name]).when(F.col("enveloped"), from_us[name]).otherwise(from_them[name])
@@ -164,7 +169,15 @@ def _from_headers() -> dict[str, Column]:
         "origin_timestamp": F.timestamp_millis(_milliseconds()),
         "retries": _header(envelope.ATTEMPT).try_cast("int"),
         "first_failed_at": F.when(F.year(failed_at).between(1970, 9999), failed_at),
+        reclaims.NUMBER: F.when(_has(envelope.RECLAIMS), _header(envelope.RECLAIMS).try_cast("int")).otherwise(0),
     }
+
+
+def _has(name: str) -> Column:
+    """Whether there is a header of this name."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(F.exists("headers", lambda h: h["key"] == name), F.lit(False))  # noqa: FBT003 - a literal column
 
 
 def _milliseconds() -> Column:
@@ -185,6 +198,7 @@ def _problem(work: Work) -> Column:
         envelope.ORIGIN_GENERATION: found["origin_generation"],
         envelope.ORIGIN_PARTITION: found["origin_partition"],
         envelope.ORIGIN_OFFSET: found["origin_offset"],
+        envelope.RECLAIMS: found[reclaims.NUMBER],
     }
     topic = found["origin_topic"]
     problems = [
@@ -211,8 +225,9 @@ def with_fate(
 ) -> DataFrame:
     """Rows with what was published of them (columns `held_...`, null where nothing was), and `elsewhere`.
 
-    A record that was published is left to the DLQ, whatever would become of it now (I5). A tier's record is superseded
-    where its origin was accepted `elsewhere`, and another system's where it is still its main slice's.
+    A record that was published is left to the DLQ, whatever would become of it now (I5), unless it was taken back from
+    there since. A tier's record is superseded where its origin was accepted `elsewhere`, or was taken back since it was
+    published, and another system's where it is still its main slice's.
 
     Computed for the events and again for the rejects of the same decision, from the same versions.
 
@@ -220,18 +235,19 @@ def with_fate(
         work: the connections.
         rows: raw rows with their origins.
         slices: the slices that the rows are of.
-        seen: for each slice of a tier what its decision rests on: the version of events in which others' acceptance
-            counts.
+        seen: for each slice what its decision rests on: what was taken back by then and, of tiers, the version of
+            events in which others' acceptance counts.
         published: the slices of which something was published.
     """
     from pyspark.sql import functions as F
 
-    held = _with_held(work, rows, published)
+    held = _with_held(work, reclaims.with_stale(work, rows, slices, seen), published)
     tiers = tier_slices(work, slices)
     if not tiers:
         return held.withColumn("elsewhere", F.lit(False))  # noqa: FBT003 - a literal column
     joined = held.join(_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
-    elsewhere = (F.col("accepted").isNotNull() | F.col(foreign.LEFT)) & F.col("held_reason").isNull()
+    gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE)
+    elsewhere = gone & F.col("held_reason").isNull()
     return joined.withColumn("elsewhere", elsewhere).drop("accepted")
 
 
@@ -239,7 +255,7 @@ def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> Dat
     """Judged rows with `superseded`: of an origin that comes several times in a tier's slice one counts.
 
     The first that can be accepted, or the first of all if none can: a correction that lies behind what it corrects must
-    not be lost for it.
+    not be lost for it. A copy whose end is `elsewhere` never counts before one whose end is here.
 
     Args:
         work: the connections.
@@ -251,8 +267,10 @@ def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> Dat
 
     if not tier_slices(work, slices):
         return rows.withColumn("superseded", F.lit(False))  # noqa: FBT003 - a literal column
-    refused = F.col("reason").isNotNull() | F.col("elsewhere")
-    same = Window.partitionBy("slice", *ORIGIN, F.col("value").isNull()).orderBy(refused, "partition", "offset")
+    refused = F.col("reason").isNotNull()
+    same = Window.partitionBy("slice", *ORIGIN, F.col("value").isNull()).orderBy(
+        "elsewhere", refused, "partition", "offset"
+    )
     return rows.withColumn("superseded", F.col("elsewhere") | _comes_again(work, same))
 
 
@@ -282,9 +300,15 @@ def _with_held(work: Work, rows: DataFrame, keys: Collection[str]) -> DataFrame:
     if not keys:
         return rows.withColumns({f"held_{name}": F.lit(None).cast(kind) for name, kind in HELD.items()})
     published = work.spark.read.format("delta").load(work.lake.path(work.stream.name, DLQ)).where("proof IS NULL")
-    mine = published.where(slice_is_one_of(keys))
-    told = mine.select("slice", *ORIGIN, *[F.col(name).alias(f"held_{name}") for name in HELD])
-    return rows.join(told, ["slice", *ORIGIN], "left")
+    mine = reclaims.counted(published.where(slice_is_one_of(keys)))
+    told = mine.select("slice", *ORIGIN, *[F.col(name).alias(f"held_{name}") for name in (*HELD, reclaims.NUMBER)])
+    joined = rows.join(told, ["slice", *ORIGIN], "left")
+    # A ledger that was lost has forgotten what was taken back; what was published since is left to the DLQ even so.
+    number, main = F.coalesce("held_reclaims", F.lit(-1)), F.col("topic") == work.stream.topic
+    holds = (number == F.col(reclaims.NUMBER)) | (main & (number > F.col(reclaims.NUMBER)))
+    kept = {f"held_{name}": F.when(holds, F.col(f"held_{name}")) for name in HELD}
+    kept[reclaims.NUMBER] = F.when(holds, number).otherwise(F.col(reclaims.NUMBER))
+    return joined.withColumns(kept).drop("held_reclaims")
 
 
 def _accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Seen) -> DataFrame:

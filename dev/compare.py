@@ -116,7 +116,9 @@ def compare(
     accepted = [w for p, w in standing.items() if _ended(p, w, raw, events, rejects, made, all_retried=all_retried)]
     _event_contents(shape, topic, raw, events, made)
     _reject_contents(shape, name, topic, raw, rejects, made)
-    made.numbers["records published to the DLQ"] = compare_published(tables.rejects, tables.dlq, dlq, made.differences)
+    made.numbers["records published to the DLQ"] = compare_published(
+        tables.rejects, tables.dlq, dlq, made.differences, tables.events
+    )
     _current(shape, accepted, {w.id: p for p, w in standing.items()}, topic, tables.current, made)
     if shape.measures:
         minutes = compare_metrics(shape.measures, tables.events, tables.metrics, made.differences)
@@ -306,7 +308,7 @@ def _ended(
 ) -> bool:
     """Whether a record ended as an event; notes where it is in no place, in two, or in the wrong one."""
     ends = [EVENT for _ in events.get(place, ())]
-    tried = sorted(rejects.get(place, ()), key=lambda row: int(row["retries"]))
+    tried = sorted(rejects.get(place, ()), key=_try)
     _see_each_try(place, tried, events.get(place, ()), made)
     # What was rejected and is an event now was tried again; else it is where its last try left it.
     ends += [Ending("reject", row["reason"], row["permanent"]) for row in tried[-1:] if not ends]
@@ -324,10 +326,24 @@ def _ended(
 
 
 def _see_each_try(place: Place, rejects: Sequence[Row], events: Sequence[Row], made: Comparison) -> None:
-    """A record is rejected once at each try before the last, and accepted once at the most, after those."""
-    tries = [int(row["retries"]) for row in [*rejects, *events]]
-    if tries != [*range(len(tries))] or len(events) > 1:
-        made.differences.add("ends: a record in two places", place, [*range(len(tries))], tries)
+    """A record is rejected once at each try before the last, and accepted once at the most, after those.
+
+    Where it was taken back from the DLQ its slice decided it anew: what that said before is gone, and what its tiers
+    said is not.
+    """
+    tries = [_try(row) for row in [*rejects, *events]]
+    counted = Counter(number for number, _ in tries)
+    newest = max(counted, default=0)
+    expected = [
+        (number, retries + (number != newest)) for number, times in sorted(counted.items()) for retries in range(times)
+    ]
+    if tries != expected or len(events) > 1:
+        made.differences.add("ends: a record in two places", place, expected, tries)
+
+
+def _try(row: Row) -> tuple[int, int]:
+    """How often the record was taken back before a try, and how often it was tried since."""
+    return int(row.get("reclaims") or 0), int(row["retries"])
 
 
 def _allowed(written: Written, *, all_retried: bool) -> tuple[Ending, ...]:

@@ -16,15 +16,20 @@ from dev.readings import Kept, Place, Row
 
 
 class Sent(NamedTuple):
-    """A record on a DLQ topic, by what its envelope says: identity and number of the attempt."""
+    """A record on a DLQ topic, by what its envelope says: identity, attempt, and how often it was taken back before."""
 
     topic: str
     origin: tuple[str, int, int, int]
     attempt: int
+    reclaims: int
 
 
 def compare_published(
-    rejects: Sequence[Row], noted: Sequence[Row], held: Mapping[str, Mapping[Place, Kept]], diff: Differences
+    rejects: Sequence[Row],
+    noted: Sequence[Row],
+    held: Mapping[str, Mapping[Place, Kept]],
+    diff: Differences,
+    events: Sequence[Row] = (),
 ) -> int:
     """Hold what is on the topics against the rejects, and against the table of what was published.
 
@@ -33,6 +38,7 @@ def compare_published(
         noted: the table of what was published.
         held: the DLQ topics' records.
         diff: gets what differs.
+        events: the table of events. What was taken back and decided anew leaves its copy on the topic, and no reject.
 
     Returns:
         How many records stand on the topics.
@@ -48,15 +54,26 @@ def compare_published(
                 found[told].append(kept)
     for sent, row in expected.items():
         _one(sent, row, found.get(sent, []), diff)
+    newest: Counter[tuple[str, int, int, int]] = Counter()
+    for row in [*rejects, *events]:
+        newest[_origin(row)] = max(newest[_origin(row)], _reclaims(row))
     for sent in found.keys() - expected.keys():
-        diff.add("dlq: holds what was not rejected", sent)
+        if sent.reclaims >= newest[sent.origin]:
+            diff.add("dlq: holds what was not rejected", sent)
     _noted(rejects, noted, diff)
     return sum(len(records) for records in held.values())
 
 
 def _sent(row: Row) -> Sent:
-    origin = (row["origin_topic"], row["origin_generation"], row["origin_partition"], row["origin_offset"])
-    return Sent(row["next_topic"], origin, row["retries"] + 1)
+    return Sent(row["next_topic"], _origin(row), row["retries"] + 1, _reclaims(row))
+
+
+def _origin(row: Row) -> tuple[str, int, int, int]:
+    return row["origin_topic"], row["origin_generation"], row["origin_partition"], row["origin_offset"]
+
+
+def _reclaims(row: Row) -> int:
+    return int(row.get("reclaims") or 0)
 
 
 def _told(topic: str, kept: Kept) -> Sent | None:
@@ -64,7 +81,7 @@ def _told(topic: str, kept: Kept) -> Sent | None:
     try:
         numbers = [int(headers[f"origin.{name}"]) for name in ("generation", "partition", "offset")]
         origin = (headers["origin.topic"], numbers[0], numbers[1], numbers[2])
-        return Sent(topic, origin, int(headers["attempt"]))
+        return Sent(topic, origin, int(headers["attempt"]), int(headers.get("reclaims", "0")))
     except (KeyError, ValueError):
         return None
 

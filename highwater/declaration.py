@@ -32,6 +32,7 @@ RESERVED_COLUMNS = frozenset(
         "origin_timestamp",
         "attempt",
         "retries",
+        "reclaims",
         "key",
         "version",
         "event_time",

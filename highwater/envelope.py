@@ -26,6 +26,7 @@ FIRST_FAILED_AT = "highwater.first_failed_at"
 LATE = "highwater.late"
 REVISION = "highwater.revision"
 RETRACTED = "highwater.retracted"
+RECLAIMS = "highwater.reclaims"
 
 # Room that a DLQ topic must have beyond the main topic's largest record.
 MOST_BYTES = 16 * 1024
@@ -68,6 +69,7 @@ class Envelope:
         detail: the same in words.
         slice_key: the slice that rejected it the last time.
         first_failed_at: when it was rejected the first time, in UTC.
+        reclaims: how often the origin had been taken back from the DLQ when this was published (`highwater.reclaims`).
     """
 
     topic: str
@@ -80,6 +82,7 @@ class Envelope:
     detail: str
     slice_key: str
     first_failed_at: datetime
+    reclaims: int = 0
 
     @property
     def origin(self) -> Origin:
@@ -99,6 +102,7 @@ class Envelope:
             DETAIL: self.detail[:MOST_DETAIL],
             SLICE: self.slice_key,
             FIRST_FAILED_AT: self.first_failed_at.isoformat(),
+            RECLAIMS: self.reclaims,
         }
         return [(name, str(value).encode()) for name, value in plain.items()]
 
@@ -132,7 +136,7 @@ def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = N
     topic, numbers = text.get(ORIGIN_TOPIC), _numbers(text)
     if not topic or numbers is None or (believed is not None and not believed(topic)):
         return None
-    generation, partition, offset, timestamp, attempt = numbers
+    generation, partition, offset, timestamp, attempt, reclaims = numbers
     return Envelope(
         topic=topic,
         generation=generation,
@@ -144,6 +148,7 @@ def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = N
         detail=text.get(DETAIL, ""),
         slice_key=text.get(SLICE, ""),
         first_failed_at=_moment(text.get(FIRST_FAILED_AT, "")),
+        reclaims=reclaims,
     )
 
 
@@ -154,22 +159,25 @@ _RANGES = {
     ORIGIN_OFFSET: (0, _LONG),
     ORIGIN_TIMESTAMP: (LEAST_MILLISECONDS, MOST_MILLISECONDS),
     ATTEMPT: (1, _INT),
+    RECLAIMS: (0, _INT),
 }
+# What a record says that lacks the header: it was published before there was one.
+_WITHOUT = {RECLAIMS: "0"}
 
 
-def _numbers(text: Mapping[str, str]) -> tuple[int, int, int, int, int] | None:
-    """Generation, partition, offset, timestamp and attempt; None unless all are there and in their ranges."""
+def _numbers(text: Mapping[str, str]) -> tuple[int, int, int, int, int, int] | None:
+    """Generation, partition, offset, timestamp, attempt and reclaims; None unless all are in their ranges."""
     found = []
     for name, (least, most) in _RANGES.items():
         try:
-            number = int(text.get(name, ""))
+            number = int(text.get(name, _WITHOUT.get(name, "")))
         except ValueError:
             return None
         if not least <= number <= most:
             return None
         found.append(number)
-    generation, partition, offset, timestamp, attempt = found
-    return generation, partition, offset, timestamp, attempt
+    generation, partition, offset, timestamp, attempt, reclaims = found
+    return generation, partition, offset, timestamp, attempt, reclaims
 
 
 def _moment(text: str) -> datetime:

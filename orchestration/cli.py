@@ -20,7 +20,7 @@ from orchestration.cli_breaker import accept_rejects
 from orchestration.cli_doctor import doctor
 from orchestration.cli_hold import release_hold
 from orchestration.cli_metrics import metrics
-from orchestration.cli_parked import discard_parked, redrive_parked
+from orchestration.cli_parked import discard_parked, reclaim, redrive_parked
 from orchestration.cli_rebuild import rebuild_current, rebuild_ledger
 from orchestration.cli_tracing import explain, locate
 from orchestration.terminal import (
@@ -258,6 +258,7 @@ for _command in (
     metrics,
     redrive_parked,
     discard_parked,
+    reclaim,
     accept_rejects,
     release_hold,
     rebuild_ledger,

@@ -1,6 +1,7 @@
-"""Commands for parked records: sending them back to the tiers, and giving them up.
+"""Commands for what is in the DLQ: sending parked records back to the tiers, giving them up, and taking records back.
 
-What belongs here: arguments and output. What does not: what is done (`orchestration.parked`).
+What belongs here: arguments and output. What does not: what is done (`orchestration.parked`,
+`orchestration.reclaiming`).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"])
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """What both commands take."""
+    """What each of the commands takes."""
     for option in (
         as_json_option,
         click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes."),
         click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown."),
         click.option("--limit", "most", type=click.IntRange(min=1), help="The oldest so many of those that are meant."),
-        click.option("--until", type=_MOMENT, help="Parked before this moment, in UTC."),
-        click.option("--since", type=_MOMENT, help="Parked at this moment or later, in UTC."),
+        click.option("--until", type=_MOMENT, help="Published before this moment, in UTC."),
+        click.option("--since", type=_MOMENT, help="Published at this moment or later, in UTC."),
         click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable."),
         click.option("--slice", "slices", multiple=True, help="Only what this slice rejected; repeatable."),
         click.option("--reason", "reasons", multiple=True, help="Only what was rejected for this reason; repeatable."),
@@ -56,6 +57,43 @@ def redrive_parked(deployment: Deployment, /, **asked: Any) -> None:
 def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
     """Give parked records of STREAM up, with your name and the reason kept in the ledger."""
     _act(deployment, **asked)
+
+
+@click.command("reclaim")
+@_options
+@click.option("--because", default="", help="Why they are taken back; goes into the record. Needed with --yes.")
+@deployment_of
+def reclaim(
+    deployment: Deployment,
+    /,
+    *,
+    stream: str,
+    since: datetime | None,
+    until: datetime | None,
+    as_json: bool,
+    reasons: tuple[str, ...],
+    slices: tuple[str, ...],
+    keys: tuple[str, ...],
+    **asked: Any,
+) -> None:
+    """Take published records of STREAM back from its DLQ, so that a backfill of their slices decides them anew.
+
+    --slice also means the slice of the main topic that read them. Copies on the tiers and the parked topic count no
+    more from then on.
+    """
+    from orchestration.parked import Choice
+    from orchestration.reclaiming import Asked, act
+
+    choice = Choice(reasons, slices, keys, _in_utc(since), _in_utc(until))
+    lines: list[str] = []
+    found = act(deployment.ledger(), deployment.lake(), deployment.stream(stream), Asked(choice, **asked), lines.append)
+    if as_json:
+        told = {"meant": found.to_plain(), "slices": found.slices}
+        print_json({"stream": stream, "done": asked["sure"], "lines": lines, **told})
+        return
+    if found.meant:
+        print_table(*found.table)
+    print_lines(lines)
 
 
 def _act(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from highwater.holding import Hold
     from highwater.plans import Loss, Publication
     from highwater.proof import Proof
+    from highwater.reclaims import Reclaim
     from highwater.slices import Slice
     from orchestration.verdicts import Attempts
     from resources.lake import Lake, Size
@@ -76,6 +77,7 @@ class Explained:
         undone: the tables that do not follow the slice's decision yet; empty when it is whole.
         rejects: rows of the slice in the table of rejects.
         hold: what holds it, or held it until a person released it; None if nothing does.
+        reclaims: what was taken back from the DLQ for it to decide anew.
         leases: those of its stream that somebody holds, and when each ends unless it is renewed.
         runs: the newest first; None where Dagster was not asked.
         checks: name and status of each check's last execution; None where Dagster was not asked.
@@ -88,6 +90,7 @@ class Explained:
     undone: Sequence[str]
     rejects: Sequence[Rejected] = ()
     hold: Hold | None = None
+    reclaims: Sequence[Reclaim] = ()
     leases: Mapping[str, datetime] = field(default_factory=dict)
     runs: Sequence[Run] | None = None
     checks: Mapping[str, str] | None = None
@@ -108,6 +111,7 @@ class Explained:
                 f"published: {sent.sent:,} rejects of attempt {sent.attempt}, {sent.published_at:%Y-%m-%d %H:%M}"
             )
         lines += [self.hold.text] if self.hold is not None else []
+        lines += [self._taken_back] if self.reclaims else []
         lines += [
             f"lease: {name!r} is held until {ends:%H:%M:%S} UTC, or renewed" for name, ends in self.leases.items()
         ]
@@ -130,6 +134,12 @@ class Explained:
         if self.checks:
             found.append((["check", "last execution"], [[name, status] for name, status in self.checks.items()]))
         return found
+
+    @property
+    def _taken_back(self) -> str:
+        last = self.reclaims[-1]
+        by = f"{last.reclaimed_by} at {last.reclaimed_at:%Y-%m-%d %H:%M}: {last.reason}"
+        return f"taken back from the DLQ: {len({one.origin for one in self.reclaims}):,} records, last by {by}"
 
     @property
     def _ranges(self) -> list[list[str]]:
@@ -162,6 +172,7 @@ class Explained:
             "undone": [*self.undone],
             "rejects": [vars(one) for one in self.rejects],
             "hold": None if self.hold is None else self.hold.to_plain(),
+            "reclaimed": len({one.origin for one in self.reclaims}),
             "leases": {name: ends.isoformat() for name, ends in self.leases.items()},
             "runs": None if self.runs is None else [{**vars(r), "began": str(r.began)} for r in self.runs],
             "checks": None if self.checks is None else dict(self.checks),
@@ -204,6 +215,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         undone=standing.lacking(key),
         rejects=_rejects(lake, stream, key),
         hold=ledger.holds.of([key]).get(key),
+        reclaims=ledger.reclaims.of(stream.name, slice_key=key),
         leases={name: ends for name, ends in ledger.leases().items() if _concerns(name, stream)},
         runs=None if instance is None else _runs(instance, stream, key),
         checks=None if instance is None else _checks(instance, stream, key),

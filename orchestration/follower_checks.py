@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from assets.parsing import field_columns
+from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
 from highwater.folding import BASE, RECENT, Fold
 from orchestration.origin_checks import told
 from orchestration.plan_checks import another_plan
 from orchestration.verdicts import Verdict
-from resources.lake import proofs_in, query, query_all, slice_is_one_of
+from resources.lake import count_in, proofs_in, query, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -46,7 +47,8 @@ def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence
     sent = ledger.publications(keys)
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
     if dlq is not None:
-        for row in query_all({"rejects": rejects, "dlq": dlq}, _UNLIKE.format(slices=slice_is_one_of(keys))):
+        numbers = {"rejected": count_in(rejects, NUMBER), "sent": count_in(dlq, NUMBER)}
+        for row in query_all({"rejects": rejects, "dlq": dlq}, _UNLIKE.format(slices=slice_is_one_of(keys), **numbers)):
             wrong[row["slice"]].append(told(_unlike(row), Origin.of_row(row)))
     return {key: _published(pieces[key], decided.get(key), proofs.get(key), sent.get(key), wrong[key]) for key in keys}
 
@@ -56,10 +58,11 @@ _AS_PUBLISHED = f"{_ORIGIN}, origin_timestamp, attempt, retries, reason, detail,
 # One that was altered stands on each side by itself.
 _UNLIKE = f"""
 SELECT slice, {_ORIGIN}, sum(j) AS in_rejects, sum(d) AS in_dlq
-FROM (SELECT slice, {_AS_PUBLISHED}, 1 AS j, 0 AS d FROM rejects WHERE proof IS NULL AND {{slices}}
+FROM (SELECT slice, {_AS_PUBLISHED}, {{rejected}} AS {NUMBER}, 1 AS j, 0 AS d
+      FROM rejects WHERE proof IS NULL AND {{slices}}
       UNION ALL
-      SELECT slice, {_AS_PUBLISHED}, 0, 1 FROM dlq WHERE proof IS NULL AND {{slices}})
-GROUP BY slice, {_AS_PUBLISHED} HAVING sum(j) <> 1 OR sum(d) <> 1
+      SELECT slice, {_AS_PUBLISHED}, {{sent}}, 0, 1 FROM dlq WHERE proof IS NULL AND {{slices}})
+GROUP BY slice, {_AS_PUBLISHED}, {NUMBER} HAVING sum(j) <> 1 OR sum(d) <> 1
 ORDER BY slice, origin_partition, origin_offset
 """
 

@@ -6,20 +6,23 @@ What belongs here: following one offset through ledger, lake and DLQ, without a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN_TOPIC, Origin, opened
 from highwater.errors import ConfigurationError, HighwaterError
 from highwater.foreign import identity, named
+from highwater.reclaims import numbers, stale
 from highwater.slices import OffsetRange
-from resources.lake import query, slice_is_one_of
+from resources.lake import count_in, query, slice_is_one_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.envelope import Envelope
     from highwater.plans import Loss
+    from highwater.reclaims import Reclaim
     from highwater.slices import Slice
     from resources.kafka import Kafka
     from resources.lake import Lake
@@ -31,8 +34,9 @@ class Located:
     """What is known of one offset.
 
     Args:
-        end: `accepted`, `waiting`, `parked`, `discarded`, `rejected` (and not published yet), `tombstone`,
-            `superseded`, `gap`, `unread` (planned, and not in raw yet), `unplanned`, `lost` or `unknown`.
+        end: `accepted`, `waiting`, `parked`, `discarded`, `reclaimed` (and not decided anew yet), `rejected` (and not
+            published yet), `tombstone`, `superseded`, `gap`, `unread` (planned, and not in raw yet), `unplanned`,
+            `lost` or `unknown`.
         text: the end in a sentence.
         origin: where the record was first published; None where no record is known.
         piece: the slice that holds the offset; None where none does.
@@ -177,10 +181,11 @@ def _ended(
     tombstone: bool = False,
 ) -> Located:
     """How an origin ended: the last of what is known of it."""
-    published = {found["slice"]: found for found in _rows_of(lake, stream, "dlq", origin)}
+    published = {(found["slice"], found[NUMBER]): found for found in _rows_of(lake, stream, "dlq", origin)}
     found = _rows_of(lake, stream, "rejects", origin)
-    rejects = sorted(found, key=lambda row: _when(row, published.get(row["slice"])))
-    facts = [_rejected(row, published.get(row["slice"])) for row in rejects]
+    rejects = sorted(found, key=lambda row: _when(row, published.get(_copy(row))))
+    facts = [_rejected(row, published.get(_copy(row))) for row in rejects]
+    facts += [_taken_back(one) for one in ledger.reclaims.of(stream.name) if one.origin == origin]
     end, text = _end(ledger, lake, stream, origin, rejects, published)
     if end == "unknown" and tombstone:
         end, text = "tombstone", "a null value is no event; it stays in raw"
@@ -196,7 +201,7 @@ def _end(
     stream: Stream,
     origin: Origin,
     rejects: Sequence[Mapping[str, Any]],
-    published: Mapping[str, Mapping[str, Any]],
+    published: Collection[tuple[str, int]],
 ) -> tuple[str, str]:
     for found in _rows_of(lake, stream, "events", origin):
         return "accepted", f"in events of {found['slice']}, attempt {found['attempt']}, retries {found['retries']}"
@@ -206,15 +211,27 @@ def _end(
     if not rejects:
         return "unknown", "neither in events nor in rejects: the slice is not decided yet"
     last = rejects[-1]
-    if last["slice"] not in published:
+    taken_back = [one for one in ledger.reclaims.of(stream.name) if one.origin == origin]
+    if stale(numbers(taken_back), origin, last[NUMBER]):
+        return "reclaimed", f"{taken_back[-1].slice_key} decides it anew when it is materialised again"
+    if _copy(last) not in published:
         return "rejected", f"as {last['reason']} by {last['slice']}, to be published to {last['next_topic']}"
     return ("parked" if last["next_topic"] == stream.parked_topic else "waiting"), f"on {last['next_topic']}"
 
 
 def _when(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> tuple[Any, ...]:
-    """The order of rejections: as they were published, then what is not yet."""
+    """The order of rejections: by how often it was taken back; as they were published, then what is not yet."""
     at = None if published is None else published["published_at"]
-    return published is None, "" if at is None else at.isoformat(timespec="microseconds"), found["retries"] or 0
+    moment = "" if at is None else at.isoformat(timespec="microseconds")
+    return found[NUMBER], published is None, moment, found["retries"] or 0
+
+
+def _copy(found: Mapping[str, Any]) -> tuple[str, int]:
+    return found["slice"], found[NUMBER]
+
+
+def _taken_back(one: Reclaim) -> str:
+    return f"taken back for {one.slice_key} by {one.reclaimed_by} at {one.reclaimed_at}: {one.reason}"
 
 
 def _rejected(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> str:
@@ -236,7 +253,8 @@ def _rows_of(lake: Lake, stream: Stream, name: str, origin: Origin) -> list[dict
         "rejects": "slice, attempt, retries, reason, detail, next_topic",
         "dlq": "slice, published_at",
     }
-    return query(table, f"SELECT {columns[name]} FROM t WHERE {where}")
+    number = f"{count_in(table, NUMBER)} AS {NUMBER}"
+    return query(table, f"SELECT {columns[name]}, {number} FROM t WHERE {where}")
 
 
 def _on_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, partition: int, offset: int) -> Located:

@@ -16,9 +16,10 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN
 from orchestration.version_questions import SAMPLES, Found, Questions, text
-from resources.lake import proofs_where, query_all
+from resources.lake import count_in, proofs_where, query_all
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -225,15 +226,15 @@ def _gap(row: Mapping[str, Any]) -> Gap:
 _ORIGIN = ", ".join(ORIGIN)
 _OPEN = """
 WITH mine AS (SELECT slice, {origin}, arrow_cast(key, 'Binary') AS key, arrow_cast(value, 'Binary') AS value,
-                     next_topic, coalesce(retries, 0) AS retries
+                     next_topic, coalesce(retries, 0) AS retries, {number} AS reclaims
               FROM rejects WHERE proof IS NULL AND encode(arrow_cast(key, 'Binary'), 'hex') IN ({keys})),
      sent AS (SELECT slice, {origin}, {at} FROM {sent}),
      known AS (SELECT m.*, s.published_at, s.slice IS NOT NULL AS published FROM mine m LEFT JOIN sent s
                ON m.slice = s.slice AND {same_sent}),
      last AS (SELECT *, row_number() OVER (PARTITION BY {origin}
-                ORDER BY published, published_at DESC NULLS LAST, retries DESC) AS place FROM known)
+                ORDER BY reclaims DESC, published, published_at DESC NULLS LAST, retries DESC) AS place FROM known)
 SELECT l.* FROM (SELECT * FROM last WHERE place = 1) l LEFT ANTI JOIN
-  (SELECT {origin} FROM events WHERE proof IS NULL AND retries > 0) a ON {same_accepted}
+  (SELECT {origin} FROM events WHERE proof IS NULL AND (retries > 0 OR {taken_back} > 0)) a ON {same_accepted}
 ORDER BY {origin}
 """
 
@@ -242,6 +243,8 @@ def _rejects(tables: Mapping[str, DeltaTable], stream: Stream, keys: Iterable[st
     """By key the records that were rejected and not accepted since."""
     sql = _OPEN.format(
         origin=_ORIGIN,
+        number=count_in(tables["rejects"], NUMBER),
+        taken_back=count_in(tables["events"], NUMBER),
         keys=", ".join(f"'{key.encode().hex()}'" for key in keys),
         sent="dlq WHERE proof IS NULL" if "dlq" in tables else "rejects WHERE false",
         at="published_at" if "dlq" in tables else "CAST(NULL AS TIMESTAMP) AS published_at",

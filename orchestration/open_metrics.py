@@ -268,6 +268,7 @@ def _ends(found: Metrics, stream: Stream, ends: Ends | None) -> None:
         **{("waiting", tier): ends.waiting.get(tier, 0) for tier in stream.tier_topics},
         ("parked", stream.parked_topic): ends.parked,
         ("discarded", ""): ends.discarded,
+        ("reclaimed", ""): ends.reclaimed,
         ("rejected", ""): ends.unpublished,
         ("undecided", ""): ends.undecided,
     }

@@ -1,7 +1,8 @@
 """The jobs with which an operator decides: the commands of the same names, as runs in the UI.
 
 What belongs here: their configuration, and handing it on. What does not: what comes of a decision
-(`orchestration.acceptance`, `orchestration.parked`, `orchestration.accepting_rejects`, `orchestration.releasing_holds`,
+(`orchestration.acceptance`, `orchestration.parked`, `orchestration.reclaiming`, `orchestration.accepting_rejects`,
+`orchestration.releasing_holds`,
 `orchestration.rebuilding`, `orchestration.rebuilding_current`).
 """
 
@@ -19,6 +20,7 @@ from orchestration.stream_assets import STREAM_TAG
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from orchestration.parked import Choice
 
 _ASKED: dict[str, Any] = {
     "record": dg.Field(bool, default_value=False, description="Record it; without it only what would be is shown."),
@@ -42,18 +44,19 @@ _MEANT: dict[str, Any] = {
     "reasons": dg.Field([str], default_value=[], description="Only what was rejected for these reasons; all if empty."),
     "slices": dg.Field([str], default_value=[], description="Only what these slices rejected; all if empty."),
     "keys": dg.Field([str], default_value=[], description="Only records with these keys; all if empty."),
-    "since": dg.Field(str, default_value="", description="Parked at this moment or later: ISO 8601, UTC."),
-    "until": dg.Field(str, default_value="", description="Parked before this moment: ISO 8601, UTC."),
+    "since": dg.Field(str, default_value="", description="Published at this moment or later: ISO 8601, UTC."),
+    "until": dg.Field(str, default_value="", description="Published before this moment: ISO 8601, UTC."),
     "most": dg.Field(int, default_value=0, description="The oldest so many of those that are meant; all if 0."),
 }
-_BECAUSE = {"because": dg.Field(str, default_value="", description="Why they are given up; goes into the record.")}
+_BECAUSE = {"because": dg.Field(str, default_value="", description="Why; goes into the record.")}
 
 
 def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_redrive_parked` and `<stream>_discard_parked`: the commands of the same names, in the UI."""
+    """`<stream>_redrive_parked`, `…_discard_parked` and `…_reclaim`: the commands of the same names, in the UI."""
     return [
         _operators_job(stream, "redrive_parked", _MEANT, _settle_parked),
         _operators_job(stream, "discard_parked", {**_MEANT, **_BECAUSE}, _settle_parked),
+        _operators_job(stream, "reclaim", {**_MEANT, **_BECAUSE}, _reclaim),
     ]
 
 
@@ -196,19 +199,36 @@ def _operators_job(
     return job
 
 
+def _reclaim(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from orchestration import reclaiming
+
+    asked = context.op_config
+    found = reclaiming.act(
+        context.resources.ledger.open(),
+        context.resources.lake.open(),
+        stream,
+        reclaiming.Asked(_choice(asked), asked["most"] or None, asked["record"], asked["by"], asked["because"]),
+        context.log.info,
+    )
+    _log_table(context, found.table)
+
+
+def _choice(asked: dict[str, Any]) -> "Choice":
+    from orchestration.parked import Choice
+
+    return Choice(asked["reasons"], asked["slices"], asked["keys"], _moment(asked["since"]), _moment(asked["until"]))
+
+
 def _settle_parked(context: dg.OpExecutionContext, stream: "Stream") -> None:
     from orchestration import parked
 
     asked = context.op_config
-    choice = parked.Choice(
-        asked["reasons"], asked["slices"], asked["keys"], _moment(asked["since"]), _moment(asked["until"])
-    )
     found = parked.act(
         context.resources.ledger.open(),
         context.resources.kafka.open(),
         context.resources.lake.open(),
         stream,
-        parked.Asked(choice, asked["most"] or None, asked["record"], asked["by"], asked.get("because")),
+        parked.Asked(_choice(asked), asked["most"] or None, asked["record"], asked["by"], asked.get("because")),
         context.log.info,
     )
     _log_table(context, found.table)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.envelope import ORIGIN, Origin, opened
+from highwater.reclaims import numbers, stale
 from orchestration.plan_checks import another_plan
 from orchestration.standing import conservation
 from orchestration.verdicts import Verdict
@@ -44,7 +45,7 @@ def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequ
         return counted
     pieces = {piece.key: piece for piece in ledger.get(keys)}
     decisions = proofs_in(opened_["events"], keys)
-    wrong = _misplaced(opened_, stream, pieces, decisions)
+    wrong = _misplaced(opened_, stream, pieces, decisions, numbers(ledger.reclaims.of(stream.name)))
     found = {}
     for key, verdict in counted.items():
         problem = None if key not in decisions else another_plan(pieces[key], decisions[key], "events")
@@ -64,7 +65,11 @@ def _accounted(counted: Verdict, problem: str | None, wrong: Sequence[Mapping[st
 
 
 def _misplaced(
-    tables: Mapping[str, DeltaTable], stream: Stream, pieces: Mapping[str, Slice], decisions: Mapping[str, Proof]
+    tables: Mapping[str, DeltaTable],
+    stream: Stream,
+    pieces: Mapping[str, Slice],
+    decisions: Mapping[str, Proof],
+    taken_back: Mapping[Origin, int],
 ) -> dict[str, list[dict[str, Any]]]:
     """For each slice the origins that are not in exactly one place, or stand there otherwise than in raw."""
     main = [key for key, piece in pieces.items() if piece.topic == stream.topic]
@@ -79,7 +84,7 @@ def _misplaced(
     # Whose the records are that other systems sent rests on what was known when they were decided: the numbers tell.
     tiers = [key for key, piece in pieces.items() if piece.topic in stream.tier_topics]
     for key in tiers:
-        found[key] = _misplaced_of_tier(tables, stream, pieces[key], decisions.get(key))
+        found[key] = _misplaced_of_tier(tables, stream, pieces[key], decisions.get(key), taken_back)
     return found
 
 
@@ -131,15 +136,23 @@ def told(problem: str, origin: Origin) -> dict[str, Any]:
 
 
 def _misplaced_of_tier(
-    tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice, decision: Proof | None
+    tables: Mapping[str, DeltaTable],
+    stream: Stream,
+    piece: Slice,
+    decision: Proof | None,
+    taken_back: Mapping[Origin, int],
 ) -> list[dict[str, Any]]:
     """The same of a tier's slice, whose origins stand in the envelopes of its records.
 
     Several records may have one origin: one counts, the others are superseded. All of them are where another slice
-    accepted it.
+    accepted it, and those that were published before their origin was taken back from the DLQ.
     """
     mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
-    read = Counter(_origins_in_tier(tables["raw"], stream, piece, mine))
+    copies = Counter(_copies_in_tier(tables["raw"], stream, piece, mine))
+    read, counting = Counter[Origin](), set()
+    for (origin, number), times in copies.items():
+        read[origin] += times
+        counting |= set() if stale(taken_back, origin, number) else {origin}
     placed = Counter(
         Origin.of_row(row)
         for name in ("events", "rejects")
@@ -147,7 +160,7 @@ def _misplaced_of_tier(
     )
     found = [told("in two places", origin) for origin, times in sorted(placed.items()) if times > 1]
     found += [told("in events or rejects, and not in raw", origin) for origin in sorted(placed.keys() - read.keys())]
-    left = read.keys() - placed.keys()
+    left = counting - placed.keys()
     found += [told("in no place", origin) for origin in sorted(left - _elsewhere(tables, stream, piece, left))]
     superseded = sum(read.values()) - len(read.keys() & placed.keys())
     decided = decision.counts.get("superseded", 0) if decision else superseded
@@ -156,13 +169,14 @@ def _misplaced_of_tier(
     return found
 
 
-def _origins_in_tier(raw: DeltaTable, stream: Stream, piece: Slice, mine: str) -> Iterator[Origin]:
+def _copies_in_tier(raw: DeltaTable, stream: Stream, piece: Slice, mine: str) -> Iterator[tuple[Origin, int]]:
+    """The origin of each record, and how often it had been taken back when this copy was published."""
     columns = '"partition", "offset", headers'
     for row in stream_rows(raw, f"SELECT {columns} FROM t WHERE value IS NOT NULL AND {mine}"):
         headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
         envelope = opened(headers, stream.is_origin)
         here = Origin(piece.topic, piece.generation, row["partition"], row["offset"])
-        yield here if envelope is None else envelope.origin
+        yield (here, 0) if envelope is None else (envelope.origin, envelope.reclaims)
 
 
 def _elsewhere(

@@ -6,12 +6,16 @@ What belongs here: counting. What does not: following one of them (`orchestratio
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
+from highwater.reclaims import numbers, stale
 from highwater.slices import SliceKey
+from orchestration.left_over import left_over
 from resources.lake import proofs_in, query_all, rows_in, sized, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ class Ends:
         waiting: by tier the origins that were published to it and not accepted since.
         parked: origins that wait for a person.
         discarded: origins that a person gave up.
+        reclaimed: origins that were taken back from the DLQ, and are not decided anew yet.
         unpublished: rejected, and not published yet.
         undecided: in raw, and not decided yet.
     """
@@ -51,13 +56,14 @@ class Ends:
     waiting: Mapping[str, int] = field(default_factory=dict)
     parked: int = 0
     discarded: int = 0
+    reclaimed: int = 0
     unpublished: int = 0
     undecided: int = 0
 
     @property
     def sum(self) -> int:
         """All ends together; what was produced, if nothing is lost or doubled."""
-        ended = self.accepted + self.tombstones + self.parked + self.discarded
+        ended = self.accepted + self.tombstones + self.parked + self.discarded + self.reclaimed
         return ended + sum(self.waiting.values()) + self.unpublished + self.undecided
 
     @property
@@ -78,6 +84,7 @@ class Ends:
             **{f"waiting on {tier}": count for tier, count in self.waiting.items()},
             "parked": self.parked,
             "discarded": self.discarded,
+            "taken back, not decided anew yet": self.reclaimed,
             "rejected, not published yet": self.unpublished,
             "not decided yet": self.undecided,
             "sum": self.sum,
@@ -105,8 +112,11 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     open_slices = [proof.piece for key, proof in decided["events"].items() if key not in settled]
     counted = _Counted(tables, stream, open_slices)
     rows, accepted = counted.accepted()
-    left_over = counted.left_over()
-    discarded = counted.discarded({discard.origin for discard in ledger.discards(stream.name)})
+    given_up = {discard.origin for discard in ledger.discards(stream.name)}
+    reclaimed = counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), given_up)
+    rejected = Counter(counted.left_over())
+    rejected.subtract(reclaimed)
+    discarded = counted.discarded(given_up)
     return Ends(
         produced=sum(proof.rows or 0 for proof in read.values()),
         accepted=accepted,
@@ -116,24 +126,28 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
             for key, proof in _main(decided["events"], stream).items()
             if key in settled
         ),
-        waiting={tier: left_over.get((tier, True), 0) for tier in stream.tier_topics},
-        parked=left_over.get((stream.parked_topic, True), 0) - discarded,
+        waiting={tier: rejected[tier, True] for tier in stream.tier_topics},
+        parked=rejected[stream.parked_topic, True] - discarded,
         discarded=discarded,
-        unpublished=sum(count for (_, published), count in left_over.items() if not published),
+        reclaimed=reclaimed.total(),
+        unpublished=sum(count for (_, published), count in rejected.items() if not published),
         undecided=sum(proof.rows or 0 for key, proof in read.items() if key not in settled),
     )
 
 
 def count_parked(ledger: Ledger, lake: Lake, stream: Stream) -> int:
-    """Origins that were rejected for good, and neither accepted nor given up since.
+    """Origins that were rejected for good, and neither accepted, given up nor taken back since.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
     tables = _opened(lake, stream, "dlq", "rejects", "events")
     counted = _Counted(tables, stream, [])
-    there = sum(count for (topic, _), count in counted.left_over().items() if topic == stream.parked_topic)
-    return there - counted.discarded({discard.origin for discard in ledger.discards(stream.name)})
+    given_up = {discard.origin for discard in ledger.discards(stream.name)}
+    found = Counter(counted.left_over())
+    found.subtract(counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), given_up))
+    there = sum(count for (topic, _), count in found.items() if topic == stream.parked_topic)
+    return there - counted.discarded(given_up)
 
 
 def _opened(lake: Lake, stream: Stream, *names: str) -> dict[str, DeltaTable]:
@@ -147,10 +161,6 @@ def _main(proofs: Mapping[str, Proof], stream: Stream) -> dict[str, Proof]:
 
 
 _ORIGIN = ", ".join(ORIGIN)
-
-
-def _same(one: str, other: str) -> str:
-    return " AND ".join(f"{one}.{name} = {other}.{name}" for name in ORIGIN)
 
 
 class _Counted:
@@ -213,30 +223,20 @@ class _Counted:
         found = self._ask(f"{self._left_over} SELECT {_ORIGIN} FROM left_over WHERE next_topic = '{self._parked}'")
         return sum(Origin.of_row(row) in given_up for row in found)
 
+    def reclaimed(self, taken_back: Mapping[Origin, int], given_up: Collection[Origin]) -> Counter[tuple[str, bool]]:
+        """Of `left_over` those that were taken back since they were rejected, counted alike."""
+        if not taken_back or "rejects" not in self._tables:
+            return Counter()
+        rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published, {NUMBER} FROM left_over")
+        return Counter(
+            (str(row["next_topic"]), bool(row["published"]))
+            for row in rows
+            if stale(taken_back, origin := Origin.of_row(row), row[NUMBER]) and origin not in given_up
+        )
+
     @property
     def _left_over(self) -> str:
-        """The last rejection of each origin that was not accepted in a retry, as `left_over`.
-
-        The last is the one that was published last, or is not published yet. An origin that was accepted without a
-        retry is in two places, and the ends sum to more than was produced.
-        """
-        # Without the table of what was published nothing was.
-        sent = "dlq WHERE proof IS NULL" if "dlq" in self._tables else "rejects WHERE false"
-        at = "published_at" if "dlq" in self._tables else "CAST(NULL AS TIMESTAMP) AS published_at"
-        # Rows from before the column `retries` was there have null.
-        order = "ORDER BY published, published_at DESC NULLS LAST, coalesce(retries, 0) DESC"
-        accepted = f"SELECT {_ORIGIN} FROM events WHERE {self._mine} AND retries > 0"
-        nobody = f"SELECT {_ORIGIN} FROM rejects WHERE false"
-        return (
-            f"WITH sent AS (SELECT slice, {_ORIGIN}, {at} FROM {sent}), "
-            "rejected AS (SELECT r.*, sent.published_at, sent.slice IS NOT NULL AS published "
-            f"FROM (SELECT slice, {_ORIGIN}, next_topic, retries FROM rejects WHERE {self._mine}) r "
-            f"LEFT JOIN sent ON r.slice = sent.slice AND {_same('r', 'sent')}), "
-            f"last AS (SELECT {_ORIGIN}, first_value(next_topic {order}) AS next_topic, "
-            f"first_value(published {order}) AS published FROM rejected GROUP BY {_ORIGIN}), "
-            f"accepted AS ({accepted if 'events' in self._tables else nobody}), "
-            f"left_over AS (SELECT last.* FROM last LEFT ANTI JOIN accepted ON {_same('last', 'accepted')})"
-        )
+        return left_over(self._tables, self._mine)
 
     def _ask(self, sql: str) -> list[dict[str, Any]]:
         return query_all(self._tables, sql)

@@ -10,17 +10,19 @@ topic stays, and counts no more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, opened, wrapped
 from highwater.errors import ConfigurationError, TopicAbsentError
 from highwater.plans import Discard
+from highwater.reclaims import numbers, stale
 from highwater.slices import OffsetRange
 from resources.dlq_topics import ensure
-from resources.lake import query
+from resources.lake import count_in, query
 from resources.producer import Record
 from resources.transactions import Mark, Transactions
 
@@ -57,11 +59,11 @@ class Choice:
     since: datetime | None = None
     until: datetime | None = None
 
-    def takes(self, envelope: Envelope, key: bytes | None, parked_ms: int) -> bool:
-        """Whether a record is meant."""
+    def takes(self, reason: str, slices: Iterable[str], key: bytes | None, parked_ms: int) -> bool:
+        """Whether a record is meant that these slices rejected."""
         return (
-            (not self.reasons or envelope.reason in self.reasons)
-            and (not self.slices or envelope.slice_key in self.slices)
+            (not self.reasons or reason in self.reasons)
+            and (not self.slices or not set(slices).isdisjoint(self.slices))
             and (not self.keys or (key or b"").decode("utf-8", "replace") in self.keys)
             and (self.since is None or parked_ms >= self.since.timestamp() * 1000)
             and (self.until is None or parked_ms < self.until.timestamp() * 1000)
@@ -88,7 +90,7 @@ class Parked:
     Args:
         waiting: those that are meant, by their origin.
         others: how many wait beside them.
-        settled: how many of the topic's records were accepted, or given up, since.
+        settled: how many of the topic's records were accepted, given up or taken back, since.
         strange: records of the topic without an envelope that can be believed; nobody touches them.
         ends: to where the topic was read.
     """
@@ -106,7 +108,7 @@ class Parked:
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common()) or "none"
         lines = [f"{len(self.waiting):,} parked records are meant: {told}"]
         lines += [f"{self.others:,} others wait"] if self.others else []
-        lines += [f"{self.settled:,} were accepted or given up before"] if self.settled else []
+        lines += [f"{self.settled:,} were accepted, given up or taken back before"] if self.settled else []
         lines += [f"{self.strange:,} have no envelope of ours and are left alone"] if self.strange else []
         return lines
 
@@ -189,18 +191,21 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
         if seen.log_start is not None and seen.last_stable is not None
     }
     waiting: dict[Origin, tuple[Waiting, bool]] = {}
+    taken_back, gone = numbers(ledger.reclaims.of(stream.name)), set[Origin]()
     strange = 0
     for message in kafka.read(stream.parked_topic, ends):
         envelope = opened(_headers(message), stream.is_origin)
         if envelope is None:
             strange += 1
+        elif stale(taken_back, envelope.origin, envelope.reclaims):
+            gone.add(envelope.origin)  # its main slice decides it anew; what that publishes carries another number
         else:
-            chosen = choice.takes(envelope, _key(message), message.timestamp()[1])
+            chosen = choice.takes(envelope.reason, [envelope.slice_key], _key(message), message.timestamp()[1])
             waiting[envelope.origin] = _waiting(message, envelope), chosen
     ended = _settled(ledger, lake, stream, waiting)
     meant = {origin: one for origin, (one, chosen) in waiting.items() if chosen and origin not in ended}
     others = len(waiting) - len(meant) - len(ended)
-    return Parked(meant, others, len(ended), strange, ends)
+    return Parked(meant, others, len(ended) + len(gone - waiting.keys()), strange, ends)
 
 
 def _headers(message: Message) -> list[tuple[str, Any]]:
@@ -232,8 +237,9 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
     found = {discard.origin for discard in ledger.discards(stream.name)}
     events = lake.table(stream.name, "events")
     if events is not None:
-        # What was published is left to the DLQ, so what became an event since did so in a retry.
-        accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE proof IS NULL AND retries > 0")
+        # What was published is left to the DLQ: it became an event in a retry, or after it was taken back.
+        since = f"(retries > 0 OR {count_in(events, NUMBER)} > 0)"
+        accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE proof IS NULL AND {since}")
         found |= {Origin.of_row(row) for row in accepted}
     return found & set(origins)
 

@@ -4,8 +4,9 @@ What belongs here: `rebuild_ledger`, as a command and as a job. What does not: r
 which keeps more and is to be preferred.
 
 What a rebuilt ledger cannot know: what was planned and never read (it is planned anew, under the same key where the
-slices around it are there), who accepted a loss and why, who gave up a parked record, and the epochs and fingerprints
-by which replaced history is noticed, until the next slice is planned.
+slices around it are there), who accepted a loss and why, who gave up a parked record, who took one back, and whether
+anybody did where its slice was not decided anew since, and the epochs and fingerprints by which replaced history is
+noticed, until the next slice is planned.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from assets.dlq import SENT
+from assets.reclaims import NUMBER
 from highwater.declaration import Start
+from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, UnknownSliceError
 from highwater.plans import Generation, Loss, Publication
+from highwater.reclaims import Reclaim
 from highwater.slices import OffsetRange, Slice, SliceKey
 from orchestration.standing import attempts_of, committed
+from resources.lake import count_in, query
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -44,6 +49,7 @@ class Rebuilt:
         unknown: what cannot be worked out, in sentences.
         attempts: for each slice the highest attempt that was seen.
         publications: for each slice what was published of it.
+        reclaims: origins that were taken back from the DLQ, and decided anew since.
     """
 
     generations: Sequence[Generation] = ()
@@ -53,6 +59,7 @@ class Rebuilt:
     unknown: Sequence[str] = ()
     attempts: Mapping[str, int] = field(default_factory=dict)
     publications: Mapping[str, Publication] = field(default_factory=dict)
+    reclaims: Sequence[Reclaim] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -70,6 +77,7 @@ class Rebuilt:
             f"a hole in generation {loss.generation}, partition {loss.partition}: {loss.offsets} is recorded as lost"
             for loss in self.losses
         ]
+        lines += [f"{len(self.reclaims):,} records were taken back from the DLQ"] if self.reclaims else []
         return [*lines, *self.unknown]
 
 
@@ -189,7 +197,23 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
         for key, proof in dlq.items()
         if key in numbers
     }
-    return replace(found, attempts=numbers, publications=published)
+    return replace(found, attempts=numbers, publications=published, reclaims=_reclaims(lake, stream))
+
+
+def _reclaims(lake: Lake, stream: Stream) -> list[Reclaim]:
+    """What was taken back, by what its slices of the main topic decided since: by whom and why is not known."""
+    topic = stream.topic.replace("'", "''")
+    found: dict[Origin, Reclaim] = {}
+    for name in ("events", "rejects"):
+        table = lake.table(stream.name, name)
+        number = "0" if table is None else count_in(table, NUMBER)
+        if table is None or number == "0":
+            continue  # from before anything could be taken back
+        where = f"proof IS NULL AND starts_with(slice, '{topic}@') AND {number} > 0"
+        for row in query(table, f"SELECT slice, {', '.join(ORIGIN)}, {number} AS {NUMBER} FROM t WHERE {where}"):
+            origin = Origin.of_row(row)
+            found[origin] = Reclaim(origin, row["slice"], row[NUMBER], f"found by {BY}", BY, datetime.now(UTC))
+    return [*found.values()]
 
 
 def _highest(keys: Iterable[str]) -> dict[str, int]:
@@ -231,7 +255,9 @@ def act(
     for line in found.lines:
         log(line)
     if sure:
-        ledger.restore(found.generations, found.slices, found.attempts, found.losses, found.publications)
+        ledger.restore(
+            found.generations, found.slices, found.attempts, found.losses, found.publications, found.reclaims
+        )
         log("rebuilt")
     else:
         log("a dry run: nothing was written")

@@ -329,6 +329,11 @@ def slice_is_one_of(keys: Iterable[str]) -> str:
     return f"slice IN ({listed})"
 
 
+def count_in(table: DeltaTable, name: str) -> str:
+    """A column of counts as SQL: 0 in rows, and in a table, from before it was there."""
+    return f"coalesce({name}, 0)" if any(field.name == name for field in table.schema().fields) else "0"
+
+
 def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str]) -> None:
     """Create a table if it is absent; first commits into a table that is not there yet would race.
 

@@ -35,6 +35,7 @@ from resources.ledger_rows import (
     slice_row,
     starts_plain,
 )
+from resources.reclaims import Reclaims, reclaim_row
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
     from highwater.gaps import Gaps
+    from highwater.reclaims import Reclaim
 
 # A sensor tick shall answer within seconds whatever is away.
 WAIT_SECONDS = 5.0
@@ -394,6 +396,7 @@ class Ledger:
         attempts: Mapping[str, int],
         losses: Sequence[Loss],
         publications: Mapping[str, Publication],
+        reclaims: Sequence[Reclaim] = (),
     ) -> None:
         """Write the plans of a stream that the ledger does not hold, all or none.
 
@@ -411,6 +414,7 @@ class Ledger:
                         schema.publications,
                         [{"slice_key": k, "stream": streams[k], **vars(p)} for k, p in publications.items()],
                     ),
+                    (schema.reclaims, [reclaim_row(slices[0].stream, 1, one) for one in reclaims]),
                 ):
                     if rows:
                         connection.execute(insert(table), rows)
@@ -478,6 +482,13 @@ class Ledger:
     def holds(self) -> Holds:
         """The slices of all streams that are held."""
         return Holds(lambda: self._engine)
+
+    # Reclaims
+
+    @property
+    def reclaims(self) -> Reclaims:
+        """What was taken back from the DLQ, of all streams."""
+        return Reclaims(lambda: self._engine)
 
     # Leases
 

@@ -210,6 +210,25 @@ leases = sa.Table(
     sa.Column("until", sa.Float(53), nullable=False),
 )
 
+# An origin has a row for each time that it was taken back: the next one only after it was published anew.
+reclaims = sa.Table(
+    "reclaims",
+    metadata,
+    sa.Column("stream", sa.String(249), primary_key=True),
+    sa.Column("origin_topic", sa.String(249), primary_key=True),
+    sa.Column("origin_generation", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("origin_partition", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("origin_offset", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("act", sa.BigInteger, nullable=False),
+    sa.Column("slice_key", sa.String(300), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("reclaimed_by", sa.String(249), nullable=False),
+    sa.Column("reclaimed_at", Utc, nullable=False),
+    sa.Index("reclaims_of_slice", "stream", "slice_key"),
+    sa.Index("reclaims_by_act", "stream", "act"),
+)
+
 
 def parse_url(text: str) -> URL:
     """Read the ledger's URL.

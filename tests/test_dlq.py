@@ -161,7 +161,7 @@ def test_who_stays_unresolved_goes_through_the_tiers_and_is_parked(retried: Benc
     found = [published(bench.bootstrap, name) for name in names]
     assert [len(records) for records in found] == [1, 1, 1]
     assert [records[0][3][:2] for records in found] == [sent.headers] * 3, "untouched"
-    assert [Counter(name for name, _ in records[0][3]).total() for records in found] == [12] * 3, "they do not grow"
+    assert [Counter(name for name, _ in records[0][3]).total() for records in found] == [13] * 3, "they do not grow"
     told = [dict(records[0][3]) for records in found]
     assert [headers[envelope.ATTEMPT] for headers in told] == [b"1", b"2", b"3"]
     assert [headers[envelope.SLICE] for headers in told] == [
@@ -247,6 +247,7 @@ BAD_ENVELOPES: dict[str, dict[str, Any]] = {
     "negative partition": {envelope.ORIGIN_PARTITION: b"-1"},
     "not UTF-8": {envelope.ORIGIN_TOPIC: b"\xff"},
     "no attempt": {envelope.ATTEMPT: None},
+    "negative reclaims": {envelope.RECLAIMS: b"-1"},
     "time in microseconds": {envelope.ORIGIN_TIMESTAMP: b"1767225600000000"},
     "time in nanoseconds": {envelope.ORIGIN_TIMESTAMP: b"1767225600000000000"},
 }

@@ -169,6 +169,7 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
             ("orders", "waiting", late): 0,
             ("orders", "parked", PARKED): 1,
             ("orders", "discarded", ""): 0,
+            ("orders", "reclaimed", ""): 0,
             ("orders", "rejected", ""): 0,
             ("orders", "undecided", ""): 10,
         },

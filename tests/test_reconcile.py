@@ -147,6 +147,7 @@ def publish(world: World, row: dict[str, Any], kept: Kept) -> None:
         "attempt": str(row["retries"] + 1),
         "reason": row["reason"],
         "slice": row["slice"],
+        "reclaims": str(row.get("reclaims", 0)),
     }
     envelope = tuple((f"highwater.{name}", value.encode()) for name, value in told.items())
     records[place] = Kept(place, kept.timestamp + 1000, 1, kept.key, kept.value, (*kept.headers, *envelope))
@@ -480,6 +481,31 @@ def test_a_difference_planted_in_the_dlq_is_found(world: World, name: str) -> No
     plant, kind = PLANTED_IN_THE_DLQ[name]
     plant(world)
     assert any(found.startswith(kind) for found in world.kinds())
+
+
+def take_back(world: World) -> dict[str, Any]:
+    """One parked record was taken back, rejected anew and parked once more; its older copy stays on the topic."""
+    row, noted = first(world.rejects, permanent=True), first(world.dlq, permanent=True)
+    row["reclaims"] = noted["reclaims"] = 1
+    publish(world, row, world.topic[Place(row["origin_partition"], row["origin_offset"])])
+    return row
+
+
+def test_what_was_taken_back_and_rejected_anew_is_no_difference(world: World) -> None:
+    take_back(world)
+    assert world.kinds() == set()
+
+
+def test_of_what_was_taken_back_each_try_is_there_once(world: World) -> None:
+    row = take_back(world)
+    world.rejects.append({**row, "reclaims": 0})
+    assert "ends: a record in two places" in world.kinds(), "its slice said that before it decided anew"
+
+
+def test_what_was_published_after_it_was_taken_back_must_be_a_reject(world: World) -> None:
+    row = take_back(world)
+    row["reclaims"] = 0
+    assert "dlq: holds what was not rejected" in world.kinds()
 
 
 PLANTED_IN_METRICS: dict[str, tuple[Callable[[World], object], str]] = {

@@ -150,7 +150,7 @@ class World:
     def _retried(self) -> None:
         """Accepted at last, sent a second time, and one that was accepted long before."""
         for offset, of in ((0, 4), (2, 4), (3, 0)):
-            self.read(RETRIED, 0, offset, "o5", headers=_headers(of))
+            self.read(RETRIED, 0, offset, "o5", headers=headers_of(of))
         self._event(RETRIED, Origin("orders", 0, 0, 4), "o5", 1, retries=1)
         self.win(RETRIED, (0, 4))
 
@@ -272,7 +272,7 @@ def _moment(partition: int, offset: int) -> datetime:
     return NOON + timedelta(seconds=10 * offset + partition)
 
 
-def _headers(offset: int) -> list[dict[str, object]]:
+def headers_of(offset: int) -> list[dict[str, object]]:
     """The envelope of a record of partition 0."""
     at = round(_moment(0, offset).timestamp() * 1000)
     envelope = Envelope("orders", 0, 0, offset, at, 1, "unresolved", "why", FIRST.key, NOON)

@@ -1,0 +1,51 @@
+"""Reclaims: origins that a person took back from the DLQ, so that their slice of the main topic decides them anew.
+
+What belongs here: the value, and which copies of an origin count. What does not: storing them (`resources.reclaims`),
+the same rule in Spark (`assets.reclaims`), or taking records back (`orchestration.reclaiming`).
+
+Each time an origin is taken back its number grows by one, and what is published of it afterwards carries that number.
+So the number says whose a copy is: one with a lower number than the ledger has was published before the origin was
+taken back, and counts no more wherever it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from highwater.envelope import Origin
+
+
+@dataclass(frozen=True)
+class Reclaim:
+    """An origin that was taken back from the DLQ.
+
+    Args:
+        origin: the record's identity.
+        slice_key: the slice of the main topic that decides it anew when it is materialised again.
+        number: how often the origin was taken back so far, 1 the first time.
+        reason: why, in the person's words.
+        reclaimed_by: the person's name.
+        reclaimed_at: when, in UTC.
+    """
+
+    origin: Origin
+    slice_key: str
+    number: int
+    reason: str
+    reclaimed_by: str
+    reclaimed_at: datetime
+
+
+def numbers(reclaims: Iterable[Reclaim]) -> dict[Origin, int]:
+    """How often each origin was taken back; those that never were are left out."""
+    found: dict[Origin, int] = {}
+    for one in reclaims:
+        found[one.origin] = max(found.get(one.origin, 0), one.number)
+    return found
+
+
+def stale(taken_back: Mapping[Origin, int], origin: Origin, number: int) -> bool:
+    """Whether a copy of an origin that carries this number was published before it was taken back."""
+    return number < taken_back.get(origin, 0)

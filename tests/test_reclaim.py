@@ -1,0 +1,368 @@
+"""Records that are taken back from the DLQ: a backfill decides them anew, older copies count no more, the ends sum."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+from sqlalchemy.exc import IntegrityError
+
+from highwater.declaration import Field
+from highwater.envelope import RECLAIMS, Origin
+from highwater.errors import ConfigurationError
+from highwater.plans import Discard
+from highwater.reclaims import Reclaim, numbers, stale
+from orchestration import parked
+from orchestration.build import build_defs
+from orchestration.cli import main
+from orchestration.explaining import explain
+from orchestration.follower_checks import rejects_published
+from orchestration.locating import locate
+from orchestration.origin_checks import offsets_accounted_for
+from orchestration.origin_counts import Ends, count_ends, count_parked
+from orchestration.parked import Choice
+from orchestration.rebuilding import _reclaims
+from orchestration.reclaiming import Asked, Found, act, look
+from orchestration.terminal import PERMANENT
+from orchestration.verdicts import Verdict
+from resources.ledger import Ledger
+from tests.support import Bench, Message, customers, order, order_message
+from tests.test_dlq import due, ends, published
+from tests.world import FIRST, NOON, PARKED, RETRIED, STREAM, World, headers_of
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+X, Y = Origin("orders", 0, 0, 2), Origin("orders", 0, 0, 4)
+
+
+def a_reclaim(origin: Origin = X, number: int = 1) -> Reclaim:
+    return Reclaim(origin, FIRST.key, number, "mended", "ann", NOW)
+
+
+# The rule and the ledger
+
+
+def test_a_copy_from_before_the_last_time_that_its_origin_was_taken_back_is_stale() -> None:
+    taken = numbers([a_reclaim(number=2), a_reclaim(), a_reclaim(Y)])
+    assert taken == {X: 2, Y: 1}
+    assert [stale(taken, X, number) for number in (0, 1, 2, 3)] == [True, True, False, False]
+    assert not stale(taken, Origin("orders", 1, 0, 2), 0), "another generation is another record"
+
+
+def test_the_ledger_keeps_acts_in_their_order_and_each_number_of_an_origin_once(tmp_path: Path) -> None:
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    assert (ledger.reclaims.acts("orders"), ledger.reclaims.of("orders")) == (0, [])
+    ledger.reclaims.add("orders", [a_reclaim(), a_reclaim(Y)])
+    ledger.reclaims.add("orders", [a_reclaim(number=2)])
+    ledger.reclaims.add("payments", [a_reclaim()])
+    with pytest.raises(IntegrityError):
+        ledger.reclaims.add("orders", [a_reclaim(Origin("orders", 0, 9, 9)), a_reclaim(number=2)])
+    assert ledger.reclaims.acts("orders") == 2
+    assert numbers(ledger.reclaims.of("orders", acts=1)) == {X: 1, Y: 1}, "as a decision of then saw it"
+    assert numbers(ledger.reclaims.of("orders", slice_key=FIRST.key)) == {X: 2, Y: 1}
+    assert ledger.reclaims.of("orders", slice_key="orders@0000009") == []
+    assert ledger.reclaims.of("orders")[-1] == a_reclaim(number=2)
+
+
+# Over tables that are written row by row: of the first slice offset 2 is parked, and 4 was accepted by a retry
+
+
+class Taking:
+    """Taking back what the tables of a world hold."""
+
+    def __init__(self, folder: Path) -> None:
+        self.world = World(folder)
+        self.log: list[str] = []
+
+    @property
+    def where(self) -> tuple[Ledger, Lake, Stream]:
+        return self.world.ledger, self.world.lake, STREAM
+
+    def act(self, **asked: Any) -> Found:
+        self.world.write()
+        return act(*self.where, Asked(**asked), self.log.append)
+
+    def ends(self) -> Ends:
+        self.world.write()
+        found = count_ends(*self.where)
+        assert found.error is None, found.rows
+        return found
+
+    def end(self, of: int) -> str:
+        topics = cast("Kafka", self.world.topics)
+        [found] = locate(self.world.ledger, topics, self.world.lake, STREAM, "orders", 0, of)
+        return found.end
+
+    def reject_in_tier(self) -> None:
+        """As the slice of the tier did, later than the first one."""
+        world = self.world
+        world.read(RETRIED, 0, 1, "o5", headers=[])
+        told = {"retries": 1, "next_topic": STREAM.tier_topics[1], "published_at": NOON + timedelta(seconds=5)}
+        for table in ("rejects", "dlq"):
+            world.rows[table].append({**world.at(table, FIRST, (0, 2)), "slice": RETRIED.key, **told})
+
+    def decide_anew(self, *, accepted: bool) -> None:
+        """As the slice does when it is materialised again: what it said of offset 2 before is replaced."""
+        world = self.world
+        for table in ("rejects", "dlq"):
+            world.rows[table].remove(world.at(table, FIRST, (0, 2)))
+        if accepted:
+            world.at("raw", FIRST, (0, 2))["value"] = json.dumps(order("o5", 1)).encode()
+            world._event(FIRST, X, "o5", 1)
+            world.at("events", FIRST, (0, 2))["reclaims"] = 1
+        else:
+            world.rows["raw"].remove(world.at("raw", FIRST, (0, 2)))
+            world.reject(FIRST, 0, 2, "invalid", PARKED)
+            world.at("rejects", FIRST, (0, 2))["reclaims"] = world.at("dlq", FIRST, (0, 2))["reclaims"] = 1
+        for table in ("events", "rejects", "dlq", "current"):
+            del world.proofs[table][FIRST.key]
+        world._prove(FIRST)
+
+
+@pytest.fixture
+def taking(tmp_path: Path) -> Taking:
+    return Taking(tmp_path)
+
+
+BY_ANN = {"sure": True, "by": "ann", "because": "a mended rule"}
+
+
+def test_what_is_in_the_dlq_is_told_and_a_dry_run_takes_nothing(taking: Taking) -> None:
+    found = taking.act()
+    assert [(origin, one.home, one.reason, one.next_topic) for origin, one in found.meant.items()] == [
+        (X, FIRST.key, "malformed", PARKED)
+    ], "what a retry accepted is not in the DLQ"
+    assert (found.slices, found.others, found.taken, found.given_up) == ([FIRST.key], 0, 0, 0)
+    assert "nothing was recorded" in taking.log[-1]
+    assert taking.world.ledger.reclaims.acts("orders") == 0
+
+
+@pytest.mark.parametrize("asked", [{"sure": True, "because": "x"}, {"sure": True, "by": "ann"}])
+def test_nothing_is_taken_back_without_a_name_and_a_reason(taking: Taking, asked: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="nobody is named"):
+        taking.act(**asked)
+    assert taking.world.ledger.reclaims.acts("orders") == 0
+
+
+def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Taking) -> None:
+    taking.world.write()
+
+    def meant(**choice: Any) -> int:
+        return len(look(*taking.where, Choice(**choice)).meant)
+
+    later = NOON + timedelta(seconds=1)
+    assert meant(reasons=["malformed"]) == meant(slices=[FIRST.key]) == meant(keys=["o5"]) == 1
+    assert meant(since=NOON, until=later) == 1
+    assert meant(reasons=["invalid"]) == meant(slices=[RETRIED.key]) == meant(keys=["o1"]) == 0
+    assert meant(since=later) == meant(until=NOON) == 0
+
+
+def test_what_was_given_up_or_taken_back_is_not_taken_back(taking: Taking, tmp_path: Path) -> None:
+    taking.world.ledger.discard("orders", [Discard(X, "test data", "bob", NOW)])
+    assert (taking.act().meant, taking.act().given_up) == ({}, 1)
+    other = Taking(tmp_path / "other")
+    assert other.act(**BY_ANN).slices == [FIRST.key]
+    assert FIRST.key in other.log[-1]
+    again = other.act(**BY_ANN)
+    assert (again.meant, again.taken) == ({}, 1)
+    assert numbers(other.world.ledger.reclaims.of("orders")) == {X: 1}
+
+
+def test_until_it_is_decided_anew_a_record_that_was_taken_back_is_its_slices_again(taking: Taking) -> None:
+    before = taking.ends()
+    assert (before.parked, before.reclaimed, taking.end(2)) == (1, 0, "parked")
+    taking.act(**BY_ANN)
+    after = taking.ends()
+    assert (after.parked, after.reclaimed, after.sum) == (0, 1, before.sum)
+    assert count_parked(*taking.where) == 0
+    assert taking.end(2) == "reclaimed"
+    told = explain(taking.world.ledger, taking.world.lake, STREAM, FIRST.key, None)
+    assert any("taken back from the DLQ: 1 records, last by ann" in line for line in told.lines)
+
+
+def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(taking: Taking) -> None:
+    """A tier's slice had rejected it too, and says so for ever: that it is accepted without a retry is no error."""
+    taking.reject_in_tier()
+    [one] = taking.act(**BY_ANN).meant.values()
+    assert (one.home, one.slice_key, one.next_topic) == (FIRST.key, RETRIED.key, STREAM.tier_topics[1])
+    taking.decide_anew(accepted=True)
+    found = taking.ends()
+    assert (found.accepted, found.waiting[STREAM.tier_topics[1]], found.reclaimed) == (9, 0, 0)
+    assert taking.end(2) == "accepted"
+    assert taking.act().meant == {}
+
+
+def test_rejected_after_that_it_is_parked_once_and_can_be_taken_back_again(taking: Taking) -> None:
+    """Also where what a tier's slice said of the older copy was published later: it was being finished meanwhile."""
+    taking.reject_in_tier()
+    taking.act(**BY_ANN)
+    taking.decide_anew(accepted=False)
+    found = taking.ends()
+    assert (found.parked, found.waiting[STREAM.tier_topics[1]], found.reclaimed) == (1, 0, 0)
+    assert taking.end(2) == "parked"
+    assert taking.act(**BY_ANN).meant[X].reason == "invalid"
+    assert numbers(taking.world.ledger.reclaims.of("orders")) == {X: 2}
+    assert (taking.ends().parked, taking.ends().reclaimed) == (0, 1)
+
+
+def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(taking: Taking) -> None:
+    """The check follows each copy: one that was published since must be somewhere."""
+    world = taking.world
+    world.ledger.reclaims.add("orders", [a_reclaim()])
+    world.read(RETRIED, 0, 1, "o5", headers=[h for h in headers_of(2) if h["key"] != RECLAIMS])
+    del world.proofs["events"][RETRIED.key], world.proofs["rejects"][RETRIED.key], world.proofs["current"][RETRIED.key]
+    world._prove(RETRIED)
+
+    def verdict() -> Verdict:
+        world.write()
+        return offsets_accounted_for(world.ledger, world.lake, STREAM, [RETRIED.key])[RETRIED.key]
+
+    assert verdict().passed, verdict().text
+    world.rows["raw"][-1]["headers"] += [{"key": RECLAIMS, "value": b"1"}]
+    assert [row["problem"] for row in verdict().samples] == ["in no place"]
+
+
+def test_a_reject_was_published_under_its_own_number(taking: Taking) -> None:
+    """Else the copy on its topic would be superseded, and nobody would have the record."""
+    world = taking.world
+
+    def verdict() -> Verdict:
+        world.write()
+        return rejects_published(world.ledger, world.lake, STREAM, [FIRST.key])[FIRST.key]
+
+    assert verdict().passed, verdict().text
+    world.at("rejects", FIRST, (0, 2))["reclaims"] = 1
+    assert not verdict().passed
+
+
+def test_a_ledger_that_is_rebuilt_knows_what_was_decided_anew(taking: Taking) -> None:
+    taking.act(**BY_ANN)
+    taking.world.write()
+    assert _reclaims(taking.world.lake, STREAM) == [], "not decided anew yet"
+    taking.decide_anew(accepted=True)
+    taking.world.write()
+    [found] = _reclaims(taking.world.lake, STREAM)
+    assert (found.origin, found.slice_key, found.number) == (X, FIRST.key, 1)
+
+
+def test_the_command_and_the_job(taking: Taking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taking.world.write()
+    monkeypatch.setenv("HIGHWATER_HOME", str(tmp_path))
+    shown = CliRunner().invoke(main, ["reclaim", "orders", "--reason", "malformed"])
+    assert shown.exit_code == 0, shown.output
+    assert "1 records of 1 slices are meant: 1 malformed on orders.parked" in shown.output
+    assert "a dry run" in shown.output
+    assert CliRunner().invoke(main, ["reclaim", "orders", "--yes", "--by", "ann"]).exit_code == PERMANENT
+    named = ["--limit", "1", "--yes", "--by", "ann", "--because", "a mended rule", "--json"]
+    done = json.loads(CliRunner().invoke(main, ["reclaim", "orders", *named]).output)
+    assert (done["done"], done["slices"], done["meant"][0]["origin"]) == (True, [FIRST.key], X._asdict())
+    taking.decide_anew(accepted=False)
+    taking.world.write()
+
+    defs = build_defs(streams=[STREAM])
+    config = {"record": True, "by": "bob", "because": "once more", "slices": [FIRST.key]}
+    run = defs.resolve_job_def("orders_reclaim").execute_in_process(
+        run_config={"ops": {"orders_reclaim_op": {"config": config}}}, instance=dg.DagsterInstance.ephemeral()
+    )
+    assert run.success
+    told = [(one.number, one.reclaimed_by, one.reason) for one in taking.world.ledger.reclaims.of("orders")]
+    assert told == [(1, "ann", "a mended rule"), (2, "bob", "once more")]
+
+
+# Through the stages
+
+
+CHANNEL = Field("channel", "string")
+
+
+def an_order(number: int, **changes: Any) -> Message:
+    return order_message(f"o{number}", 1, channel="web", **changes)
+
+
+def mended(bench: Bench) -> None:
+    """The declaration as a person corrects it: amounts may be below 0, and each record names a channel."""
+    fields = [replace(one, at_least=None) if one.name == "amount" else one for one in bench.stream.fields]
+    bench.stream = replace(bench.stream, fields=(*fields, CHANNEL))
+
+
+def keys_on(bench: Bench, topic: str) -> Counter[tuple[str, bytes | None]]:
+    """Which records stand on a DLQ topic, and how often they had been taken back before."""
+    found = published(bench.bootstrap, topic)
+    return Counter(((key or b"").decode(), dict(headers)[RECLAIMS]) for _, key, _, headers in found)
+
+
+@pytest.mark.slow
+def test_a_backfill_with_mended_code_accepts_what_was_taken_back(bench: Bench) -> None:
+    """Waiting in a tier, sent back to one, or parked: accepted once; what waits there of them is superseded later.
+
+    In the same slice one record that was accepted before changes, one is rejected now, one that was taken back is
+    rejected anew, and one that nobody took back is left to its tier.
+    """
+    bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1), timedelta(seconds=2)))
+    waiting, sent_back, stays, changes, refused, again, left = range(7)
+    bench.send(
+        an_order(waiting, customer_id="late"),
+        an_order(sent_back, amount=-1),
+        an_order(stays, amount=-1),
+        an_order(changes),
+        order_message(f"o{refused}", 1),
+        an_order(again, amount=-1, customer_id="later"),
+        an_order(left, customer_id="later"),
+    )
+    first = bench.plan(0, p0=(0, 7))
+    bench.materialise(first)
+    tier, to_park = bench.stream.tier_topics[0], bench.stream.parked_topic
+    redriven = parked.Asked(Choice(keys=[f"o{sent_back}", f"o{again}"]), sure=True, by="ann")
+    parked.act(bench.ledger, bench.kafka, bench.lake, bench.stream, redriven, bench.log.append)
+    see_taken_back(bench, first.key, [waiting, sent_back, stays, again])
+
+    mended(bench)
+    customers(bench.lake, ["c1", "late"])
+    counts = bench.materialise(first)["events"][0].counts
+    assert (counts["events"], counts["rejects_malformed"], counts["rejects_unresolved"]) == (4, 1, 2)
+    assert ends(bench, "events") == {(first.key, of): 1 for of in (waiting, sent_back, stays, changes)}
+    assert bench.current()[f"o{changes}"]["channel"] == "web"
+    found = count_ends(bench.ledger, bench.lake, bench.stream)
+    assert (found.accepted, found.waiting[tier], found.parked, found.reclaimed, found.error) == (4, 2, 1, 0, None)
+    assert keys_on(bench, tier) == Counter(
+        {(f"o{of}", b"0"): 1 for of in (waiting, sent_back, again, left)} | {(f"o{again}", b"1"): 1}
+    )
+    assert keys_on(bench, to_park) == {(f"o{of}", b"0"): 1 for of in (sent_back, stays, again, refused)}
+    assert bench.failing() == {}
+
+    customers(bench.lake, ["c1", "late", "later"])
+    [piece] = due(bench)
+    for slices in ([piece], [first, piece]):
+        reports = bench.materialise(*slices)["events"]
+        counts = reports[-1].counts
+        assert (counts["raw"], counts["events"], counts["rejects"], counts["superseded"]) == (5, 2, 0, 3)
+        accepted = {(first.key, of): 1 for of in (waiting, sent_back, stays, changes)}
+        assert ends(bench, "events") == accepted | {(piece.key, of): 1 for of in (again, left)}
+        found = count_ends(bench.ledger, bench.lake, bench.stream)
+        assert (found.accepted, found.waiting[tier], found.parked, found.error) == (6, 0, 1, None)
+        assert sum(keys_on(bench, tier).values()) == 5, "what was published is not published again"
+        assert bench.failing() == {}
+    assert [row["reclaims"] for row in bench.rows("events") if row["origin_offset"] == again] == [1]
+    waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
+    assert ([origin.offset for origin in waits.waiting], waits.settled) == ([refused], 3)
+
+
+def see_taken_back(bench: Bench, key: str, offsets: list[int]) -> None:
+    asked = Asked(Choice(keys=[f"o{of}" for of in offsets]), sure=True, by="ann", because="a mended rule")
+    found = act(bench.ledger, bench.lake, bench.stream, asked, bench.log.append)
+    assert ([origin.offset for origin in sorted(found.meant)], found.slices, found.others) == (offsets, [key], 1)
+    counted = count_ends(bench.ledger, bench.lake, bench.stream)
+    assert (counted.reclaimed, counted.parked, counted.accepted, counted.error) == (4, 0, 2, None)
+    waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
+    assert (len(waits.waiting), waits.settled) == (0, 3), "copies on the parked topic wait for nobody"
