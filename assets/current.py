@@ -127,7 +127,7 @@ def _commit_slices(work: Work, decisions: Sequence[Proof], layout: Layout, event
         return replace_slices(
             work.spark,
             work.lake.path(work.stream.name, TABLE),
-            _slice_winners(work, decisions, event_rows),
+            _slice_winners(decisions, event_rows),
             decisions,
             {d.key: layout.slices[d.key].attempt if d.key in layout.slices else 0 for d in decisions},
             files=1,
@@ -137,17 +137,31 @@ def _commit_slices(work: Work, decisions: Sequence[Proof], layout: Layout, event
         )
 
 
-def _slice_winners(work: Work, decisions: Sequence[Proof], event_rows: DataFrame) -> DataFrame:
-    rows = event_rows.where(slice_is_one_of([d.key for d in decisions]))
-    return winners(rows, "slice", "key").select("slice", *columns_of(work.stream))
+def _slice_winners(decisions: Sequence[Proof], event_rows: DataFrame) -> DataFrame:
+    return winners(event_rows.where(slice_is_one_of([d.key for d in decisions])), "slice", "key")
 
 
 def _event_rows(work: Work, decided: Standing) -> DataFrame:
-    """The events as the version of their table has them in which the decisions stand."""
+    """The events as the version of their table has them in which the decisions stand, with all columns of `current`.
+
+    Not with those of the declaration: a run that began before a field was added must not take it from rows with it.
+    """
     from pyspark.sql import functions as F
 
     rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), decided.version)
-    return rows.select("slice", *columns_of(work.stream)[:-1], F.col("slice").alias("updated_by_slice"))
+    there = set(_names(work, events.TABLE, decided.version))
+    kept = [quoted(name) for name in _names(work, TABLE) if name in there and name not in {"slice", "proof"}]
+    return rows.select("slice", *kept, F.col("slice").alias("updated_by_slice"))
+
+
+def _names(work: Work, name: str, version: int | None = None) -> list[str]:
+    """The columns of a table, read without a JVM."""
+    table = work.lake.table(work.stream.name, name)
+    if table is None:
+        return []
+    if version is not None:
+        table.load_as_version(version)
+    return [column.name for column in table.schema().fields]
 
 
 def columns_of(stream: Stream) -> list[str]:
@@ -244,9 +258,9 @@ def _commit_folded_again(work: Work, decisions: Sequence[Proof], layout: Layout,
     others = event_rows.where(_in_runs(runs)).where(~_event_slice_in(again)).join(keys, "key", "left_semi")
     rows = (
         standing.where(~lost)
-        .select(*columns_of(work.stream))
-        .unionByName(others.select(*columns_of(work.stream)))
-        .unionByName(_slice_winners(work, decisions, event_rows).select(*columns_of(work.stream)))
+        .drop("proof")
+        .unionByName(others, allowMissingColumns=True)
+        .unionByName(_slice_winners(decisions, event_rows), allowMissingColumns=True)
     )
     return _replace_fold(work, layout, BASE, runs, rows, [BASE, RECENT])
 

@@ -63,7 +63,7 @@ class Layout:
         """The attempt of each folded partition; 0 where there is none."""
         return {key: self.fold(key).attempt for key in (BASE, RECENT)}
 
-    def due(self) -> str | None:
-        """Where the slices are to be folded into now."""
+    def due(self, least: int | None = None) -> str | None:
+        """Where the slices are to be folded into now; see `highwater.folding.fold_due`."""
         rows = sum(self.rows.get(key, 0) for key in self.slices)
-        return fold_due(len(self.slices), rows, self.rows.get(RECENT, 0), self.rows.get(BASE, 0))
+        return fold_due(len(self.slices), rows, self.rows.get(RECENT, 0), self.rows.get(BASE, 0), least)

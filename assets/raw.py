@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from assets.commit import Clock, Standing, commit_until_settled
 from assets.work import SliceReport, Work
+from highwater.erasing import microseconds, until
 from highwater.errors import (
     DependencyAwayError,
     HighwaterError,
@@ -283,7 +284,19 @@ def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
     for piece in slices:
         groups.setdefault((piece.topic, piece.generation), []).append(piece)
     frames = [_fenced(_named(work, group, _topic_rows(work, group)), group) for group in groups.values()]
-    return reduce(Frame.unionByName, frames)
+    return _without_erased(work, reduce(Frame.unionByName, frames))
+
+
+def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
+    """The rows without the records of erased keys, wherever they come back from."""
+    from pyspark.sql import functions as F
+
+    gone = until(work.ledger.erasures.of(work.stream.name))
+    if not gone:
+        return rows
+    moments = _literal_map({digest: microseconds(moment) for digest, moment in gone.items()})
+    last = F.try_element_at(moments, F.sha2("key", 256))
+    return rows.where(last.isNull() | (F.unix_micros("timestamp") > last))
 
 
 def _fenced(rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
@@ -307,7 +320,7 @@ def _fenced(rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
     return rows.withColumn("value", F.when(marked, checked.otherwise(F.raise_error(text))).otherwise(F.col("value")))
 
 
-def _literal_map(values: Mapping[int, int | str]) -> Column:
+def _literal_map(values: Mapping[int, int | str] | Mapping[str, int]) -> Column:
     from pyspark.sql import functions as F
 
     return F.create_map(*[F.lit(part) for pair in values.items() for part in pair])

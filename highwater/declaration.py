@@ -202,6 +202,25 @@ class Breaker:
     cool_down: timedelta = timedelta(minutes=5)
 
 
+# `delta.deletedFileRetentionDuration`: Delta's checkpoints forget by then which files were removed when.
+LONGEST_HORIZON = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """What maintenance keeps of a stream.
+
+    Args:
+        live_slices: so many slices, the youngest plans, keep their keys in Dagster at the most; 1 or more.
+        live_for: slices planned longer ago lose theirs as well; None for no such limit.
+        horizon: data files that no version of a table younger than this needs are removed.
+    """
+
+    live_slices: int = 2_000
+    live_for: timedelta | None = None
+    horizon: timedelta = LONGEST_HORIZON
+
+
 class OnReject(str, Enum):
     """What becomes of a record that is no event.
 
@@ -303,6 +322,7 @@ class Stream:
         checks: for each check that shall have another severity than in `CHECKS` which one.
         breaker: when slices are no longer decided.
         publishes: where accepted events are sent to; None if nowhere.
+        upkeep: what maintenance keeps.
     """
 
     name: str
@@ -329,6 +349,7 @@ class Stream:
     checks: Mapping[str, Severity] = field(default_factory=lambda: CHECKS)
     breaker: Breaker = field(default_factory=Breaker)
     publishes: Accepted | None = None
+    upkeep: Upkeep = field(default_factory=Upkeep)
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -437,6 +458,7 @@ def _problems(stream: Stream) -> list[str]:
         found.append("alerts: the reject ratio must be between 0 and 1, the number of parked records 0 or more")
     found += _breaker_problems(stream.breaker)
     found += _accepted_problems(stream)
+    found += _upkeep_problems(stream.upkeep)
     if not found:
         found += _typed_problems(stream)
     return found
@@ -464,6 +486,15 @@ def _accepted_problems(stream: Stream) -> list[str]:
         found.append(f"publishes: {accepted.topic!r} is read by the stream itself")
     if accepted.horizon < timedelta(0):
         found.append("publishes: the horizon cannot be negative")
+    return found
+
+
+def _upkeep_problems(upkeep: Upkeep) -> list[str]:
+    found = ["upkeep: live_slices must be 1 or more"] if upkeep.live_slices < 1 else []
+    if upkeep.live_for is not None and upkeep.live_for <= timedelta(0):
+        found.append("upkeep: live_for must be longer than nothing")
+    if not timedelta(0) < upkeep.horizon <= LONGEST_HORIZON:
+        found.append("upkeep: the horizon must be longer than nothing, and seven days at the most")
     return found
 
 

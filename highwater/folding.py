@@ -101,7 +101,7 @@ def merged_runs(folds: Iterable[Fold], slices: Mapping[str, int]) -> dict[str, t
     return runs_of(attempts)
 
 
-def fold_due(slices: int, slice_rows: int, recent_rows: int, base_rows: int) -> str | None:
+def fold_due(slices: int, slice_rows: int, recent_rows: int, base_rows: int, least: int | None = None) -> str | None:
     """Where the unfolded slices are to be folded into now: `recent`, `base`, or None while it can wait.
 
     Args:
@@ -109,8 +109,9 @@ def fold_due(slices: int, slice_rows: int, recent_rows: int, base_rows: int) -> 
         slice_rows: rows of these slices.
         recent_rows: rows of the partition `recent`.
         base_rows: rows of the partition `base`.
+        least: fewer slices wait; `SLICES_BEFORE_FOLD` if None.
     """
-    if slices < SLICES_BEFORE_FOLD:
+    if slices < (SLICES_BEFORE_FOLD if least is None else least):
         return None
     rest = slice_rows + recent_rows
     return BASE if rest >= REST_BEFORE_BASE * base_rows else RECENT

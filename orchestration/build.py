@@ -14,8 +14,17 @@ import dagster as dg
 
 from orchestration.checks import stream_checks
 from orchestration.jobs import audit_job, publish_job, slice_job
+from orchestration.maintenance_job import maintenance_job, nightly
 from orchestration.observation import topic_asset
-from orchestration.operator_jobs import acceptance_jobs, breaker_jobs, hold_jobs, parked_jobs, rebuild_jobs
+from orchestration.operator_jobs import (
+    acceptance_jobs,
+    breaker_jobs,
+    erasure_jobs,
+    hold_jobs,
+    key_jobs,
+    parked_jobs,
+    rebuild_jobs,
+)
 from orchestration.resources import default_resources
 from orchestration.schedules import daily_audit, hourly
 from orchestration.sensors import alerts_sensor, published_sensor, stream_sensors
@@ -52,7 +61,10 @@ def build_defs(
         warnings.simplefilter("ignore", dg.BetaWarning)
         warnings.simplefilter("ignore", dg.PreviewWarning)
         parts = [_stream_defs(stream, running=running) for stream in streams]
+    maintenance = maintenance_job(streams)
     shared = dg.Definitions(
+        jobs=[maintenance],
+        schedules=[nightly(maintenance)],
         sensors=[alerts_sensor(streams, running=running)],
         resources={**default_resources(), **(resources or {})},
         # Backfills run outside of the job, with this one: a step in a process of its own once committed 22 s after its
@@ -76,6 +88,8 @@ def _stream_defs(stream: Stream, *, running: bool) -> dg.Definitions:
             *breaker_jobs(stream),
             *(hold_jobs(stream) if stream.ordered else ()),
             *rebuild_jobs(stream),
+            *key_jobs(stream),
+            *erasure_jobs(stream),
             *([publishing] if publishing else []),
         ],
         sensors=[

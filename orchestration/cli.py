@@ -18,7 +18,9 @@ from highwater.settings import Settings
 from orchestration.cli_audit import audit
 from orchestration.cli_breaker import accept_rejects
 from orchestration.cli_doctor import doctor
+from orchestration.cli_erase import erase
 from orchestration.cli_hold import release_hold
+from orchestration.cli_maintenance import maintain, recall_keys
 from orchestration.cli_metrics import metrics
 from orchestration.cli_parked import discard_parked, reclaim, redrive_parked
 from orchestration.cli_rebuild import rebuild_current, rebuild_ledger
@@ -263,6 +265,9 @@ for _command in (
     release_hold,
     rebuild_ledger,
     rebuild_current,
+    maintain,
+    recall_keys,
+    erase,
 ):
     main.add_command(_command)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import HighwaterError
+from highwater.gaps import places_in
 from highwater.history import digest
 from highwater.plans import overtaken
 from highwater.slices import OffsetRange
@@ -75,16 +76,18 @@ def hold_against_topic(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream,
     wanted = list(pieces)
     standing = lake.committed(stream.name, "raw", [piece.key for piece in wanted])
     generations = {topic: ledger.generations(stream.name, topic) for topic in {piece.topic for piece in wanted}}
+    erased = ledger.erasures.slices([piece.key for piece in wanted])
+    places = {key: {place for one in found for place in places_in(one.places)} for key, found in erased.items()}
     return [
         Held(piece.key, skipped="other records stand under its offsets now, which was accepted")
         if overtaken(piece, generations[piece.topic])
-        else _held(kafka, lake, stream, piece)
+        else _held(kafka, lake, stream, piece, places.get(piece.key, set()))
         for piece in wanted
         if piece.key in standing
     ]
 
 
-def _held(kafka: Kafka, lake: Lake, stream: Stream, piece: Slice) -> Held:
+def _held(kafka: Kafka, lake: Lake, stream: Stream, piece: Slice, erased: set[Place]) -> Held:
     try:
         state = kafka.topic_state(piece.topic)
         reason = _incomparable(piece, state)
@@ -97,7 +100,7 @@ def _held(kafka: Kafka, lake: Lake, stream: Stream, piece: Slice) -> Held:
     return Held(
         piece.key,
         records=len(served),
-        lacking=sorted(served.keys() - rows.keys()),
+        lacking=sorted(served.keys() - rows.keys() - erased),
         altered=sorted(place for place in served.keys() & rows.keys() if served[place] != rows[place]),
         gone=len(rows.keys() - served.keys()),
     )

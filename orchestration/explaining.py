@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from highwater.gaps import offsets_in
 from highwater.plans import left_to_read
 from highwater.slices import ranges_to_plain
 from highwater.wording import number
@@ -81,6 +82,8 @@ class Explained:
         leases: those of its stream that somebody holds, and when each ends unless it is renewed.
         runs: the newest first; None where Dagster was not asked.
         checks: name and status of each check's last execution; None where Dagster was not asked.
+        retired: whether its key was retired from Dagster.
+        erased: what was erased of it, in sentences.
     """
 
     piece: Slice
@@ -94,6 +97,8 @@ class Explained:
     leases: Mapping[str, datetime] = field(default_factory=dict)
     runs: Sequence[Run] | None = None
     checks: Mapping[str, str] | None = None
+    retired: bool = False
+    erased: Sequence[str] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -115,6 +120,8 @@ class Explained:
         lines += [
             f"lease: {name!r} is held until {ends:%H:%M:%S} UTC, or renewed" for name, ends in self.leases.items()
         ]
+        lines += [f"erased: {told}" for told in self.erased]
+        lines += [f"its key is retired: highwater recall-keys {piece.stream} brings it back"] if self.retired else []
         lines.append("whole" if not self.undone else f"not whole: {', '.join(self.undone)} still to be written")
         return lines
 
@@ -176,6 +183,8 @@ class Explained:
             "leases": {name: ends.isoformat() for name, ends in self.leases.items()},
             "runs": None if self.runs is None else [{**vars(r), "began": str(r.began)} for r in self.runs],
             "checks": None if self.checks is None else dict(self.checks),
+            "retired": self.retired,
+            "erased": [*self.erased],
         }
 
 
@@ -219,7 +228,18 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         leases={name: ends for name, ends in ledger.leases().items() if _concerns(name, stream)},
         runs=None if instance is None else _runs(instance, stream, key),
         checks=None if instance is None else _checks(instance, stream, key),
+        retired=key in ledger.retired.among([key]),
+        erased=_erased(ledger, stream, key),
     )
+
+
+def _erased(ledger: Ledger, stream: Stream, key: str) -> list[str]:
+    asked = {one.number: one for one in ledger.erasures.of(stream.name)}
+    return [
+        f"{offsets_in(one.places):,} records, by {asked[one.number].erased_by} at "
+        f"{asked[one.number].erased_at:%Y-%m-%d %H:%M} UTC: {asked[one.number].reason}"
+        for one in ledger.erasures.slices([key]).get(key, ())
+    ]
 
 
 def _commit(table: str, proof: Proof | None, size: Size | None) -> Commit:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from highwater.erasing import digest_of as digest_of_key
+from highwater.erasing import microseconds, until
 from highwater.errors import DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.gaps import (
     FORBIDDEN,
@@ -37,6 +39,7 @@ from orchestration.verdicts import Verdict
 from resources.topic_facts import topic_settings
 
 if TYPE_CHECKING:
+    from highwater.erasing import Erased
     from highwater.proof import Proof
     from highwater.slices import Slice
     from orchestration.offset_queries import InRaw, Rows
@@ -72,28 +75,85 @@ def gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, Verd
     Raises:
         DependencyAwayError: the ledger or, where gaps are met for the first time, Kafka could not be read.
     """
-    kept = ledger.gaps([*found.proofs])
+    kept, erased = ledger.gaps([*found.proofs]), ledger.erasures.slices([*found.proofs])
     return {
-        piece.key: _explained(ledger, kafka, piece, found.proofs[piece.key], found.rows[piece.key], kept.get(piece.key))
+        piece.key: _but_erased(
+            ledger,
+            kafka,
+            piece,
+            found.proofs[piece.key],
+            found.rows[piece.key],
+            kept.get(piece.key),
+            erased.get(piece.key, ()),
+        )
         if piece.key in found.proofs
         else ABSENT
         for piece in found.pieces
     }
 
 
-def _explained(ledger: Ledger, kafka: Kafka, piece: Slice, proof: Proof, rows: Rows, kept: Gaps | None) -> Verdict:
-    gaps = missing(piece.ranges, rows.held)
+def _but_erased(
+    ledger: Ledger,
+    kafka: Kafka,
+    piece: Slice,
+    proof: Proof,
+    rows: Rows,
+    kept: Gaps | None,
+    erased: Sequence[Erased],
+) -> Verdict:
+    """What explains the gaps beside those that an erasure left, which the ledger has."""
+    whole = missing(piece.ranges, rows.held)
+    gaps = _without(whole, _places_of(erased))
+    found, lacking = _explained(ledger, kafka, piece, proof, gaps, kept)
+    if lacking and (out := _kept_out(ledger, kafka, piece, lacking)):
+        gaps = _without(gaps, out)
+        found, _ = _explained(ledger, kafka, piece, proof, gaps, kept)
+    count = offsets_in(whole) - offsets_in(gaps)
+    if not count:
+        return found
+    told = f"{found.text}; {count:,} offsets of erased records are left out"
+    return replace(found, text=told, numbers={**found.numbers, "erased": count})
+
+
+def _places_of(erased: Sequence[Erased]) -> dict[int, list[OffsetRange]]:
+    return ranges_of({place for one in erased for place in places_in(one.places)})
+
+
+def _kept_out(ledger: Ledger, kafka: Kafka, piece: Slice, lacking: Sequence[Place]) -> dict[int, list[OffsetRange]]:
+    """Of the records that raw lacks those that were erased before the slice was read; the ledger keeps their places."""
+    erasures = ledger.erasures.of(piece.stream)
+    gone, wanted = until(erasures), set(lacking)
+    if not gone:
+        return {}
+    found: dict[str, set[Place]] = {}
+    for ranges in rounds(ranges_of(wanted), APART):
+        for message in kafka.read(piece.topic, ranges, committed=True):
+            place, key = (message.partition() or 0, message.offset() or 0), message.key()
+            digest = "" if key is None else digest_of_key(key if isinstance(key, bytes) else str(key).encode())
+            if place in wanted and digest in gone and message.timestamp()[1] * 1000 <= microseconds(gone[digest]):
+                found.setdefault(digest, set()).add(place)
+    for digest, places in found.items():
+        number = max(one.number for one in erasures if one.digest == digest)
+        ledger.erasures.kept_out(number, piece.key, ranges_of(places), datetime.now(UTC))
+    return ranges_of({place for places in found.values() for place in places})
+
+
+def _explained(
+    ledger: Ledger, kafka: Kafka, piece: Slice, proof: Proof, gaps: Ranges, kept: Gaps | None
+) -> tuple[Verdict, Sequence[Place]]:
+    """The answer, and the records that raw lacks though Kafka serves them."""
     if kept is not None:
         if kept.digest == digest_of(gaps):
-            return _by_record(piece, gaps, kept)
-        return _changed(piece, gaps, kept, _look(ledger, kafka, piece, gaps))
+            return _by_record(piece, gaps, kept), ()
+        seen = _look(ledger, kafka, piece, gaps)
+        return _changed(piece, gaps, kept, seen), seen.lacking
     lost = _lost(ledger, piece, proof, gaps)
     seen = _look(ledger, kafka, piece, _without(gaps, lost))
     if seen.lacking:
-        return _lacking(piece, gaps, seen)
+        return _lacking(piece, gaps, seen), seen.lacking
     first = _first(ledger, kafka, piece, gaps, offsets_in(lost), seen)
     ledger.keep_gaps(piece, first)
-    return _by_record(piece, gaps, first, seen.why)
+    return _by_record(piece, gaps, first, seen.why), ()
 
 
 def _numbers(piece: Slice, gaps: Ranges) -> dict[str, int]:

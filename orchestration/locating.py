@@ -14,6 +14,7 @@ from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN_TOPIC, Origin, opened
 from highwater.errors import ConfigurationError, HighwaterError
 from highwater.foreign import identity, named
+from highwater.gaps import places_in
 from highwater.reclaims import numbers, stale
 from highwater.slices import OffsetRange
 from resources.lake import count_in, query, slice_is_one_of
@@ -36,7 +37,7 @@ class Located:
     Args:
         end: `accepted`, `waiting`, `parked`, `discarded`, `reclaimed` (and not decided anew yet), `rejected` (and not
             published yet), `tombstone`, `superseded`, `gap`, `unread` (planned, and not in raw yet), `unplanned`,
-            `lost` or `unknown`.
+            `erased`, `lost` or `unknown`.
         text: the end in a sentence.
         origin: where the record was first published; None where no record is known.
         piece: the slice that holds the offset; None where none does.
@@ -131,6 +132,10 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     found = query(raw, f"SELECT {columns} FROM t WHERE {where}")
     if not found and lost:
         return _lost(lost[0], piece)
+    for erased in ledger.erasures.slices([piece.key]).get(piece.key, ()) if not found else ():
+        if (partition, offset) in places_in(erased.places):
+            [why] = [one for one in ledger.erasures.of(stream.name) if one.number == erased.number]
+            return Located("erased", f"by {why.erased_by} at {why.erased_at}: {why.reason}", piece=piece)
     if not found:
         text = "no record at this offset: a marker of a transaction, an aborted record, or one that compaction took"
         return Located("gap", text, piece=piece)

@@ -2,8 +2,8 @@
 
 What belongs here: their configuration, and handing it on. What does not: what comes of a decision
 (`orchestration.acceptance`, `orchestration.parked`, `orchestration.reclaiming`, `orchestration.accepting_rejects`,
-`orchestration.releasing_holds`,
-`orchestration.rebuilding`, `orchestration.rebuilding_current`).
+`orchestration.releasing_holds`, `orchestration.rebuilding`, `orchestration.rebuilding_current`,
+`orchestration.retiring`, `orchestration.erasing`).
 """
 
 from collections.abc import Callable
@@ -111,6 +111,57 @@ def _release_hold(context: dg.OpExecutionContext, stream: "Stream") -> None:
         datetime.now(UTC),
         context.log.info,
     )
+
+
+_KEYS: dict[str, Any] = {
+    "record": dg.Field(bool, default_value=False, description="Do it; without it only what would be done is shown."),
+    "first": dg.Field(str, description="The first slice."),
+    "last": dg.Field(str, description="The last one, of the same topic."),
+}
+
+
+def key_jobs(stream: "Stream") -> list[dg.JobDefinition]:
+    """`<stream>_recall_keys`: the command of the same name, in the UI."""
+    return [_operators_job(stream, "recall_keys", _KEYS, _recall_keys)]
+
+
+def _recall_keys(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from orchestration.retiring import recall
+
+    asked, ledger = context.op_config, context.resources.ledger.open()
+    meant = (asked["first"], asked["last"])
+    recall(context.instance, ledger, stream, *meant, datetime.now(UTC), context.log.info, sure=asked["record"])
+
+
+_ERASE: dict[str, Any] = {
+    "record": dg.Field(bool, default_value=False, description="Do it; without it only what would be done is shown."),
+    "by": dg.Field(str, default_value="", description="Who decides it; goes into the record."),
+    "because": dg.Field(str, default_value="", description="Why; goes into the record."),
+    "digest": dg.Field(str, description="SHA-256 of the key's bytes, in hexadecimal: printf %s KEY | sha256sum."),
+}
+
+
+def erasure_jobs(stream: "Stream") -> list[dg.JobDefinition]:
+    """`<stream>_erase`: the command of the same name, in the UI; it takes a digest, since a run keeps its config."""
+    return [_operators_job(stream, "erase", _ERASE, _erase, spark=True)]
+
+
+def _erase(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from assets.work import Work
+    from orchestration.erasing import Asked, act
+
+    given, asked = context.resources, context.op_config
+    work = Work(
+        stream=stream,
+        slices=[],
+        spark=given.spark.session(),
+        lake=given.lake.open(),
+        ledger=given.ledger.open(),
+        kafka=given.kafka.open(),
+        log=context.log.info,
+    )
+    wanted = Asked(asked["digest"], asked["record"], asked["by"], asked["because"])
+    _log_table(context, act(work, context.instance, wanted, datetime.now(UTC)).table)
 
 
 _REBUILD: dict[str, Any] = {

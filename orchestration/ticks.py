@@ -144,7 +144,7 @@ def breaker_lines(breaker: Circuit, rests: bool) -> list[str]:  # noqa: FBT001 -
 
 
 def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, topic: str, planned: int) -> list[str]:
-    """Planned slices of a topic that are no partitions in Dagster yet, oldest first.
+    """Planned slices of a topic that are no partitions in Dagster yet, oldest first; retired ones are left out.
 
     Keys are added in the order of their plan: looking back ends where Dagster holds what was looked at, so a tick costs
     the same after any number of slices. An older key that is missing is repair's.
@@ -155,7 +155,9 @@ def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, to
     page = planned + LOOK_BACK
     while True:
         newest = [piece.key for piece in ledger.slices(stream.name, topic, newest=page)]
-        unknown = unknown_to(instance, stream, newest)
+        lacking = unknown_to(instance, stream, newest)
+        retired = ledger.retired.among(lacking)
+        unknown = [key for key in lacking if key not in retired]
         if len(newest) < page or not set(unknown) & set(newest[:LOOK_BACK]):
             return unknown
         page *= 2
@@ -250,13 +252,19 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     see_kafka_awake(ledger, now)
     order = list(instance.get_dynamic_partitions(stream.partitions_name))
     page, cursor = next_page(ledger, stream, cursor)
-    lost = _lost(page, order, now)
+    retired = ledger.retired.among([piece.key for piece in page])
+    lost = _lost([piece for piece in page if piece.key not in retired], order, now)
     strange, suspects = _suspects(instance, ledger, stream, order)
     slices = {piece.key: piece for piece in (*suspects, *page)}
     with guarded(lake_guard(ledger, lake, stream)):
         see_lake_there(ledger, lake)
         held = standing.attempts(lake, stream, list(slices))
     lacking = {key: tables for key in slices if (tables := held.lacking(key))}
+    # A slice that the lake has lost since needs its key again.
+    damaged = [key for key in lacking if key in retired]
+    if damaged:
+        ledger.retired.recall(damaged, now)
+        lost += [key for key in damaged if key not in set(order)]
     order += lost
     main = {key for key, piece in slices.items() if piece.topic == stream.topic}
     breaker, away = ledger.breakers.circuit(stream.name), lookup_away(ledger, lake, stream)
@@ -278,7 +286,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     others = lacking.keys() - stopped.waiting - (undone.keys() - turn.raw_alone)
     missing = {key: at for key, at in planned_at.items() if key in others}
     found = decide_repair(missing, runs, now, RULES)
-    forgotten = forgotten_events(instance, stream, list(slices.values()), held)
+    forgotten = forgotten_events(instance, stream, [slices[key] for key in slices if key not in retired], held)
     raw_alone = stopped.raw_alone | turn.raw_alone
     requests = repair_requests(order, found.due, most, now, main, raw_alone=raw_alone, alone=refused)
     return Tick(

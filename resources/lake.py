@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -312,6 +313,15 @@ def _unreadable(paths: Sequence[str], error: Exception) -> DependencyAwayError:
     found = _away(", ".join(paths), error)
     found.of = None
     return found
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Say the errors of a look without a JVM in our words."""
+    try:
+        yield
+    except Exception as error:
+        raise _away(path, error) from error
 
 
 def _away(path: str, error: Exception) -> DependencyAwayError:

@@ -20,6 +20,7 @@ from highwater.plans import Discard, Generation, Loss, Planned, Publication
 from highwater.slices import Slice, SliceKey
 from resources import ledger_schema as schema
 from resources.breakers import Breakers
+from resources.erasures import Erasures
 from resources.holds import Holds
 from resources.leases import Lease, held, leased
 from resources.ledger_rows import (
@@ -36,6 +37,7 @@ from resources.ledger_rows import (
     starts_plain,
 )
 from resources.reclaims import Reclaims, reclaim_row
+from resources.retired_keys import RetiredKeys
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -256,6 +258,16 @@ class Ledger:
         query = select(table.c.slice_key).where(table.c.attempt > 0).limit(1)
         with self._reading() as connection:
             return connection.execute(query).first() is not None
+
+    def planned_at(self, keys: Sequence[str]) -> dict[str, datetime]:
+        """When slices were planned; keys that never were are left out."""
+        table = schema.slices
+        found: dict[str, datetime] = {}
+        with self._reading() as connection:
+            for some in _portions(keys):
+                query = select(table.c.slice_key, table.c.planned_at).where(table.c.slice_key.in_(some))
+                found.update({row.slice_key: row.planned_at for row in connection.execute(query)})
+        return found
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Planned slices by stream and topic."""
@@ -489,6 +501,20 @@ class Ledger:
     def reclaims(self) -> Reclaims:
         """What was taken back from the DLQ, of all streams."""
         return Reclaims(lambda: self._engine)
+
+    # Retired keys
+
+    @property
+    def retired(self) -> RetiredKeys:
+        """The keys that maintenance took from Dagster."""
+        return RetiredKeys(lambda: self._engine)
+
+    # Erasures
+
+    @property
+    def erasures(self) -> Erasures:
+        """What was erased of all streams."""
+        return Erasures(lambda: self._engine)
 
     # Leases
 

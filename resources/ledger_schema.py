@@ -229,6 +229,40 @@ reclaims = sa.Table(
     sa.Index("reclaims_by_act", "stream", "act"),
 )
 
+retired_keys = sa.Table(
+    "retired_keys",
+    metadata,
+    sa.Column("slice_key", sa.String(300), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False),
+    sa.Column("retired_at", Utc, nullable=False),
+    # A key that was brought back is live, and its row says since when.
+    sa.Column("recalled_at", Utc),
+    sa.Index("retired_keys_of_stream", "stream", "recalled_at"),
+)
+
+erasures = sa.Table(
+    "erasures",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("erased_by", sa.String(249), nullable=False),
+    sa.Column("erased_at", Utc, nullable=False),
+    sa.Index("erasures_of_stream", "stream", "digest"),
+)
+
+erased_slices = sa.Table(
+    "erased_slices",
+    metadata,
+    sa.Column("erasure", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
+    sa.Column("slice_key", sa.String(300), primary_key=True),
+    sa.Column("places", sa.JSON, nullable=False),
+    sa.Column("rows", sa.JSON, nullable=False),
+    sa.Column("done_at", Utc),
+    sa.Index("erased_slices_by_slice", "slice_key"),
+)
+
 
 def parse_url(text: str) -> URL:
     """Read the ledger's URL.

@@ -38,7 +38,7 @@ def opened(path: str, schema: pa.Schema, description: str) -> DeltaTable:
     if found is not None and found.metadata().description == description:
         return found
     mode = "error" if found is None else "overwrite"
-    with _storage(path):
+    with storage(path):
         try:
             DeltaTable.create(path, schema, mode=mode, partition_by=["slice"], description=description)  # type: ignore[arg-type]
         except DeltaError:
@@ -78,7 +78,7 @@ def replace_partitions(table: DeltaTable, rows: pa.Table, partitions: Iterable[s
     read = table.version()
     path = str(table.table_uri)
     once = CommitProperties(custom_metadata={"userMetadata": user_metadata(marks)}, max_commit_retries=0)
-    with _storage(path):
+    with storage(path):
         try:
             write_deltalake(
                 table, rows, mode="overwrite", predicate=slice_is_one_of(partitions), commit_properties=once
@@ -95,8 +95,8 @@ def replace_partitions(table: DeltaTable, rows: pa.Table, partitions: Iterable[s
 
 
 @contextmanager
-def _storage(path: str) -> Iterator[None]:
-    """Say the storage's errors in our words."""
+def storage(path: str) -> Iterator[None]:
+    """Say the errors of a write without a JVM in our words."""
     from deltalake.exceptions import DeltaError
 
     try:

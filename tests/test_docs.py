@@ -41,6 +41,7 @@ DECLARED = (
     declaration.Metrics,
     declaration.Breaker,
     declaration.Accepted,
+    declaration.Upkeep,
     declaration.Answers,
 )
 

@@ -23,7 +23,7 @@ from highwater.errors import (
 from highwater.folding import BASE, RECENT
 from highwater.proof import Proof
 from resources.lake import replace_slices
-from tests.support import ORDERS, Bench, Message, customers, order, order_message, read_rows, read_topic, rest
+from tests.support import ORDERS, STAGES, Bench, Message, customers, order, order_message, read_rows, read_topic, rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -495,6 +495,33 @@ def test_a_field_that_is_added_to_a_stream_becomes_a_column(bench: Bench) -> Non
         stage.materialise(bench.work(*later))
     assert {row["key"]: row["note"] for row in bench.rows("events")} == {"o1": None, "o2": "seen", "o3": "too"}
     assert {key: row["note"] for key, row in bench.current().items()} == {"o1": None, "o2": "seen", "o3": "too"}
+
+
+def test_runs_that_began_before_a_field_was_added_write_on(bench: Bench) -> None:
+    """One of them decides a folded slice anew: it took the new column from every row of the fold."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    older = bench.stream
+    note = replace(older, fields=(*older.fields, Field("note", "string")))
+    both_fields = replace(note, fields=(*note.fields, Field("remark", "string")))
+    bench.send(*[order_message(f"o{n}", 1, note=f"n{n}", remark=f"r{n}") for n in range(4)])
+    slices = [bench.plan(n, p0=(n, n + 1)) for n in range(4)]
+    bench.stream = note
+    bench.materialise(*slices[:2])
+    current.fold(bench.work(), BASE)
+    bench.stream = older
+    bench.materialise(slices[0])
+    assert {row["key"]: row["note"] for row in bench.rows("events")} == {"o0": None, "o1": "n1"}
+    assert {key: row["note"] for key, row in bench.current().items()} == {"o0": None, "o1": "n1"}
+
+    works = [replace(bench.work(slices[2]), stream=older), replace(bench.work(slices[3]), stream=both_fields)]
+    for stage in STAGES:
+        with ThreadPoolExecutor(2) as both:
+            list(both.map(stage.materialise, works))
+    expected = {"o0": (None, None), "o1": ("n1", None), "o2": (None, None), "o3": ("n3", "r3")}
+    assert {row["key"]: (row["note"], row["remark"]) for row in bench.rows("events")} == expected
+    assert {key: (row["note"], row["remark"]) for key, row in bench.current().items()} == expected
+    assert bench.failing() == {}
 
 
 def test_metrics_follow_every_decision_and_are_read_by_spark(bench: Bench) -> None:

@@ -1,0 +1,231 @@
+"""Erasing a key: its records leave raw and events, and everything that is made of them follows.
+
+What belongs here: finding the rows of a key, and the two commits that remove them. What does not: the record of it and
+which slices are taken (`orchestration.erasing`), or the numbers (`highwater.erasing`).
+
+Raw is committed without the records, then events: the same decision without them, under an attempt of its own. So the
+slice is one whose followers are still to be written, and the stages that always do that write rejects, dlq, current
+and metrics. A run that dies in between leaves what the next erasure of the key finishes. Nothing is judged again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from assets import current, dlq, events, metrics, raw, rejects
+from assets.commit import Standing, commit_lock
+from assets.origins import DLQ, seen_now
+from highwater.envelope import ORIGIN
+from highwater.erasing import Erased, remaining
+from highwater.gaps import Place, ranges_of
+from highwater.proof import Proof
+from resources.lake import query, query_all, replace_slices, rows_at, slice_is_one_of
+from resources.spark import delta_errors
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import Column, DataFrame
+
+    from assets.work import Work
+    from highwater.declaration import Stream
+    from resources.lake import Lake
+
+_IS_KEY = "proof IS NULL AND encode(sha256(key), 'hex') = '{digest}'"
+
+
+@dataclass
+class Found:
+    """The rows of a key.
+
+    Args:
+        places: for each slice the offsets of its records in raw.
+        rows: for each slice how many rows of each table, with the tombstones, and the rejects by reason as well.
+        newest_us: the greatest timestamp among the records, in microseconds; 0 without one.
+    """
+
+    places: dict[str, list[Place]] = field(default_factory=dict)
+    rows: dict[str, dict[str, int]] = field(default_factory=dict)
+    newest_us: int = 0
+
+    def count(self, key: str, name: str, count: int) -> None:
+        """Add rows of a slice."""
+        mine = self.rows.setdefault(key, {})
+        mine[name] = mine.get(name, 0) + count
+
+    def erased(self, key: str) -> Erased:
+        """What is taken from a slice."""
+        return Erased(key, ranges_of(self.places.get(key, ())), self.rows.get(key, {}))
+
+
+def find(lake: Lake, stream: Stream, digest: str) -> Found:
+    """The rows of a key in all tables, read without a JVM. The key column of all of raw is read for it.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    found, mine = Found(), _IS_KEY.format(digest=digest)
+    tables = {name: lake.table(stream.name, name) for name in ("raw", "events", "rejects", "dlq", "current")}
+    there = {name: table for name, table in tables.items() if table is not None}
+    if "raw" in there:
+        where = 'slice, "partition", "offset", arrow_cast("timestamp", \'Int64\') AS us, value IS NULL AS tombstone'
+        for row in query(there["raw"], f"SELECT {where} FROM t WHERE {mine}"):
+            found.places.setdefault(row["slice"], []).append((row["partition"], row["offset"]))
+            found.newest_us = max(found.newest_us, row["us"])
+            found.count(row["slice"], "raw", 1)
+            found.count(row["slice"], "tombstones", int(row["tombstone"]))
+    for name, by in (("events", "slice"), ("current", "updated_by_slice")):
+        for row in _counted(there, name, f"SELECT {by} AS slice, count(*) AS n FROM t WHERE {mine} GROUP BY {by}"):
+            found.count(row["slice"], name, row["n"])
+    by_reason = f"SELECT slice, reason, count(*) AS n FROM t WHERE {mine} GROUP BY slice, reason"
+    for row in _counted(there, "rejects", by_reason):
+        found.count(row["slice"], "rejects", row["n"])
+        found.count(row["slice"], f"rejects_{row['reason']}", row["n"])
+    if {"rejects", "dlq"} <= there.keys():
+        for row in query_all({"r": there["rejects"], "d": there["dlq"]}, _PUBLISHED.format(digest=digest)):
+            found.count(row["slice"], "dlq", row["n"])
+    return found
+
+
+_SAME = " AND ".join(f"r.{name} = d.{name}" for name in ("slice", *ORIGIN))
+_PUBLISHED = f"""
+SELECT d.slice AS slice, count(*) AS n FROM r JOIN d ON {_SAME}
+WHERE r.proof IS NULL AND d.proof IS NULL AND encode(sha256(r.key), 'hex') = '{{digest}}' GROUP BY d.slice
+"""
+
+
+def _counted(there: Mapping[str, DeltaTable], name: str, sql: str) -> list[dict[str, Any]]:
+    return query(there[name], sql) if name in there else []
+
+
+def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
+    """Remove the key's rows of the work's slices from all tables; what an earlier try removed stays removed.
+
+    Args:
+        work: slices that no run works on, each whole, or not decided yet, or left half done by an erasure.
+        digest: the key.
+        taken: for each slice what the ledger says is taken from it.
+
+    Raises:
+        SupersededAttemptError: another writer was first; it may be tried again.
+        UnbalancedError: the tables do not hold what was decided.
+        DependencyAwayError: Spark, Kafka, the ledger or the lake is away; it may be tried again.
+    """
+    with delta_errors(f"{work.stream.name} without an erased key"):
+        _from_raw(work, digest)
+        decided = _from_events(work, digest, taken)
+    if not decided:
+        return
+    mine = replace(work, slices=[piece for piece in work.slices if piece.key in decided])
+    rejects.materialise(mine)
+    _forget_published(mine, decided)
+    dlq.materialise(mine)
+    current.materialise(mine)
+    if work.stream.metrics:
+        metrics.materialise(mine)
+
+
+def _from_raw(work: Work, digest: str) -> None:
+    standing = Standing.read(work, raw.TABLE)
+    table = work.lake.table(work.stream.name, raw.TABLE)
+    assert table is not None, "the slices' proofs were just read there"
+    table.load_as_version(standing.version)
+    where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(work.keys)}"
+    counted = query(table, f"SELECT slice, count(*) AS n FROM t WHERE {where} GROUP BY slice")
+    gone = {str(row["slice"]): int(str(row["n"])) for row in counted}
+    if not gone:
+        return
+    attempts = work.ledger.next_attempts([*gone])
+    proofs = [_raw_proof(standing.proofs[key], attempts[key], count) for key, count in gone.items()]
+    _commit(work, raw.TABLE, standing, _rest(work, raw.TABLE, standing, digest, [*gone]), proofs, "offset")
+
+
+def _raw_proof(standing: Proof, attempt: int, gone: int) -> Proof:
+    counts = {**standing.counts, "erased": standing.counts.get("erased", 0) + gone}
+    return replace(standing, attempt=attempt, rows=None, counts=counts)
+
+
+def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[str, Proof]:
+    """Commit the decisions without the records; returns the decisions of all of the slices that have one, as they are.
+
+    A decision that names as many records as raw holds now is without them already.
+    """
+    held = Standing.read(work, raw.TABLE)
+    standing = Standing.read(work, events.TABLE)
+    open_ = [key for key, proof in standing.proofs.items() if proof.counts["raw"] != held.proofs[key].rows]
+    if not open_:
+        return dict(standing.proofs)
+    attempts = work.ledger.next_attempts(open_)
+    table = work.lake.table(work.stream.name, events.TABLE)
+    assert table is not None, "the slices' proofs were just read there"
+    table.load_as_version(standing.version)
+    spans = _spans(table, digest, open_)
+    pieces = {piece.key: piece for piece in work.slices}
+    proofs = []
+    for key in open_:
+        counts = _without(key, standing.proofs[key].counts, taken[key].rows)
+        seen = seen_now(work, pieces[key], standing.version)
+        told = {**counts, **spans.get(key, {}), **seen}
+        proofs.append(Proof(standing.proofs[key].piece, attempts[key], counts["events"], told))
+    from pyspark.sql import functions as F
+
+    renamed = F.create_map(*[F.lit(part) for pair in attempts.items() for part in pair])[F.col("slice")]
+    rows = _rest(work, events.TABLE, standing, digest, open_).withColumn("attempt", renamed)
+    _commit(work, events.TABLE, standing, rows, proofs, "origin_offset")
+    return {**standing.proofs, **{proof.key: proof for proof in proofs}}
+
+
+def _without(key: str, counts: Mapping[str, int], rows: Mapping[str, int]) -> dict[str, int]:
+    reasons = {name.removeprefix("rejects_"): n for name, n in rows.items() if name.startswith("rejects_")}
+    times = {"first_event_us", "last_event_us"}
+    kept = {name: value for name, value in counts.items() if name not in times}
+    return remaining(key, kept, rows.get("raw", 0), rows.get("tombstones", 0), rows.get("events", 0), reasons)
+
+
+def _spans(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, dict[str, int]]:
+    """The first and last event time of what stays of each slice; a slice without events has none."""
+    us = "arrow_cast(event_time, 'Int64')"
+    rest = f"proof IS NULL AND encode(sha256(key), 'hex') <> '{digest}' AND {slice_is_one_of(keys)}"
+    sql = f"SELECT slice, min({us}) AS first, max({us}) AS last FROM t WHERE {rest} GROUP BY slice"
+    return {row["slice"]: {"first_event_us": row["first"], "last_event_us": row["last"]} for row in query(table, sql)}
+
+
+def _rest(work: Work, name: str, standing: Standing, digest: str, keys: Sequence[str]) -> DataFrame:
+    rows = rows_at(work.spark, work.lake.path(work.stream.name, name), standing.version)
+    return rows.where(slice_is_one_of(keys)).where(~_is_key(digest)).drop("proof")
+
+
+def _is_key(digest: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.coalesce(F.sha2(F.col("key").cast("binary"), 256) == digest, F.lit(False))  # noqa: FBT003 - a literal column
+
+
+def _commit(work: Work, name: str, standing: Standing, rows: DataFrame, proofs: Sequence[Proof], spread: str) -> None:
+    most = max(standing.proofs[proof.key].rows or 0 for proof in proofs)
+    with commit_lock(work, name):
+        work.before_commit()
+        replace_slices(
+            work.spark,
+            work.lake.path(work.stream.name, name),
+            rows,
+            proofs,
+            {proof.key: standing.attempt(proof.key) for proof in proofs},
+            files=max(1, math.ceil(most / raw.RECORDS_A_FILE)),
+            spread=spread,
+        )
+
+
+def _forget_published(work: Work, decided: Mapping[str, Proof]) -> None:
+    """Remove slices from dlq that have no reject left: the stage itself looks at slices with rejects alone."""
+    table = work.lake.table(work.stream.name, DLQ)
+    if table is None:
+        return
+    there = work.lake.committed(work.stream.name, DLQ, work.keys)
+    empty = [key for key in there if not decided[key].counts["rejects"]]
+    if empty:
+        path = work.lake.path(work.stream.name, DLQ)
+        with commit_lock(work, DLQ), delta_errors(path):
+            work.spark.sql(f"DELETE FROM delta.`{path}` WHERE {slice_is_one_of(empty)}").collect()

@@ -1,0 +1,137 @@
+"""Erasure: what a person had removed of one key, and the numbers of a slice without it.
+
+What belongs here: the values, and the arithmetic of a decision that loses records. What does not: finding or removing
+rows (`assets.erasing`), or keeping the record (`resources.erasures`).
+
+A key is known by its SHA-256 alone. A record counts as erased by its key and by its time: one that was published after
+the erasure is a new one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+
+from highwater.errors import ConfigurationError, UnbalancedError
+from highwater.gaps import Ranges
+
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """That a person had a key erased.
+
+    Args:
+        number: given by the ledger; 0 before it is kept.
+        stream: the stream.
+        digest: SHA-256 of the key's bytes, in hexadecimal.
+        reason: why.
+        erased_by: who.
+        erased_at: when, in UTC; records of the key that are older are never read again.
+    """
+
+    stream: str
+    digest: str
+    reason: str
+    erased_by: str
+    erased_at: datetime
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Erased:
+    """What an erasure takes from one slice.
+
+    Args:
+        slice_key: the slice.
+        places: the offsets of the records in its topic, which raw held or, where they were never read, would have held.
+        rows: how many rows of each table.
+        done_at: when all of them were gone, in UTC; None while that is under way.
+        number: of the erasure; 0 before it is kept.
+    """
+
+    slice_key: str
+    places: Ranges
+    rows: Mapping[str, int] = field(default_factory=dict)
+    done_at: datetime | None = None
+    number: int = 0
+
+
+def digest_of(key: bytes) -> str:
+    """By what an erased key is known."""
+    return sha256(key).hexdigest()
+
+
+def see_digest(text: str) -> str:
+    """The digest of a key that is to be erased.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if not _DIGEST.fullmatch(text):
+        raise ConfigurationError(
+            "this is no digest of a key",
+            found=text[:80],
+            remedy="give the SHA-256 of the key's bytes in lower case hexadecimal: printf %s KEY | sha256sum",
+        )
+    return text
+
+
+def until(erasures: Sequence[Erasure]) -> dict[str, datetime]:
+    """For each erased key the moment up to which its records are erased."""
+    found: dict[str, datetime] = {}
+    for one in erasures:
+        found[one.digest] = max(found.get(one.digest, one.erased_at), one.erased_at)
+    return found
+
+
+def microseconds(moment: datetime) -> int:
+    """A moment in microseconds since 1970, exactly."""
+    return (moment - _BEGIN) // timedelta(microseconds=1)
+
+
+def moment_of(us: int) -> datetime:
+    """The inverse of `microseconds`."""
+    return _BEGIN + timedelta(microseconds=us)
+
+
+def remaining(
+    key: str, counts: Mapping[str, int], raw: int, tombstones: int, events: int, rejects: Mapping[str, int]
+) -> dict[str, int]:
+    """The numbers of a decision without some of its records; what is left over of these was superseded.
+
+    Args:
+        key: the slice key.
+        counts: the numbers of the decision's proof.
+        raw: records that go.
+        tombstones: those of them without a value.
+        events: those that were accepted.
+        rejects: those that were rejected, by reason.
+
+    Raises:
+        UnbalancedError: fewer would remain than none: the tables do not hold what was decided.
+    """
+    rejected = sum(rejects.values())
+    gone = {
+        "raw": raw,
+        "tombstones": tombstones,
+        "events": events,
+        "rejects": rejected,
+        "superseded": raw - tombstones - events - rejected,
+        **{f"rejects_{reason}": count for reason, count in rejects.items()},
+    }
+    found = {**counts, **{name: counts.get(name, 0) - count for name, count in gone.items()}}
+    wrong = [name for name in gone if found[name] < 0] + [name for name, count in gone.items() if count < 0]
+    if wrong:
+        raise UnbalancedError(
+            f"{key}: more {wrong[0]} would be erased than its decision has",
+            stored=counts.get(wrong[0], 0),
+            found=gone[wrong[0]],
+            remedy="run highwater audit: a table was changed by something else; mend it, then erase again",
+        )
+    return found

@@ -1,0 +1,200 @@
+"""Maintenance: what is compacted, how old a file must be to be removed, and which keys are retired.
+
+What belongs here: these decisions over plain values. What does not: reading or changing tables (`resources.upkeep`),
+Dagster's keys (`orchestration.retiring`), or folds of `current` (`highwater.folding`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from highwater.errors import ConfigurationError
+
+# `run_monitoring.max_runtime_seconds` and `run_retries.max_retries` of the shipped dagster.yaml.
+LONGEST_RUN = timedelta(hours=6)
+RUN_RETRIES = 2
+# A commit waits ten terms of a minute for its lease, a fold ten minutes for another fold.
+LONGEST_LEASES = timedelta(minutes=20)
+
+# Files below this size are worth being joined: a reader's price for a file is about that of reading so much.
+SMALL_BYTES = 16 * 1024 * 1024
+# A slice of up to 400,000 offsets is written as four files; fewer in one partition are left as they were written.
+FEWEST_FILES = 5
+# Partitions in one OPTIMIZE, whose names stand in its text; and what one maintenance rewrites of a table at the most.
+PARTITIONS_A_COMMIT = 100
+MOST_BYTES = 20 * 1024**3
+# A recalled key stays for so long, whatever else would retire it: that is time for a backfill.
+RECALLED_FOR = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """What the age of a file that is removed must exceed.
+
+    Args:
+        run: how long a run may go on, or the oldest one has gone on already.
+        retries: how often a run is begun anew when its worker died; a query of the first may still go on in Spark.
+        leases: how long a commit may wait for its turn.
+    """
+
+    run: timedelta = LONGEST_RUN
+    retries: int = RUN_RETRIES
+    leases: timedelta = LONGEST_LEASES
+
+    @property
+    def least(self) -> timedelta:
+        """The shortest horizon that no run can outlast."""
+        return self.run * (1 + self.retries) + self.leases
+
+    @property
+    def arithmetic(self) -> str:
+        """How `least` comes about."""
+        return (
+            f"{hours(self.run)} of the longest run x (1 + {self.retries} retries) + {hours(self.leases)} of waiting "
+            f"for leases = {hours(self.least)}"
+        )
+
+    def see_enough(self, horizon: timedelta) -> None:
+        """See that no run and no retry needs a file that is older than the horizon.
+
+        Raises:
+            ConfigurationError: one might.
+        """
+        if horizon < self.least:
+            raise ConfigurationError(
+                "the horizon of maintenance is shorter than what a run may need",
+                stored=hours(horizon),
+                found=self.arithmetic,
+                remedy="declare a longer horizon in the stream's Upkeep, or shorten run_monitoring.max_runtime_seconds",
+            )
+
+    def outlived(self, horizon: timedelta, read: Mapping[str, datetime | None], now: datetime) -> dict[str, str]:
+        """Slices whose unfinished retry reads an old version of the table that files removed now might belong to.
+
+        Args:
+            horizon: the age from which on files are removed.
+            read: unfinished slices, with the time of the version that they read; None where it is not known.
+            now: in UTC.
+        """
+        found = {}
+        for key, at in sorted(read.items()):
+            if at is None:
+                found[key] = "reads a version whose time is not known"
+            elif now - at + self.least > horizon:
+                found[key] = (
+                    f"reads a version of {hours(now - at)} ago: with {hours(self.least)} for its run that is more than "
+                    f"the horizon of {hours(horizon)}"
+                )
+        return found
+
+
+def hours(time: timedelta) -> str:
+    """A time in hours, as it is told."""
+    return f"{time / timedelta(hours=1):.4g} h"
+
+
+def whole_hours(time: timedelta) -> int:
+    """The next whole hour, which is what delta-rs takes."""
+    return math.ceil(time / timedelta(hours=1))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A partition of a table by its log.
+
+    Args:
+        key: the partition: a slice key, or one of a fold.
+        files: the sizes of its files, in bytes.
+    """
+
+    key: str
+    files: tuple[int, ...]
+
+    @property
+    def small(self) -> tuple[int, ...]:
+        """The sizes of those that are worth being joined."""
+        return tuple(size for size in self.files if size < SMALL_BYTES)
+
+
+def to_compact(parts: Iterable[Part], busy: Collection[str]) -> list[str]:
+    """The partitions whose files are joined: those with the most small files first, within what one maintenance does.
+
+    A file never holds two partitions, and a slice is a partition. So tables that hold one file a slice gain nothing.
+
+    Args:
+        parts: the table's partitions.
+        busy: slices that runs are working on; to join their files would make these runs commit twice.
+    """
+    found, total = [], 0
+    for part in sorted(parts, key=lambda part: (-len(part.small), part.key)):
+        if len(part.small) < FEWEST_FILES or total + sum(part.files) > MOST_BYTES:
+            continue
+        if part.key not in busy:
+            found.append(part.key)
+            total += sum(part.files)
+    return found
+
+
+def portions(keys: Sequence[str], most: int = PARTITIONS_A_COMMIT) -> Iterator[Sequence[str]]:
+    """The keys in portions."""
+    for at in range(0, len(keys), most):
+        yield keys[at : at + most]
+
+
+@dataclass(frozen=True)
+class Key:
+    """A live key of Dagster.
+
+    Args:
+        key: the slice key.
+        planned_at: when the slice was planned, in UTC.
+        recalled_at: when a person brought it back; None if nobody did.
+    """
+
+    key: str
+    planned_at: datetime
+    recalled_at: datetime | None = None
+
+
+def candidates(live: Sequence[Key], newest: int, longest: timedelta | None, now: datetime) -> list[str]:
+    """The keys that are retired if their slices are complete and nobody names them, the oldest first.
+
+    Args:
+        live: the live keys, in any order.
+        newest: so many stay, the youngest plans; recalled ones stay beside them.
+        longest: those planned longer ago are retired as well; None for no such limit.
+        now: in UTC.
+    """
+    recalled = {one.key for one in live if one.recalled_at is not None and now - one.recalled_at < RECALLED_FOR}
+    ordered = sorted((one for one in live if one.key not in recalled), key=lambda one: (one.planned_at, one.key))
+    beyond = max(len(ordered) - newest, 0)
+    return [
+        one.key
+        for at, one in enumerate(ordered)
+        if at < beyond or (longest is not None and now - one.planned_at > longest)
+    ]
+
+
+def to_retire(
+    wanted: Sequence[str], complete: Collection[str], named: Collection[str]
+) -> tuple[list[str], dict[str, int]]:
+    """Of the candidates those that are retired, and how many stay for what reason.
+
+    Args:
+        wanted: the candidates.
+        complete: slices that stand whole in all tables.
+        named: keys that an unfinished run or backfill names.
+    """
+    kept = {"named by unfinished runs or backfills": 0, "not complete": 0}
+    found = []
+    for key in wanted:
+        if key in named:
+            kept["named by unfinished runs or backfills"] += 1
+        elif key not in complete:
+            kept["not complete"] += 1
+        else:
+            found.append(key)
+    return found, {why: count for why, count in kept.items() if count}

@@ -1,0 +1,120 @@
+"""Erasures in the ledger: which keys a person had erased, and what each slice lost by it.
+
+What belongs here: keeping and reading the record. What does not: removing rows (`assets.erasing`), or who may be told
+what (`highwater.erasing`).
+
+The offsets of the erased records are kept, and of their key only a digest: so a slice that is read again leaves them
+out, and the checks know what its gaps are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from highwater.erasing import Erased, Erasure
+from highwater.gaps import Ranges
+from highwater.slices import OffsetRange
+from resources import ledger_schema as schema
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+_KEYS, _SLICES = schema.erasures, schema.erased_slices
+KEYS_A_STATEMENT = 500
+
+
+class Erasures:
+    """The record of a ledger.
+
+    Args:
+        engine: opens the ledger's database.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+
+    def of(self, stream: str) -> list[Erasure]:
+        """All erasures of a stream, oldest first."""
+        query = select(_KEYS).where(_KEYS.c.stream == stream).order_by(_KEYS.c.id)
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return [
+                Erasure(row.stream, row.digest, row.reason, row.erased_by, row.erased_at, row.id)
+                for row in connection.execute(query)
+            ]
+
+    def add(self, erasure: Erasure) -> int:
+        """Keep an erasure; returns its number. From now on no reader takes the older records of the key."""
+        values = {name: value for name, value in vars(erasure).items() if name != "number"}
+        with schema.transaction(self._engine(), writes=True) as connection:
+            return int(connection.execute(insert(_KEYS).values(values).returning(_KEYS.c.id)).scalar_one())
+
+    def slices(self, keys: Sequence[str]) -> dict[str, list[Erased]]:
+        """What was erased of slices, by slice; those of which nothing was are left out."""
+        found: dict[str, list[Erased]] = {}
+        with schema.transaction(self._engine(), writes=False) as connection:
+            for at in range(0, len(keys), KEYS_A_STATEMENT):
+                query = select(_SLICES).where(_SLICES.c.slice_key.in_(keys[at : at + KEYS_A_STATEMENT]))
+                for row in connection.execute(query.order_by(_SLICES.c.erasure)):
+                    found.setdefault(row.slice_key, []).append(_erased(row))
+        return found
+
+    def of_key(self, stream: str, digest: str) -> dict[str, list[Erased]]:
+        """What every erasure of a key took, by slice."""
+        mine = _SLICES.c.erasure == _KEYS.c.id
+        query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream, _KEYS.c.digest == digest)
+        found: dict[str, list[Erased]] = {}
+        with schema.transaction(self._engine(), writes=False) as connection:
+            for row in connection.execute(query.order_by(_SLICES.c.slice_key, _SLICES.c.erasure)):
+                found.setdefault(row.slice_key, []).append(_erased(row))
+        return found
+
+    def begin(self, number: int, slices: Sequence[Erased]) -> None:
+        """Keep what an erasure is about to take from slices; of one that was begun before, that stays."""
+        with schema.transaction(self._engine(), writes=True) as connection:
+            for one in slices:
+                if not _there(connection, number, one.slice_key):
+                    values = {"erasure": number, "slice_key": one.slice_key, "rows": dict(one.rows)}
+                    places = _plain(one.places)
+                    connection.execute(insert(_SLICES).values(**values, places=places, done_at=one.done_at))
+
+    def kept_out(self, number: int, slice_key: str, places: Ranges, now: datetime) -> None:
+        """Keep that records were never taken into raw, since they were erased before the slice was read."""
+        try:
+            self.begin(number, [Erased(slice_key, places, {}, now)])
+        except IntegrityError:  # another check of the same slice was first
+            return
+
+    def done(self, slices: Sequence[str], digest: str, now: datetime) -> None:
+        """Keep that all rows of the key are gone from slices."""
+        mine = select(_KEYS.c.id).where(_KEYS.c.digest == digest)
+        with schema.transaction(self._engine(), writes=True) as connection:
+            for key in slices:
+                open_ = update(_SLICES).where(
+                    _SLICES.c.slice_key == key, _SLICES.c.done_at.is_(None), _SLICES.c.erasure.in_(mine)
+                )
+                connection.execute(open_.values(done_at=now))
+
+
+def _there(connection: Connection, number: int, slice_key: str) -> bool:
+    query = select(_SLICES.c.erasure).where(_SLICES.c.erasure == number, _SLICES.c.slice_key == slice_key)
+    return connection.execute(query).first() is not None
+
+
+def _plain(places: Ranges) -> dict[str, list[list[int]]]:
+    return {str(p): [[one.start, one.end] for one in ranges] for p, ranges in sorted(places.items())}
+
+
+def _erased(row: Any) -> Erased:
+    places = {int(p): list(_ranges(found)) for p, found in row.places.items()}
+    return Erased(row.slice_key, places, row.rows, row.done_at, row.erasure)
+
+
+def _ranges(found: Sequence[Sequence[int]]) -> Iterator[OffsetRange]:
+    yield from (OffsetRange(start, end) for start, end in found)

@@ -1,0 +1,179 @@
+"""Upkeep of tables: what they take in log and storage, joining small files, removing files that no version needs.
+
+What belongs here: doing that, and the numbers before and after. What does not: deciding what is joined and how old
+a removed file must be (`highwater.upkeep`), or the order of the steps (`orchestration.maintaining`).
+
+Neither changes a row: OPTIMIZE writes the same rows, proofs among them, into fewer files, and what is removed are files
+that belong to no version younger than the horizon. Neither cleans Delta's log up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from highwater.errors import SupersededAttemptError
+from highwater.upkeep import Part
+from resources.lake import reading, slice_is_one_of
+from resources.small_tables import storage
+from resources.spark import delta_errors
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What a table takes.
+
+    Args:
+        files: data files of its version now.
+        bytes: of them.
+        stored: data files in storage, with those of older versions and those that no version has.
+        stored_bytes: of them.
+    """
+
+    files: int
+    bytes: int
+    stored: int
+    stored_bytes: int
+
+
+def parts_of(table: DeltaTable) -> list[Part]:
+    """The table's partitions with the sizes of their files, by its log."""
+    found: dict[str, list[int]] = {}
+    for key, size in _files(table):
+        found.setdefault(key, []).append(size)
+    return [Part(key, tuple(sizes)) for key, sizes in sorted(found.items())]
+
+
+def _files(table: DeltaTable) -> Iterator[tuple[str, int]]:
+    """Partition and size of each file of the version now."""
+    import pyarrow as pa
+
+    columns = pa.table(table.get_add_actions(flatten=True)).select(["partition.slice", "size_bytes"]).to_pydict()
+    yield from zip(columns["partition.slice"], columns["size_bytes"], strict=True)
+
+
+def _live(table: DeltaTable) -> Iterator[tuple[str, int]]:
+    """Path, as the log writes it, and size of each file of the version now."""
+    import pyarrow as pa
+
+    columns = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes"]).to_pydict()
+    yield from zip(columns["path"], columns["size_bytes"], strict=True)
+
+
+def stock_of(table: DeltaTable) -> Stock:
+    """What the table takes now.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    live, stored = [size for _, size in _live(table)], _stored(table)
+    return Stock(len(live), sum(live), len(stored), sum(stored.values()))
+
+
+def _stored(table: DeltaTable) -> dict[str, int]:
+    """All data files below the table, by path, with their sizes."""
+    from pyarrow import fs
+
+    with reading(str(table.table_uri)):
+        infos = _storage_of(table).get_file_info(fs.FileSelector("", recursive=True))
+    return {info.path: info.size for info in infos if info.is_file and _is_data(info.path)}
+
+
+def _storage_of(table: DeltaTable) -> Any:
+    """The storage below the table, as delta-rs reaches it."""
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow import fs
+
+    return fs.PyFileSystem(DeltaStorageHandler.from_table(table._table))  # noqa: SLF001 - there is no other way
+
+
+def _is_data(path: str) -> bool:
+    """Not Delta's log, nor a checksum of Hadoop's."""
+    return not any(part.startswith(("_", ".")) for part in path.split("/"))
+
+
+def times_of(table: DeltaTable, versions: Sequence[int]) -> Mapping[int, datetime | None]:
+    """When versions were committed, in UTC; None where Delta's log has them no more.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    if not versions:
+        return {}
+    with reading(str(table.table_uri)):
+        history = table.history(table.version() - min(versions) + 1)
+    found = {int(entry["version"]): datetime.fromtimestamp(entry["timestamp"] / 1000, UTC) for entry in history}
+    return {version: found.get(version) for version in versions}
+
+
+def join_files(spark: SparkSession, path: str, keys: Sequence[str]) -> None:
+    """Join the files of some partitions, each by itself, in one commit that changes no row.
+
+    Raises:
+        SupersededAttemptError: another writer of one of them was first; nothing was written.
+        DependencyAwayError: Spark or the storage is away.
+    """
+    with delta_errors(path):
+        spark.sql(f"OPTIMIZE delta.`{path}` WHERE {slice_is_one_of(keys)}").collect()
+
+
+def join_small(table: DeltaTable, keys: Sequence[str]) -> None:
+    """`join_files` for a table that is written without a JVM; its caller holds the lease of its writers.
+
+    Raises:
+        SupersededAttemptError: another writer was first; nothing was written.
+        DependencyAwayError: the storage is away.
+    """
+    from deltalake.exceptions import CommitFailedError
+
+    path = str(table.table_uri)
+    with storage(path):
+        try:
+            table.optimize.compact(partition_filters=[("slice", "in", list(keys))])
+        except CommitFailedError as error:
+            raise SupersededAttemptError(
+                f"another writer of {path} was first", found=_line(error), remedy="nothing: it is tried another time"
+            ) from error
+
+
+def removable(table: DeltaTable, hours: int) -> dict[str, int]:
+    """The data files that no version younger than `hours` needs, and those of writers that died so long ago, by size.
+
+    delta-rs tells which: by Delta's log, and by the age in storage of what the log does not know. It would also take
+    Hadoop's checksums of files that stay, and would make an entry in the log; so it is only asked.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    with reading(str(table.table_uri)):
+        found = set(table.vacuum(retention_hours=int(hours), enforce_retention_duration=False, full=True))
+    live = {form for path, _ in _live(table) for form in (path, unquote(path))}
+    return {path: size for path, size in _stored(table).items() if path in found and path not in live}
+
+
+def remove_files(table: DeltaTable, hours: int) -> int:
+    """Remove what is `removable`, with its checksums; returns how many data files that were.
+
+    Raises:
+        DependencyAwayError: the storage is away; files that were removed by then are gone.
+    """
+    gone, opened = removable(table, hours), _storage_of(table)
+    with storage(str(table.table_uri)):
+        for path in gone:
+            opened.delete_file(path)
+            folder, _, name = path.rpartition("/")
+            checksum = f"{folder}/.{name}.crc"
+            if opened.get_file_info(checksum).is_file:
+                opened.delete_file(checksum)
+    return len(gone)
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

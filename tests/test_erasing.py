@@ -1,0 +1,254 @@
+"""A key that was erased is nowhere, comes back by nothing, and leaves no check red."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+from assets import current, rejects
+from assets.erasing import find
+from assets.streams.orders import STREAM as ORDERS
+from assets.work import Work
+from highwater.envelope import Origin
+from highwater.erasing import Erased, Erasure, digest_of, remaining, until
+from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
+from highwater.folding import BASE
+from highwater.slices import OffsetRange
+from orchestration import gap_checks
+from orchestration.audit import audit
+from orchestration.cli import main
+from orchestration.completeness import hold_against_topic
+from orchestration.erasing import Asked, act
+from orchestration.explaining import explain
+from orchestration.locating import locate
+from resources.ledger import Ledger
+from tests.support import Bench, Message, order_message
+from tests.world import FIRST, NOON, RETRIED, STREAM, Served, World, piece
+
+NOW = datetime.now(UTC)
+O1 = hashlib.sha256(b"o1").hexdigest()
+
+
+# Numbers and the record
+
+
+def test_a_decision_without_some_records_adds_up() -> None:
+    counts = {"raw": 10, "events": 5, "rejects": 3, "tombstones": 1, "superseded": 1, "rejects_malformed": 3, "x": 7}
+    found = remaining("a", counts, raw=4, tombstones=1, events=1, rejects={"malformed": 1})
+    assert found == {
+        "raw": 6, "events": 4, "rejects": 2, "tombstones": 0, "superseded": 0, "rejects_malformed": 2, "x": 7
+    }  # fmt: skip
+    with pytest.raises(UnbalancedError, match="more events would be erased"):
+        remaining("a", counts, raw=6, tombstones=0, events=6, rejects={})
+
+
+def test_a_key_is_erased_up_to_its_last_erasure() -> None:
+    made = [Erasure("orders", digest, "", "", NOON + timedelta(days=day)) for digest, day in (("a", 2), ("a", 1))]
+    assert until(made) == {"a": NOON + timedelta(days=2)}
+    assert digest_of(b"o1") == O1
+
+
+def test_the_ledger_keeps_what_was_begun_and_what_is_done(tmp_path: Path) -> None:
+    erasures = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}").erasures
+    number = erasures.add(Erasure("orders", O1, "asked for", "somebody", NOON))
+    places = {0: [OffsetRange(3, 5), OffsetRange(9, 10)], 2: [OffsetRange(0, 1)]}
+    erasures.begin(number, [Erased("a", places, {"raw": 4, "events": 1})])
+    erasures.begin(number, [Erased("a", {}, {})])
+    [kept] = erasures.slices(["a", "b"])["a"]
+    assert kept == Erased("a", places, {"raw": 4, "events": 1}, None, number)
+    erasures.done(["a"], O1, NOON)
+    assert erasures.of_key("orders", O1)["a"] == [replace(kept, done_at=NOON)]
+    assert erasures.of_key("others", O1) == {}
+    assert [(one.reason, one.erased_by, one.erased_at) for one in erasures.of("orders")] == [
+        ("asked for", "somebody", NOON)
+    ]
+
+
+@pytest.mark.parametrize("asked", [Asked("o1"), Asked(O1.upper()), Asked(O1, sure=True), Asked(O1, True, by="me")])
+def test_what_is_asked_for_must_be_whole(asked: Asked) -> None:
+    with pytest.raises(ConfigurationError):
+        asked.see_complete()
+
+
+# Looks, without a JVM
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(gap_checks, "topic_settings", lambda *_: None)
+    made = World(tmp_path)
+    made.write()
+    return made
+
+
+def test_every_row_of_a_key_is_found(world: World) -> None:
+    found = find(world.lake, STREAM, O1)
+    second = world.second.key
+    assert found.places == {FIRST.key: [(0, 0), (0, 3)], second: [(0, 6)]}
+    assert found.rows[FIRST.key] == {"raw": 2, "tombstones": 1, "events": 1, "current": 1}
+    assert found.rows[second] == {"raw": 1, "tombstones": 0, "events": 1, "current": 1}
+    o5 = find(world.lake, STREAM, digest_of(b"o5")).rows
+    assert o5[FIRST.key] == {
+        "raw": 2, "tombstones": 0, "rejects": 2, "rejects_malformed": 1, "rejects_unresolved": 1, "dlq": 2
+    }  # fmt: skip
+    assert o5[RETRIED.key] == {"raw": 3, "tombstones": 0, "events": 1, "current": 1}
+
+
+def test_a_dry_run_erases_nothing(world: World) -> None:
+    nothing = cast("Any", None)
+    lines: list[str] = []
+    work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, lines.append)
+    found = act(work, None, Asked(O1), NOW)
+    assert found.table[1] == [[FIRST.key, "2", "1", "0", "0", "1"], [world.second.key, "1", "1", "0", "0", "1"]]
+    assert lines[1:] == ["2 slices hold the key. A dry run: nothing was erased"]
+    assert world.ledger.erasures.of("orders") == []
+
+
+def test_slices_under_way_are_left_for_later(world: World) -> None:
+    """One that a run works on, one that a run may have begun to read before, and one that is decided and not whole."""
+    world.ledger.add([piece(3, p0=(90, 91))])
+    world.alter_proof("rejects", FIRST, attempt=1)
+    world.write()
+    nothing, unread = cast("Any", None), piece(3).key
+    work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, print)
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("orders_slices", [*world.keys, unread])
+        for key in (world.second.key, unread):
+            tags = {"dagster/partition": key, "highwater/stream": "orders"}
+            instance.add_run(dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
+        found = act(work, instance, Asked(O1), NOW)
+    assert found.later == {
+        FIRST.key: "it is decided, and not in rejects yet",
+        world.second.key: "a run works on it",
+        unread: "a run reads it",
+    }
+
+
+@dataclass(frozen=True)
+class Sent(Served):
+    """A record with what an erasure knows it by."""
+
+    sent: bytes = b"o1"
+    at: datetime = NOON
+
+    def key(self) -> bytes:
+        return self.sent
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, round(self.at.timestamp() * 1000)
+
+
+def test_gaps_of_erased_records_are_no_gaps(world: World) -> None:
+    """Evidence of the other gaps was kept before; that raw lost rows is an error of the check until it is recorded."""
+    assert world.red() == {}
+    for place in ((0, 0), (0, 3)):
+        world.rows["raw"].remove(world.at("raw", FIRST, place))
+    assert "gaps_explained" in world.red([FIRST.key])
+    number = world.ledger.erasures.add(Erasure("orders", O1, "asked for", "somebody", NOW))
+    world.ledger.erasures.begin(number, [Erased(FIRST.key, {0: [OffsetRange(0, 1), OffsetRange(3, 4)]})])
+    found = world.verdicts([FIRST.key])["gaps_explained"][FIRST.key]
+    assert (found.passed, found.numbers["erased"], found.numbers["gaps"]) == (True, 2, 2)
+    [told] = locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 3)
+    assert (told.end, told.text) == ("erased", f"by somebody at {NOW}: asked for")
+    [told] = locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 5)
+    assert told.end == "gap"
+    erased = f"erased: 2 records, by somebody at {NOW:%Y-%m-%d %H:%M} UTC: asked for"
+    assert erased in explain(world.ledger, world.lake, STREAM, FIRST.key, None).lines
+
+
+@pytest.mark.parametrize(("key", "late", "passed"), [(b"o1", -1, True), (b"o1", 1, False), (b"o2", -1, False)])
+def test_a_record_that_was_erased_before_it_was_read_is_told_by_key_and_time(
+    world: World, key: bytes, late: int, passed: bool
+) -> None:
+    world.ledger.erasures.add(Erasure("orders", O1, "asked for", "somebody", NOON))
+    world.rows["raw"].remove(world.at("raw", FIRST, (0, 0)))
+    read = world.topics.read
+
+    def sent(*arguments: Any, **changes: Any) -> Any:
+        for one in read(*arguments, **changes):
+            yield Sent(one.place, key, NOON + timedelta(seconds=late))
+
+    world.topics.read = sent  # type: ignore[method-assign]
+    found = world.verdicts([FIRST.key])["gaps_explained"][FIRST.key]
+    assert found.passed is passed
+    kept = world.ledger.erasures.slices([FIRST.key])
+    assert [one.places for one in kept.get(FIRST.key, ())] == ([{0: [OffsetRange(0, 1)]}] if passed else [])
+
+
+# All of it
+
+
+@pytest.mark.slow
+def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its events, rejects, tombstone and row in a fold; killed half-way; read again, and read for the first time."""
+    bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
+    gone = Message(b"o1", b"no json")
+    bench.send(order_message("o1", 1), order_message("o2", 1), gone, Message(b"o1", None), Message(b"o2", b"no"))
+    bench.send(order_message("o1", 2, amount=3), order_message("o2", 2, amount=5), Message(b"o1", b"nor this"))
+    bench.send(order_message("o1", 3))
+    first, second, unread = bench.plan(0, p0=(0, 5)), bench.plan(1, p0=(5, 8)), bench.plan(2, p0=(8, 10))
+    bench.materialise(first, second)
+    current.fold(bench.work(), BASE)
+    assert bench.failing() == {}
+    asked = Asked(O1, sure=True, by="somebody", because="asked for")
+
+    def killed(work: Work) -> Any:
+        raise TemporaryError(f"killed before {work.keys}", remedy="none")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rejects, "materialise", killed)
+        with pytest.raises(TemporaryError, match="killed"):
+            act(bench.work(), None, asked, datetime.now(UTC))
+    found = act(bench.work(), None, asked, datetime.now(UTC))
+    assert [*found.done] == [first.key, second.key]
+    assert everywhere(bench) == {"o2"}
+    assert {key: row["version"] for key, row in bench.current().items()} == {"o2": 2}
+    assert [len(bench.rows(name)) for name in ("raw", "events", "rejects", "dlq")] == [3, 2, 1, 1]
+    assert sum(row["events"] for row in bench.rows("metrics")) == 2
+    assert bench.failing() == {}
+
+    # Raw is read from Kafka again, where the records still are.
+    bench.materialise(first, second)
+    assert everywhere(bench) == {"o2"}
+    bench.send(order_message("o1", 1, customer_id="c1", amount=9))
+    bench.materialise(unread)
+    assert [(row["partition"], row["offset"]) for row in bench.rows("raw") if row["key"] == b"o1"] == [(0, 9)]
+    assert {key: row["version"] for key, row in bench.current().items()} == {"o1": 1, "o2": 2}, "a new order of the key"
+    assert bench.failing() == {}
+    kept = bench.ledger.erasures.slices([unread.key])[unread.key]
+    assert [one.places for one in kept] == [{0: [OffsetRange(8, 9)]}]
+    held = hold_against_topic(bench.ledger, bench.kafka, bench.lake, bench.stream, [first, second, unread])
+    assert [one.error for one in held] == [None] * 3
+    page = audit(bench.ledger, bench.kafka, bench.lake, bench.stream, {}, versions=True)
+    assert (page.ends.accepted, page.ends.parked, page.ends.tombstones, page.ends.produced) == (3, 1, 0, 4)
+    [told] = locate(bench.ledger, bench.kafka, bench.lake, bench.stream, bench.stream.topic, 0, 2)
+    assert told.end == "erased"
+
+
+def everywhere(bench: Bench) -> set[str]:
+    """The keys that stand in any table."""
+    keys = {row["key"] for name in ("events", "current") for row in bench.rows(name)}
+    raw = {bytes(row["key"]).decode() for name in ("raw", "rejects") for row in bench.rows(name)}
+    places = {Origin.of_row(row) for row in bench.rows("dlq")} - {Origin.of_row(row) for row in bench.rows("rejects")}
+    return keys | raw | {str(place) for place in places}
+
+
+def test_the_command_tells_what_it_would_erase(world: World, tmp_path: Path) -> None:
+    environment = {"HIGHWATER_HOME": str(tmp_path), "DAGSTER_HOME": ""}
+    by_key, by_digest = (
+        CliRunner().invoke(main, ["erase", "orders", *given, "--json"], env=environment)
+        for given in (("--key", "o1"), ("--digest", O1))
+    )
+    assert by_key.exit_code == by_digest.exit_code == 0, by_key.output
+    told = json.loads(by_key.stdout)
+    assert told == json.loads(by_digest.stdout)
+    assert (told["digest"], set(told["rows"]), told["erased"]) == (O1, {FIRST.key, world.second.key}, [])
+    assert CliRunner().invoke(main, ["erase", "orders"], env=environment).exit_code == 2

@@ -1,0 +1,206 @@
+"""Maintenance of tables: nothing is lost by it, and what a retry may still read stays."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+
+from assets.layout import Layout
+from assets.origins import SEEN
+from assets.streams.orders import STREAM as ORDERS
+from assets.work import Work
+from highwater.declaration import Upkeep
+from highwater.errors import ConfigurationError
+from highwater.folding import BASE
+from highwater.upkeep import LONGEST_RUN, Horizon
+from orchestration import maintaining
+from orchestration.build import build_defs
+from orchestration.maintaining import act, horizon_rule
+from resources.lake import open_table, rows_at
+from resources.upkeep import join_small, parts_of, removable, remove_files, stock_of, times_of
+from tests.support import Bench, order_message, read_rows
+from tests.world import COLUMNS, RETRIED, STREAM, World, schema_of
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path)
+    made.write()
+    return made
+
+
+def work_of(world: World, **changes: Any) -> Work:
+    nothing = cast("Any", None)  # a dry run asks neither Spark nor Kafka
+    return Work(replace(STREAM, **changes), [], nothing, world.lake, world.ledger, nothing, print)
+
+
+def test_a_dry_run_tells_what_each_table_takes_and_changes_nothing(world: World) -> None:
+    before = {name: world.rows[name] for name in world.rows}
+    report = act(work_of(world), None, NOW, sure=False)
+    assert [one.table for one in report.tables] == ["raw", "events", "rejects", "dlq", "current"]
+    raw = report.tables[0]
+    folder = Path(world.lake.path("orders", "raw"))
+    files = [file.stat().st_size for file in folder.rglob("*.parquet")]
+    assert (raw.before.stored, raw.before.stored_bytes) == (len(files), sum(files))
+    assert (raw.before.files, raw.before.bytes) == (len(files), sum(files)), "written once"
+    assert "a dry run: nothing was done" in report.lines
+    assert "keys: DAGSTER_HOME is not set, so none was looked at" in report.lines
+    assert {name: world.rows[name] for name in world.rows} == before
+
+
+def test_a_horizon_that_a_run_may_outlast_is_refused(world: World) -> None:
+    with pytest.raises(ConfigurationError, match="the longest run"):
+        act(work_of(world, upkeep=Upkeep(horizon=timedelta(hours=12))), None, NOW, sure=True)
+
+
+def test_runs_that_go_on_lengthen_what_the_horizon_must_exceed() -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert horizon_rule(instance, NOW) == Horizon(LONGEST_RUN), "where Dagster has no limit"
+        run = dg.DagsterRun(job_name="orders_slice", status=dg.DagsterRunStatus.NOT_STARTED)
+        instance.add_run(run)
+        instance.handle_new_event(_started(run))
+        later = datetime.now(UTC) + timedelta(hours=9)
+        found = horizon_rule(instance, later).run
+        assert timedelta(hours=8.9) < found < timedelta(hours=9.1)
+
+
+def _started(run: dg.DagsterRun) -> Any:
+    from dagster import DagsterEvent, DagsterEventType, EventLogEntry
+
+    event = DagsterEvent(event_type_value=DagsterEventType.RUN_START.value, job_name=run.job_name)
+    return cast("Any", EventLogEntry)(
+        user_message="",
+        level=20,
+        run_id=run.run_id,
+        timestamp=datetime.now(UTC).timestamp(),
+        error_info=None,
+        job_name=run.job_name,
+        dagster_event=event,
+    )
+
+
+def test_files_that_an_unfinished_retry_reads_are_not_removed(world: World) -> None:
+    """Its rejects are still to be computed, from the version of events that its decision has seen."""
+    counts = {**world.proofs["events"][RETRIED.key].counts, SEEN: 0}
+    world.alter_proof("events", RETRIED, attempt=3, counts=counts)
+    world.write()
+    long_ago = NOW + timedelta(days=7)  # as seen from then
+    [events] = [one for one in act(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
+    assert [RETRIED.key in note and "finish it first" in note for note in events.notes] == [True]
+    [events] = [one for one in act(work_of(world), None, NOW, sure=False).tables if one.table == "events"]
+    assert events.notes == [], "the horizon reaches farther back"
+    world.alter_proof("rejects", RETRIED, attempt=3)
+    world.write()
+    [events] = [one for one in act(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
+    assert events.notes == [], "it is finished"
+
+
+def test_a_table_without_a_jvm_is_joined_and_cleared(world: World) -> None:
+    """As `metrics` is: the rows stay, and a file goes only when it is older than the horizon."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    path = world.lake.path("orders", "dlq")
+    more = [{**row, "detail": "more"} for row in read_rows(path)[:1]]
+    write_deltalake(path, pa.Table.from_pylist(more, schema_of(COLUMNS["dlq"])), mode="append")
+    table = open_table(path)
+    assert table is not None
+    [part] = [one for one in parts_of(table) if len(one.files) > 1]
+    before, stock = sorted(map(str, read_rows(path, "true"))), stock_of(table)
+    join_small(table, [part.key])
+    table.update_incremental()
+    assert sorted(map(str, read_rows(path, "true"))) == before
+    assert stock_of(table).files == stock.files - 1
+    assert stock_of(table).stored == stock.stored + 1
+    month = timedelta(days=30).total_seconds()
+    for file in Path(path).rglob("*.parquet"):
+        os.utime(file, (NOW.timestamp() - month,) * 2)
+        (file.parent / f".{file.name}.crc").touch()
+    for name, age in (("of one who died", month), ("of one who writes", 60)):
+        there = Path(path) / "slice=x" / f"{name}.parquet"
+        there.parent.mkdir(exist_ok=True)
+        there.touch()
+        os.utime(there, (NOW.timestamp() - age,) * 2)
+    assert remove_files(table, hours=168) == 1, "what was joined was removed from the table just now"
+    assert {file.name for file in Path(path).glob("slice=x/*")} == {"of one who writes.parquet"}
+    assert len(removable(table, hours=0)) == 3
+    assert remove_files(table, hours=0) == 3
+    found = stock_of(table)
+    assert (found.stored, found.stored_bytes) == (found.files, found.bytes)
+    assert len([*Path(path).rglob(".*.crc")]) == found.files
+    assert sorted(map(str, read_rows(path, "true"))) == before
+
+
+def test_a_version_whose_entry_is_gone_has_no_time(world: World) -> None:
+    table = open_table(world.lake.path("orders", "events"))
+    assert table is not None
+    found = times_of(table, [0, -5])
+    assert found[-5] is None
+    assert found[0] is not None
+    assert abs(found[0] - NOW) < timedelta(minutes=10)
+
+
+@pytest.mark.slow
+def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files become fewer, rows and proofs stay, an old version stays readable, and the checks stay green."""
+    monkeypatch.setattr("assets.raw.RECORDS_A_FILE", 1)  # so that a slice's proof has a file of its own
+    monkeypatch.setattr("highwater.upkeep.FEWEST_FILES", 2)
+    monkeypatch.setattr("orchestration.maintaining.FOLD_FROM", 2)
+    bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
+    bench.send(*[order_message(f"o{n}", 1) for n in range(9)])
+    slices = [bench.plan(0, p0=(0, 6)), bench.plan(1, p0=(6, 8)), bench.plan(2, p0=(8, 9))]
+    for piece in slices[:2]:
+        bench.materialise(piece)
+    keys = [one.key for one in slices[:2]]
+    before = {name: bench.lake.committed("orders", name, keys) for name in ("raw", "events", "rejects", "metrics")}
+    assert [files_of(bench, "raw")[key] for key in keys] == [2, 2]
+    old = open_table(bench.lake.path("orders", "events"))
+    assert old is not None
+    run = threading.Thread(target=bench.materialise, args=slices[2:])
+    run.start()
+    report = {one.table: one for one in act(bench.work(), None, NOW, sure=True).tables}
+    run.join()
+    assert report["raw"].joined >= 2
+    assert report["raw"].removed == 0
+    for name in ("raw", "events"):
+        assert [files_of(bench, name)[key] for key in keys] == [1, 1]
+    assert {name: bench.lake.committed("orders", name, keys) for name in before} == before
+    assert {bytes(row["key"]) for row in bench.rows("raw")} == {b"o%d" % n for n in range(9)}
+    assert rows_at(bench.spark, bench.lake.path("orders", "events"), old.version()).count() == 8
+
+    # The same without the horizon: it is what kept the files of before.
+    monkeypatch.setattr(maintaining, "whole_hours", lambda _: 0)
+    report = {one.table: one for one in act(bench.work(), None, NOW, sure=True).tables}
+    assert report["raw"].removed >= 4
+    assert all(one.after.stored == one.after.files for one in report.values())
+    assert set(keys) <= folded(bench)
+    assert bench.failing() == {}
+    assert len(bench.current()) == 9
+
+
+def files_of(bench: Bench, name: str) -> dict[str, int]:
+    table = open_table(bench.lake.path("orders", name))
+    assert table is not None
+    return {part.key: len(part.files) for part in parts_of(table)}
+
+
+def folded(bench: Bench) -> set[str]:
+    fold = Layout.read(bench.work()).fold(BASE)
+    return {f"{topic}@{ordinal:07d}" for topic, ordinal in fold.attempts()}
+
+
+def test_the_job_maintains_every_stream_by_itself() -> None:
+    defs = build_defs(streams=[STREAM, replace(STREAM, name="others", topic="others")])
+    job = defs.resolve_job_def("maintenance")
+    assert {node.name for node in job.nodes} == {"orders_maintenance", "others_maintenance"}
+    [schedule] = [one for one in defs.get_repository_def().schedule_defs if one.name == "maintenance"]
+    assert schedule.job_name == "maintenance"

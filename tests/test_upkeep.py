@@ -1,0 +1,296 @@
+"""What maintenance decides, and which keys it takes from Dagster: a few thousand of them, without a JVM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset
+from dagster._core.definitions.partitions.subset import DefaultPartitionsSubset
+from dagster._core.execution.asset_backfill import AssetBackfillData
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+
+from highwater.declaration import Upkeep
+from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, UnknownSliceError
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from highwater.upkeep import Horizon, Key, Part, candidates, to_compact
+from orchestration import retiring, ticks
+from orchestration.cli import main
+from orchestration.explaining import explain
+from orchestration.stream_assets import table_key
+from resources.lake import Lake
+from resources.ledger import Ledger
+from tests.support import make_stream
+
+NOW = datetime.now(UTC)
+STREAM = make_stream("orders")
+DAY = timedelta(days=1)
+
+
+def hours(count: float) -> timedelta:
+    return timedelta(hours=count)
+
+
+# What is decided
+
+
+def test_a_horizon_outlasts_a_run_with_its_retries() -> None:
+    """6 h, three times, and 20 minutes: 18 h 20 min."""
+    Horizon().see_enough(hours(18) + timedelta(minutes=20))
+    with pytest.raises(ConfigurationError) as caught:
+        Horizon().see_enough(hours(18))
+    assert caught.value.stored == "18 h"
+    assert caught.value.found == ("6 h of the longest run x (1 + 2 retries) + 0.3333 h of waiting for leases = 18.33 h")
+
+
+def test_an_unfinished_retry_keeps_the_version_that_it_reads() -> None:
+    rule = Horizon(hours(1), retries=0, leases=hours(1))
+    read = {"young": NOW - hours(21), "old": NOW - hours(23), "unknown": None}
+    assert set(rule.outlived(hours(24), read, NOW)) == {"old", "unknown"}
+
+
+def test_small_files_are_joined_where_there_are_many() -> None:
+    small, large = 1_000, 64 * 1024 * 1024
+    parts = [
+        Part("one", (small,)),
+        Part("four", (small,) * 4),
+        Part("five", (small,) * 5),
+        Part("many", (small,) * 9),
+        Part("busy", (small,) * 9),
+        Part("large", (large,) * 9),
+    ]
+    assert to_compact(parts, busy={"busy"}) == ["many", "five"]
+
+
+def test_what_one_maintenance_rewrites_is_bounded() -> None:
+    part = Part("huge", (1_000,) * 5 + (15 * 1024**3,))
+    assert to_compact([part, replace(part, key="huge too")], busy=()) == ["huge"]
+
+
+def test_the_oldest_plans_lose_their_keys_first() -> None:
+    keys = [Key(f"k{n}", NOW - n * DAY) for n in range(5)]
+    assert candidates(keys, newest=3, longest=None, now=NOW) == ["k4", "k3"]
+    assert candidates(keys, newest=9, longest=timedelta(days=2.5), now=NOW) == ["k4", "k3"]
+    recalled = [*keys[:4], replace(keys[4], recalled_at=NOW - 6 * DAY)]
+    assert candidates(recalled, newest=3, longest=None, now=NOW) == ["k3"], "and k4 takes no other's place"
+    assert candidates(recalled, newest=3, longest=None, now=NOW + 2 * DAY) == ["k4", "k3"]
+
+
+@pytest.mark.parametrize(
+    "upkeep",
+    [Upkeep(live_slices=0), Upkeep(live_for=timedelta(0)), Upkeep(horizon=timedelta(0)), Upkeep(horizon=8 * DAY)],
+)
+def test_an_upkeep_that_keeps_nothing_is_refused(upkeep: Upkeep) -> None:
+    with pytest.raises(DeclarationError, match="upkeep"):
+        make_stream("orders", upkeep=upkeep)
+
+
+# Keys
+
+
+class Deployment:
+    """Slices that are whole in a lake of proofs, with a live key each, two thirds of which the stream keeps."""
+
+    def __init__(self, root: Path, instance: dg.DagsterInstance, slices: int) -> None:
+        self.instance = instance
+        self.newest = slices * 2 // 3
+        self.stream = make_stream("orders", upkeep=Upkeep(live_slices=self.newest))
+        self.ledger = Ledger(f"sqlite:///{root / 'ledger.sqlite'}")
+        self.lake = Lake(str(root / "lake"))
+        begin = NOW - timedelta(minutes=slices)
+        self.slices = [
+            Slice("orders", "orders", "A" * 22, 0, n, {0: OffsetRange(n, n + 1)}, begin + timedelta(minutes=n))
+            for n in range(slices)
+        ]
+        self.keys = [piece.key for piece in self.slices]
+        self.ledger.add(self.slices)
+        self.half = self.keys[7]
+        for table in ("raw", "events", "rejects", "current"):
+            self._fill(table, [one for one in self.slices if (table, one.key) != ("rejects", self.half)])
+        instance.add_dynamic_partitions("orders_slices", self.keys)
+
+    def _fill(self, table: str, slices: list[Slice]) -> None:
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        rows = {"slice": [s.key for s in slices], "proof": [Proof(s, 1, 0).to_json() for s in slices]}
+        rows |= {name: pa.nulls(len(slices), pa.string()) for name in ("reason", "next_topic")}
+        few = ["slice"] if len(self.keys) < 100 else None  # thousands of files would take longer than the test
+        write_deltalake(self.lake.path("orders", table), pa.table(rows), mode="overwrite", partition_by=few)
+
+    @property
+    def resources(self) -> Any:
+        return SimpleNamespace(
+            ledger=SimpleNamespace(open=lambda: self.ledger), lake=SimpleNamespace(open=lambda: self.lake)
+        )
+
+    def live(self) -> list[str]:
+        return list(self.instance.get_dynamic_partitions("orders_slices"))
+
+    def run_of(self, first: str, last: str) -> str:
+        range_ = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+        tags = {**range_, "highwater/stream": "orders"}
+        run = dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.NOT_STARTED)
+        self.instance.add_run(run)
+        return run.run_id
+
+    def backfill_of(self, *keys: str) -> None:
+        named = {table_key(STREAM, "events"): DefaultPartitionsSubset(set(keys))}
+        subset = cast("Any", AssetGraphSubset)(partitions_subsets_by_asset_key=named)
+        data = AssetBackfillData.empty(subset, NOW.timestamp(), self.instance)
+        backfill = PartitionBackfill(
+            backfill_id="someone",
+            status=BulkActionStatus.REQUESTED,
+            from_failure=False,
+            tags={},
+            backfill_timestamp=NOW.timestamp(),
+            asset_selection=[table_key(STREAM, "events")],
+            asset_backfill_data=data,
+        )
+        self.instance.add_backfill(backfill)
+
+    def retire(self, now: datetime = NOW, *, sure: bool = True) -> retiring.Retirement:
+        return retiring.retire(self.instance, self.ledger, self.lake, self.stream, now, sure=sure)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+        yield Deployment(tmp_path, instance, slices=60)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Iterator[Deployment]:
+    """As many slices as a stream has live ones by default, and a thousand more."""
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+        yield Deployment(tmp_path, instance, slices=3_000)
+
+
+def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> None:
+    """Never one that a run or a backfill names, or of a slice that is not whole; plan, ledger and lake stay."""
+    ours, old = large, 1_000
+    assert ours.newest == Upkeep().live_slices
+    running = ours.run_of(ours.keys[10], ours.keys[12])
+    ours.backfill_of(ours.keys[20], ours.keys[2_500])
+    stay = {ours.half, *ours.keys[10:13], ours.keys[20]}
+    dry = ours.retire(sure=False)
+    assert ours.live() == ours.keys
+    assert len(dry.retired) == old - len(stay)
+    assert dry.kept == {"named by unfinished runs or backfills": 4, "not complete": 1}
+
+    assert set(ours.retire().retired) == set(ours.keys[:old]) - stay
+    assert ours.live() == [key for key in ours.keys if key in stay or key in ours.keys[old:]]
+    assert ours.ledger.slices("orders") == ours.slices
+    assert ours.ledger.retired.count("orders") == old - len(stay)
+
+    assert ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
+    cursor: str | None = None
+    for _ in range(len(ours.keys) // ticks.PAGE):
+        tick = ticks.repair(ours.instance, ours.resources, STREAM, cursor)
+        assert list(tick.keys) == []
+        assert {event.partition for event in tick.events} & set(dry.retired) == set()
+        cursor = tick.cursor
+
+    ours.instance.delete_run(running)
+    assert set(ours.retire().retired) == {*ours.keys[10:13]}, "nobody names them now"
+
+
+def test_a_planner_whose_newest_slices_are_all_retired_adds_none(deployment: Deployment) -> None:
+    ours = deployment
+    idle = make_stream("orders", upkeep=Upkeep(live_for=timedelta(minutes=1)))
+    retiring.retire(ours.instance, ours.ledger, ours.lake, idle, NOW + DAY, sure=True)
+    assert ours.live() == [ours.half]
+    assert ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
+
+
+def test_keys_that_were_brought_back_stay_for_a_backfill(deployment: Deployment) -> None:
+    ours = deployment
+    ours.retire()
+    told: list[str] = []
+    meant = (ours.keys[5], ours.keys[9])
+
+    def recall(first: str, last: str, *, sure: bool = True) -> list[str]:
+        return retiring.recall(ours.instance, ours.ledger, STREAM, first, last, NOW, told.append, sure=sure)
+
+    assert recall(*meant, sure=False) == [*ours.keys[5:7], *ours.keys[8:10]]
+    assert told[0] == "4 of 5 slices have a retired key"
+    assert ours.keys[5] not in ours.live()
+    explained = explain(ours.ledger, ours.lake, STREAM, ours.keys[5], ours.instance).lines
+    assert explained[-2:] == ["its key is retired: highwater recall-keys orders brings it back", "whole"]
+    recall(*meant)
+    assert ours.live()[-4:] == [*ours.keys[5:7], *ours.keys[8:10]], "neighbours, so that a range takes them together"
+    assert not ours.retire(NOW + 6 * DAY).retired
+    assert set(ours.retire(NOW + 8 * DAY).retired) == {*ours.keys[5:7], *ours.keys[8:10]}
+    with pytest.raises(ConfigurationError, match="older one first"):
+        recall(*reversed(meant))
+    with pytest.raises(UnknownSliceError):
+        recall(meant[0], "orders@0099999")
+
+
+def test_a_retired_slice_that_the_lake_lost_gets_its_key_again(deployment: Deployment) -> None:
+    ours = deployment
+    ours.retire()
+    lost = ours.keys[3]
+    ours._fill("events", [one for one in ours.slices if one.key != lost])
+    tick = ticks.repair(ours.instance, ours.resources, STREAM, None)
+    assert list(tick.keys) == [lost]
+    assert lost in {request.keys[0] for request in tick.requests}
+    assert ours.ledger.retired.among([lost]) == set()
+
+
+def test_a_retirement_that_died_half_way_is_finished(deployment: Deployment) -> None:
+    ours = deployment
+    ours.ledger.retired.retire("orders", ours.keys[:2], NOW)
+    ours.run_of(ours.keys[1], ours.keys[1])
+    found = ours.retire().retired
+    assert ours.keys[0] in found
+    assert ours.keys[1] in ours.live()
+
+
+def test_a_key_that_a_run_names_meanwhile_comes_back(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look and the deletion somebody launched a run."""
+    ours, look = deployment, retiring.named_keys
+
+    def late(*arguments: Any) -> frozenset[str]:
+        found = look(*arguments)
+        ours.run_of(ours.keys[0], ours.keys[0])
+        return found
+
+    monkeypatch.setattr(retiring, "named_keys", late)
+    found = ours.retire()
+    assert found.kept["named while they were retired"] == 1
+    assert ours.keys[0] in ours.live()
+    assert ours.keys[0] not in found.retired
+    assert ours.ledger.retired.among(ours.keys[:2]) == {ours.keys[1]}
+
+
+def test_no_key_is_retired_while_it_is_not_known_who_names_it(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = deployment
+    monkeypatch.setattr(retiring, "RECORDS", 0)
+    ours.run_of(ours.keys[0], ours.keys[0])
+    with pytest.raises(DependencyAwayError, match="not known"):
+        ours.retire()
+    assert ours.live() == ours.keys
+
+
+def test_the_command_brings_keys_back(deployment: Deployment, tmp_path: Path) -> None:
+    ours = deployment
+    ours.retire()
+    environment = {"HIGHWATER_HOME": str(tmp_path), "DAGSTER_HOME": ""}
+    command = ["recall-keys", "orders", ours.keys[0], ours.keys[1], "--yes", "--json"]
+    ran = CliRunner().invoke(main, command, env=environment)
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["keys"] == ours.keys[:2]
+    tick = ticks.repair(ours.instance, ours.resources, STREAM, None)
+    assert list(tick.keys) == ours.keys[:2], "without DAGSTER_HOME repair adds them"
