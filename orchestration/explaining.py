@@ -49,12 +49,25 @@ class Commit:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that worked on the slice."""
+    """A run that worked on the slice.
+
+    Args:
+        alive_until: while it is started, when the lease of its worker runs out unless it is renewed; None where the
+            worker holds none.
+    """
 
     run: str
     status: str
     began: datetime | None
     purpose: str
+    alive_until: datetime | None = None
+
+    @property
+    def worker(self) -> str:
+        """What is known of the worker of a run that is started."""
+        if self.status != "STARTED":
+            return ""
+        return "no lease" if self.alive_until is None else f"lease until {self.alive_until:%H:%M:%S}"
 
 
 @dataclass(frozen=True)
@@ -134,10 +147,10 @@ class Explained:
             found.append((["rejected because", "records", "goes to"], rejects))
         if self.runs:
             rows = [
-                [r.run, r.status, "" if r.began is None else f"{r.began:%Y-%m-%d %H:%M:%S}", r.purpose]
+                [r.run, r.status, "" if r.began is None else f"{r.began:%Y-%m-%d %H:%M:%S}", r.purpose, r.worker]
                 for r in self.runs
             ]
-            found.append((["run", "status", "began (UTC)", "asked by"], rows))
+            found.append((["run", "status", "began (UTC)", "asked by", "worker"], rows))
         if self.checks:
             found.append((["check", "last execution"], [[name, status] for name, status in self.checks.items()]))
         return found
@@ -181,11 +194,16 @@ class Explained:
             "hold": None if self.hold is None else self.hold.to_plain(),
             "reclaimed": len({one.origin for one in self.reclaims}),
             "leases": {name: ends.isoformat() for name, ends in self.leases.items()},
-            "runs": None if self.runs is None else [{**vars(r), "began": str(r.began)} for r in self.runs],
+            "runs": None if self.runs is None else [_run_plain(run) for run in self.runs],
             "checks": None if self.checks is None else dict(self.checks),
             "retired": self.retired,
             "erased": [*self.erased],
         }
+
+
+def _run_plain(run: Run) -> dict[str, Any]:
+    alive = None if run.alive_until is None else run.alive_until.isoformat()
+    return {**vars(run), "began": str(run.began), "alive_until": alive}
 
 
 _COMMITS = ["table", "attempt", "rows", "bytes", "counts"]
@@ -216,6 +234,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
     sizes = {table: lake.sizes(stream.name, table, [key]).get(key) for table in TABLES}
     commits = [_commit(table, proofs[table].get(key), sizes[table]) for table in TABLES]
     lost = [loss for loss in ledger.losses(stream.name) if left_to_read(piece, [loss]) != piece]
+    leases = ledger.leases()
     return Explained(
         piece=piece,
         lost=lost,
@@ -225,8 +244,8 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         rejects=_rejects(lake, stream, key),
         hold=ledger.holds.of([key]).get(key),
         reclaims=ledger.reclaims.of(stream.name, slice_key=key),
-        leases={name: ends for name, ends in ledger.leases().items() if _concerns(name, stream)},
-        runs=None if instance is None else _runs(instance, stream, key),
+        leases={name: ends for name, ends in leases.items() if _concerns(name, stream)},
+        runs=None if instance is None else _runs(instance, stream, key, leases),
         checks=None if instance is None else _checks(instance, stream, key),
         retired=key in ledger.retired.among([key]),
         erased=_erased(ledger, stream, key),
@@ -270,12 +289,13 @@ def _of_metrics(standing: Attempts, key: str) -> list[Commit]:
     return [] if standing.metrics is None else [Commit("metrics", standing.metrics.get(key))]
 
 
-def _runs(instance: dg.DagsterInstance, stream: Stream, key: str) -> list[Run]:
+def _runs(instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mapping[str, datetime]) -> list[Run]:
     """The runs that materialised a table of the slice, and those that were asked for it by name."""
     import dagster as dg
 
     from orchestration.requests import PARTITION, RANGE_START
     from orchestration.stream_assets import table_keys
+    from orchestration.workers import living
 
     ids: set[str] = set()
     for asset in table_keys(stream):
@@ -284,15 +304,16 @@ def _runs(instance: dg.DagsterInstance, stream: Stream, key: str) -> list[Run]:
     for tag in (PARTITION, RANGE_START):
         ids |= {run.run_id for run in instance.get_runs(dg.RunsFilter(tags={tag: key}), limit=MOST_RUNS)}
     records = instance.get_run_records(dg.RunsFilter(run_ids=sorted(ids)), limit=MOST_RUNS) if ids else []
-    return [_run(record) for record in records]
+    alive = living(leases)
+    return [_run(record, alive.get(record.dagster_run.run_id)) for record in records]
 
 
-def _run(record: dg.RunRecord) -> Run:
+def _run(record: dg.RunRecord, alive_until: datetime | None) -> Run:
     from orchestration.requests import PURPOSE
 
     run, start = record.dagster_run, record.start_time
     began = None if start is None else datetime.fromtimestamp(start, UTC)
-    return Run(run.run_id, run.status.value, began, run.tags.get(PURPOSE, "a person"))
+    return Run(run.run_id, run.status.value, began, run.tags.get(PURPOSE, "a person"), alive_until)
 
 
 def _checks(instance: dg.DagsterInstance, stream: Stream, key: str) -> dict[str, str]:

@@ -35,7 +35,7 @@ def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str]
         order: the stream's keys in Dagster's order.
         now: the time, in UTC.
     """
-    return _past(instance, order, now, lambda record: _is_of(stream, record))
+    return _past(instance, order, now, lambda record: _takes_slices(stream, record))
 
 
 def past_publishing(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
@@ -57,13 +57,18 @@ def _past(
     ]
 
 
+def is_of(stream: Stream, record: RunRecord) -> bool:
+    """Whether a run is one of the stream's: by its tag, or by the assets that it was asked for."""
+    return _takes_slices(stream, record) or _publishes(stream, record)
+
+
 def _publishes(stream: Stream, record: RunRecord) -> bool:
     run = record.dagster_run
     asked = run.tags.get(STREAM_TAG) == stream.name and run.tags.get(PURPOSE) == PUBLISH
     return asked or table_key(stream, PUBLISHED.name) in (run.asset_selection or ())
 
 
-def _is_of(stream: Stream, record: RunRecord) -> bool:
+def _takes_slices(stream: Stream, record: RunRecord) -> bool:
     run = record.dagster_run
     if run.tags.get(PURPOSE) == PUBLISH:
         return False

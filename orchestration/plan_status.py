@@ -96,6 +96,8 @@ class StreamStatus:
         refused: slices that were over its limit and are undecided.
         dependencies: breakers of the stream's dependencies that are not closed, in sentences.
         holds: slices that records hold.
+        workers: runs of the stream whose worker gave a sign of life within the last minute, and when its lease runs out
+            unless it is renewed.
     """
 
     stream: str
@@ -111,6 +113,7 @@ class StreamStatus:
     refused: Sequence[Judgement] = ()
     dependencies: Sequence[str] = ()
     holds: Sequence[Hold] = ()
+    workers: Mapping[str, datetime] = field(default_factory=dict)
 
     @property
     def lag(self) -> int | None:
@@ -137,7 +140,11 @@ class StreamStatus:
         ]
         breakers = [f"  breaker {self.breaker.text}", *[f"  {text}" for text in self.dependencies]]
         holds = [f"  {one.text}; mend it, or highwater release-hold {one.slice_key}" for one in self.holds]
-        return [head, *errors, *breakers, *refused, *holds, *alerts, *[f"  {one.line}" for one in self.dlq]]
+        workers = [
+            f"  run {run}: its worker lives, lease until {ends:%H:%M:%S} UTC" for run, ends in self.workers.items()
+        ]
+        lines = [*errors, *breakers, *refused, *holds, *alerts, *workers]
+        return [head, *lines, *[f"  {one.line}" for one in self.dlq]]
 
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -168,6 +175,7 @@ class StreamStatus:
             ],
             "dependencies": list(self.dependencies),
             "holds": [one.to_plain() for one in self.holds],
+            "workers": {run: ends.isoformat() for run, ends in self.workers.items()},
             "alerts": [one.to_plain() for one in self.alerts],
             "dlq": [{**vars(one), "error": None if one.error is None else _error_plain(one.error)} for one in self.dlq],
         }
@@ -192,6 +200,7 @@ def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[
         refused=ledger.breakers.refused(stream.name),
         dependencies=_dependencies(ledger, stream),
         holds=ledger.holds.open(stream.name),
+        workers=_workers(ledger, stream),
         # A broker that is away is waited for once.
         dlq=_dlq(ledger, kafka, stream) if found.partitions else [],
     )
@@ -218,6 +227,12 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
         partitions=partitions,
         errors=errors,
     )
+
+
+def _workers(ledger: Ledger, stream: Stream) -> dict[str, datetime]:
+    from orchestration.workers import living
+
+    return living(ledger.leases(), stream.name)
 
 
 def _dependencies(ledger: Ledger, stream: Stream) -> list[str]:

@@ -7,13 +7,14 @@ environment when a connection is opened, in the process that opens it.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import dagster as dg
 from pydantic import PrivateAttr
 
+from highwater.errors import HighwaterError
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,11 +40,36 @@ class KafkaResource(dg.ConfigurableResource["Kafka"]):
 
 
 class LedgerResource(dg.ConfigurableResource["Ledger"]):
-    """The ledger of `HIGHWATER_LEDGER_URL`."""
+    """The ledger of `HIGHWATER_LEDGER_URL`; in a run's process also the sign that the run's worker lives.
+
+    Every step of ours asks for the ledger, and all steps of a run share its resources: so the lease lives as long as
+    the process has steps to do, also while one waits for its place in a pool.
+    """
+
+    _alive: object = PrivateAttr(default=None)
 
     def open(self) -> "Ledger":
         """The ledger, created where it is missing."""
         return _ledger(settings().ledger_url)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Begin to tell that the run's worker lives; in ticks there is no run.
+
+        A ledger that cannot be opened is told by the steps, which need it.
+        """
+        from orchestration.workers import LEASE_SECONDS, lease_name
+
+        if context.run is not None:
+            with suppress(HighwaterError):
+                self._alive = self.open().heartbeat(lease_name(context.run), LEASE_SECONDS)
+                self._alive.start()
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """End it; the lease covers the moment until Dagster has recorded the run's end."""
+        del context
+        alive, self._alive = self._alive, None
+        if alive is not None:
+            alive.stop()  # type: ignore[attr-defined]  # pydantic needs a type that exists at run time
 
 
 @lru_cache(maxsize=4)

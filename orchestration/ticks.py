@@ -44,6 +44,7 @@ from orchestration.requests import (
 )
 from orchestration.stream_assets import STREAM_TAG, TIER_TAG, table_key, table_keys, topic_key
 from orchestration.turns import behind, hold_lines, released, standing_holds, take_turn, turn_lines
+from orchestration.workers import end_runs_without_worker
 from resources.guards import guarded
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 # The planner looks back so far beyond its own plans, and further where Dagster lacks some of these.
 LOOK_BACK = 20
 # Repair asks the lake for so many slices that Dagster lacks, and for so many of all in turn: 100,000 slices are
-# compared in three and a half hours of ticks.
+# compared in less than two hours of ticks.
 PAGE = 500
 # The cursor that begins again; Dagster takes an empty one for "as it was".
 OLDEST = "oldest"
@@ -242,13 +243,15 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     """Request what is not done and nobody works on; tell Dagster what the lake holds and Dagster forgot.
 
     Every tick asks the lake for the slices that Dagster lacks, and for the next page of all: so whatever ledger, lake
-    and Dagster disagree on is found, and a tick costs the same after any number of slices.
+    and Dagster disagree on is found, and a tick costs the same after any number of slices. Runs whose worker is gone
+    are ended first, so that they count as what they are.
 
     Raises:
         TemporaryError: the lake or the ledger is away; nothing was decided.
     """
     now = datetime.now(UTC)
     ledger, lake = resources.ledger.open(), resources.lake.open()
+    ended = end_runs_without_worker(instance, ledger, stream, now)
     see_kafka_awake(ledger, now)
     order = list(instance.get_dynamic_partitions(stream.partitions_name))
     page, cursor = next_page(ledger, stream, cursor)
@@ -293,6 +296,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
         keys=lost,
         requests=[*turn.requests(now), *requests, *probe_requests(stopped.probe, now)],
         lines=[
+            *ended_lines(ended),
             *repair_lines(found, lost, forgotten, strange),
             *held_lines(breaker, stopped, away),
             *turn_lines(turn, holds),
@@ -306,6 +310,11 @@ def _floor(ledger: Ledger, stream: Stream, breaker: Circuit) -> datetime | None:
     """Runs that ended before count no more: what they failed by was a breaker, which closed since."""
     times = [breaker.since if breaker.closed else None, came_back(ledger, stream)]
     return max((at for at in times if at is not None), default=None)
+
+
+def ended_lines(ended: Sequence[str]) -> list[str]:
+    """The runs that ended with their worker, for the tick's log."""
+    return [f"{len(ended)} runs failed, their worker is gone: {_some(ended)}"] if ended else []
 
 
 def held_lines(breaker: Circuit, held: Held, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode

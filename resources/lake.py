@@ -205,6 +205,10 @@ def answer(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
 
 
 def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
+    """The answer as a stream, to be read by pyarrow.
+
+    deltalake's own reader was seen to hold the interpreter's lock as long as a query takes: no lease could be renewed.
+    """
     from deltalake import QueryBuilder
 
     builder = QueryBuilder()

@@ -1,6 +1,7 @@
 """Leases: locks in the ledger's database that end by themselves when their holder dies.
 
-What belongs here: taking, renewing and giving back a lease. What does not: what it protects.
+What belongs here: taking, renewing and giving back a lease, and keeping one alive as a sign of life. What does not:
+what it protects or tells.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
 _TABLE = schema.leases
-# Three renewals fit into a term, so that one or two which fail do no harm.
-RENEWALS_A_TERM = 3
+# Four renewals fit into a term, so that two which fail do no harm: a term of 60 s is renewed every 15 s.
+RENEWALS_A_TERM = 4
 
 
 class Lease:
@@ -105,6 +106,47 @@ def held(connection: Connection) -> dict[str, datetime]:
     """The leases that somebody holds now, and when each ends unless it is renewed."""
     query = select(_TABLE.c.name, _TABLE.c.until).where(_TABLE.c.until >= _now(connection)).order_by(_TABLE.c.name)
     return {row.name: datetime.fromtimestamp(row.until, UTC) for row in connection.execute(query)}
+
+
+def forget(connection: Connection, over_for: float) -> None:
+    """Delete the leases that ran out so many seconds ago: each run has a name of its own, so these would grow."""
+    connection.execute(delete(_TABLE).where(_TABLE.c.until < _now(connection) - over_for))
+
+
+class Heartbeat:
+    """A lease as a sign of life: kept alive by a thread, and left to run out when this process dies or stands still.
+
+    A ledger that is away does the work no harm, and the lease runs out. Nothing is protected by it: see `leased`.
+
+    Args:
+        engine: gives the ledger's database, when it is first needed.
+        name: what is told to be alive.
+        seconds: its term.
+    """
+
+    def __init__(self, engine: Callable[[], Engine], name: str, seconds: float) -> None:
+        self._engine, self._name, self._seconds = engine, name, seconds
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name=f"heartbeat {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Renew no more. The lease is left to run out: who was told to be alive may still have to say how it ended."""
+        self._done.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        lease: Lease | None = None
+        while not self._done.is_set():
+            try:
+                lease = lease or Lease(self._engine(), self._name, self._seconds)
+                lease.take()
+            except HighwaterError:
+                pass  # tried again at the next beat; whoever looks meanwhile sees it run out
+            self._done.wait(self._seconds / RENEWALS_A_TERM)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from resources import ledger_schema as schema
 from resources.breakers import Breakers
 from resources.erasures import Erasures
 from resources.holds import Holds
-from resources.leases import Lease, held, leased
+from resources.leases import Heartbeat, Lease, forget, held, leased
 from resources.ledger_rows import (
     discard_of,
     discard_row,
@@ -537,6 +537,20 @@ class Ledger:
         """The leases that somebody holds now, and when each ends unless it is renewed."""
         with self._reading() as connection:
             return held(connection)
+
+    def heartbeat(self, name: str, seconds: float) -> Heartbeat:
+        """A lease as a sign of life of this process, to be started and stopped; neither raises when the ledger is away.
+
+        Args:
+            name: what is told to be alive; nobody else uses it.
+            seconds: how long it is told so after the last sign.
+        """
+        return Heartbeat(lambda: self._engine, name, seconds)
+
+    def forget_leases(self, over_for: float) -> None:
+        """Delete the leases that ran out so many seconds ago."""
+        with self._writing() as connection:
+            forget(connection, over_for)
 
 
 def _portions(keys: Sequence[str]) -> Iterator[Sequence[str]]:

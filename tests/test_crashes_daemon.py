@@ -20,6 +20,7 @@ from tests.crash_support import PARTITIONS, TABLES
 if TYPE_CHECKING:
     from dagster._core.storage.dagster_run import DagsterRun
 
+    from dev.dagster_services import DagsterServices
     from dev.spark_connect import SparkConnect
     from tests.conftest import TopicFactory
 
@@ -29,6 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
 SLICES = 6
 # Seen: 100 s on a quiet machine of 2 cores.
 LONGEST = 480
+# From the start of what was killed to the commit: the lease's minute, a tick of repair, a run.
+THREE_MINUTES = 180
 
 # What a run's only slice has when its worker is killed, one run each.
 MOMENTS: tuple[tuple[str, ...], ...] = ((), ("raw",), ("raw", "events"), ("raw", "events", "rejects"), TABLES)
@@ -69,13 +72,57 @@ def test_workers_of_launched_runs_are_killed(
     held = crash_support.Deployment(ours.stream, tmp_path, bootstrap, {settings.SPARK_REMOTE: spark_server.remote})
     held.send(72 * SLICES)
     held.abort()
-    with deployment.Running(ours), ours.instance() as instance:
+    with deployment.Running(ours) as services, ours.instance() as instance:
         killed = [kill_when(instance, held, moment) for moment in MOMENTS]
+        see_all_killed_together(services, instance, held)
         wait_until(lambda: settled(instance, ours, held), LONGEST, "the end of all runs")
         statuses = [instance.get_run_by_id(run) for run in killed]
         assert [run.status for run in statuses if run] == [dg.DagsterRunStatus.FAILURE] * len(MOMENTS)
     assert len(held.slices()) >= SLICES - 1
     held.see_whole()
+
+
+def see_all_killed_together(
+    services: DagsterServices, instance: dg.DagsterInstance, held: crash_support.Deployment
+) -> None:
+    """Worker, code server and daemon die at once; started again, the slice is committed without help.
+
+    Nobody is left to tell Dagster that the worker died: such a run was started for ever, and its slices in flight.
+    """
+    planned = set(held.slices())
+    held.send(72)
+    run, pid = the_run_of(instance, held, planned)
+    assert group_of(pid) == group_of(services.daemon.pid)
+    services.daemon.kill()
+    assert not Path(f"/proc/{pid}").exists(), "the worker is no child of the daemon's code server"
+    assert not ended(instance, run)
+    services.daemon.start()
+    begin = time.monotonic()
+    wait_until(lambda: stands(held, key_of(run), TABLES), THREE_MINUTES, f"the commit of {key_of(run)}")
+    print(f"committed {time.monotonic() - begin:.0f} s after the start")  # noqa: T201 - for the test's log
+    [found] = instance.get_run_records(dg.RunsFilter(run_ids=[run.run_id]))
+    assert found.dagster_run.status == dg.DagsterRunStatus.FAILURE
+    told = [record.user_message for record in instance.all_logs(run.run_id)]
+    assert any("its lease in the ledger ran out" in text for text in told)
+
+
+def the_run_of(
+    instance: dg.DagsterInstance, held: crash_support.Deployment, planned: set[str]
+) -> tuple[DagsterRun, int]:
+    """A run of a slice that was not planned before, and its worker, when `raw` has the slice and `events` has not."""
+    deadline = time.monotonic() + LONGEST
+    while time.monotonic() < deadline:
+        for run in started(instance):
+            pid = worker(instance, run)
+            if pid is not None and key_of(run) not in planned and key_of(run) in held.proofs("raw"):
+                return run, pid
+        time.sleep(0.05)
+    raise AssertionError("no run took the new slice")
+
+
+def group_of(pid: int | None) -> int:
+    assert pid is not None
+    return os.getpgid(pid)
 
 
 def kill_when(instance: dg.DagsterInstance, held: crash_support.Deployment, moment: tuple[str, ...]) -> str:

@@ -117,14 +117,24 @@ def test_runs_and_checks_are_told_where_dagster_is(tmp_path: Path) -> None:
     key = PIECE.key
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_run(dg.DagsterRun(job_name="orders_slice", tags={RANGE_START: key, PURPOSE: "repair"}))
+        living, dead = (
+            dg.DagsterRun(job_name="orders_slice", tags={RANGE_START: key}, status=dg.DagsterRunStatus.STARTED)
+            for _ in range(2)
+        )
+        instance.add_run(living)
+        instance.add_run(dead)
         instance.report_runless_asset_event(dg.AssetMaterialization(dg.AssetKey(["orders", "raw"]), partition=key))
         instance.report_runless_asset_event(
             dg.AssetCheckEvaluation(
                 asset_key=dg.AssetKey(["orders", "current"]), check_name="versions_in_order", passed=True, partition=key
             )
         )
-        found = explain(ledger, Lake(str(tmp_path / "lake")), stream, key, instance)
-    assert [(run.status, run.purpose) for run in found.runs or ()] == [("NOT_STARTED", "repair")]
+        with ledger.lease(f"run orders/{living.run_id}", seconds=60):
+            found = explain(ledger, Lake(str(tmp_path / "lake")), stream, key, instance)
+    runs = {run.run: run for run in found.runs or ()}
+    assert (runs[dead.run_id].worker, runs[living.run_id].worker[:12]) == ("no lease", "lease until ")
+    others = [run for run in runs.values() if run.run not in {dead.run_id, living.run_id}]
+    assert [(run.status, run.purpose, run.worker) for run in others] == [("NOT_STARTED", "repair", "")]
     assert dict(found.checks or {}) == {"versions_in_order": "succeeded"}
 
 

@@ -1,0 +1,98 @@
+"""The workers of runs: the lease by which each tells that it lives, and the end of runs whose worker is gone.
+
+What belongs here: names of these leases, which runs have no worker any more, and telling Dagster so. What does not:
+what is asked for again (`orchestration.requests`), or leases as such (`resources.leases`).
+
+Dagster's default launcher cannot ask a worker whether it lives: worker and code server killed together leave a run
+started for ever, and with it its place in the queue and in its pool. Nothing rests on it that a worker without a lease
+is dead: one that stood still, or lost the ledger, goes on beside its successor, and the attempt numbers of commits and
+the fences of publications keep it from doing anything twice (ADR 2, ADR 11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from orchestration.history import RECORDS, is_of
+from orchestration.stream_assets import STREAM_TAG
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.ledger import Ledger
+
+# The last sign of life counts for so long. Four beats fit in: a worker on a machine that stands still for 45 s lives.
+LEASE_SECONDS = 60.0
+# Leases of workers that died are kept for a day, for whoever looks into the ledger.
+KEPT_SECONDS = 86_400.0
+_KIND = "run "
+
+
+def lease_name(run: dg.DagsterRun) -> str:
+    """The lease of a run's worker, `run <stream>/<run id>`; the job stands in for a stream that the run does not name.
+
+    A run names its stream by its tag, or by assets that are all of one.
+    """
+    streams = {key.path[0] for key in run.asset_selection or ()}
+    stream = run.tags.get(STREAM_TAG) or (streams.pop() if len(streams) == 1 else run.job_name)
+    return f"{_KIND}{stream}/{run.run_id}"
+
+
+def living(leases: Mapping[str, datetime], stream: str = "") -> dict[str, datetime]:
+    """Of all leases those of workers, of one stream or of all: by run id when each runs out unless it is renewed."""
+    begin = f"{_KIND}{stream}/" if stream else _KIND
+    return {name.rpartition("/")[2]: ends for name, ends in leases.items() if name.startswith(begin)}
+
+
+def without_worker(started: Mapping[str, datetime], alive: Collection[str], now: datetime) -> list[str]:
+    """The runs whose worker is gone: it gave no sign for a term, or never gave one since the run began a term ago.
+
+    Args:
+        started: runs that Dagster takes for started, with the time at which they began.
+        alive: runs whose worker holds its lease.
+        now: the time, in UTC.
+    """
+    latest = now - timedelta(seconds=LEASE_SECONDS)
+    return [run for run, began in started.items() if run not in alive and began < latest]
+
+
+def end_runs_without_worker(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, now: datetime) -> list[str]:
+    """Tell Dagster which runs of the stream have failed with their worker, and free their places in pools.
+
+    Dagster retries such a run as one whose worker died (`run_retries`); otherwise repair asks for its slices.
+
+    Raises:
+        DependencyAwayError: the ledger is away; no run was ended.
+    """
+    records = instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]), limit=RECORDS)
+    started = {record.dagster_run.run_id: _began(record) for record in records if is_of(stream, record)}
+    if not started:
+        return []
+    gone = without_worker(started, living(ledger.leases()), now)  # read after the runs: a lease outlives its run
+    ended = [run for run in gone if _end(instance, run)]
+    ledger.forget_leases(KEPT_SECONDS)
+    return ended
+
+
+def _began(record: dg.RunRecord) -> datetime:
+    if record.start_time is not None:
+        return datetime.fromtimestamp(record.start_time, UTC)
+    created = record.create_timestamp
+    return created.replace(tzinfo=UTC) if created.tzinfo is None else created
+
+
+def _end(instance: dg.DagsterInstance, run_id: str) -> bool:
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.status != dg.DagsterRunStatus.STARTED:
+        return False  # it ended since its status was read
+    instance.report_run_failed(
+        run,
+        f"The worker of this run is gone: it gave no sign of life for {LEASE_SECONDS:.0f} s, and its lease in the "
+        "ledger ran out. What it committed stands; the rest of its slices is requested again.",
+    )
+    if instance.event_log_storage.supports_global_concurrency_limits:
+        instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+    return True
