@@ -72,6 +72,8 @@ class Written:
         # What the checks of versions ask for beside these.
         texts += ["key", "order_id", "status", "customer_id", "updated_by_slice"]
         numbers += ["version", "amount"]
+        # What is asked of raw's keys.
+        numbers += ["generation", "partition", "offset"]
         times += ["event_time", "origin_timestamp"]
         kinds = [(texts, pa.string()), (numbers, pa.int64()), (times, pa.timestamp("us", "UTC"))]
         schema = pa.schema([(name, kind) for names, kind in kinds for name in names])
