@@ -53,7 +53,7 @@ def producer_facts(name: str, text: str, client: Client | None = None, version: 
     if client is None:
         raise ConfigurationError(
             f"{name} does not tell whether it is for Java's client or for librdkafka: their defaults differ",
-            found=f"{len(found):,} properties, all or none of them of both",
+            found=f"properties: {len(found):,}; their names are known to both clients, or some to each alone",
             remedy="say it with --client java or --client librdkafka",
         )
     return ProducerFacts(name, client, version, found)
@@ -78,7 +78,7 @@ def version_of(text: str) -> Version:
 
 
 def _properties(name: str, text: str) -> dict[str, str]:
-    if not text.lstrip().startswith("{"):
+    if not text.lstrip().startswith(("{", "[")):
         return _of_lines(text)
     try:
         plain = json.loads(text)
@@ -87,6 +87,8 @@ def _properties(name: str, text: str) -> dict[str, str]:
         raise ConfigurationError(
             f"{name} begins as JSON, and is none", remedy="mend it, or give Java properties"
         ) from error
+    if not isinstance(plain, dict) or any(isinstance(value, dict | list) for value in plain.values()):
+        raise ConfigurationError(f"{name} is JSON, and no flat object", remedy="give one object of names and values")
     return {key: _plain(value) for key, value in plain.items()}
 
 

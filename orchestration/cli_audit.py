@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from highwater.errors import UnbalancedError
+from highwater.errors import ConfigurationError, UnbalancedError
 from highwater.producer_rules import Client
 from orchestration.terminal import (
     Deployment,
@@ -80,6 +80,8 @@ def audit(
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
     ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
+    if (client or client_version) and not files:
+        raise click.UsageError("--client and --client-version say what a --producer FILE is of; give the file")
     others = [_producer(file, client, client_version) for file in files]
     with dagster_instance() as instance:
         found = [
@@ -119,7 +121,11 @@ def _producer(file: Path, client: str | None, version: str | None) -> ProducerFa
     from highwater.producer_files import producer_facts, version_of
 
     known = None if client is None else Client[client.upper()]
-    return producer_facts(file.name, file.read_text(), known, None if version is None else version_of(version))
+    try:
+        text = file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{file.name} is no text in UTF-8", remedy="give Java properties or JSON") from error
+    return producer_facts(file.name, text, known, None if version is None else version_of(version))
 
 
 def _red(instance: dg.DagsterInstance | None, stream: Stream) -> Mapping[str, int] | None:

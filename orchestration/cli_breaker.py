@@ -14,7 +14,7 @@ from orchestration.terminal import Deployment, as_json_option, deployment_of, pr
 
 
 @click.command("accept-rejects")
-@click.argument("slices", metavar="SLICE", nargs=-1, required=True)
+@click.argument("slices", metavar="SLICE...", nargs=-1, required=True)
 @click.option("--because", default="", help="Why; goes into the record.")
 @click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
 @click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown.")

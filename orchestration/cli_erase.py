@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import click
 
+from highwater.errors import TemporaryError
 from orchestration.terminal import (
     Deployment,
     as_json_option,
@@ -53,6 +54,8 @@ def erase(
 
     if (key is None) == (digest is None):
         raise click.UsageError("give either --key or --digest")
+    if not (key or digest):
+        raise click.UsageError("the key is empty")
     asked = Asked(digest or "" if key is None else digest_of(key.encode()), sure, by, because)
     asked.see_complete()
     declared = deployment.stream(stream)
@@ -65,8 +68,14 @@ def erase(
     if as_json:
         rows = {name: dict(counts) for name, counts in found.rows.items()}
         done = {"erased": [*found.done], "later": dict(found.later)}
-        print_json({"stream": stream, "digest": asked.digest, "rows": rows, **done, "lines": lines})
-        return
-    if found.rows:
-        print_table(*found.table)
-    print_lines(lines)
+        print_json({"stream": stream, "done": sure, "digest": asked.digest, "rows": rows, **done, "lines": lines})
+    else:
+        if found.rows:
+            print_table(*found.table)
+        print_lines(lines)
+    if sure and found.later:
+        raise TemporaryError(
+            "the key is not erased everywhere yet",
+            found=", ".join(f"{slice_key}: {why}" for slice_key, why in found.later.items()),
+            remedy="run the same command again when they are done",
+        )

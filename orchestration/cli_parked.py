@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from highwater.errors import UnknownSliceError
+from highwater.slices import SliceKey
 from orchestration.terminal import Deployment, as_json_option, deployment_of, print_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from orchestration.parked import Parked
 
 _MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"])
+
+
+def _slice_keys(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """A text that is no slice key is told; it would mean no record, which looks like success."""
+    try:
+        return tuple(str(SliceKey.parse(text)) for text in texts)
+    except UnknownSliceError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
@@ -31,7 +41,9 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--until", type=_MOMENT, help="Published before this moment, in UTC."),
         click.option("--since", type=_MOMENT, help="Published at this moment or later, in UTC."),
         click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable."),
-        click.option("--slice", "slices", multiple=True, help="Only what this slice rejected; repeatable."),
+        click.option(
+            "--slice", "slices", multiple=True, callback=_slice_keys, help="Only what this slice rejected; repeatable."
+        ),
         click.option("--reason", "reasons", multiple=True, help="Only what was rejected for this reason; repeatable."),
         click.argument("stream"),
     ):
@@ -51,8 +63,8 @@ def redrive_parked(deployment: Deployment, /, **asked: Any) -> None:
 
 
 @click.command("discard-parked")
-@_options
 @click.option("--because", default="", help="Why they are given up; goes into the record. Needed with --yes.")
+@_options
 @deployment_of
 def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
     """Give parked records of STREAM up, with your name and the reason kept in the ledger."""
@@ -60,8 +72,8 @@ def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
 
 
 @click.command("reclaim")
-@_options
 @click.option("--because", default="", help="Why they are taken back; goes into the record. Needed with --yes.")
+@_options
 @deployment_of
 def reclaim(
     deployment: Deployment,

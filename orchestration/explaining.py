@@ -126,7 +126,7 @@ class Explained:
         if self.publication is not None:
             sent = self.publication
             lines.append(
-                f"published: {sent.sent:,} rejects of attempt {sent.attempt}, {sent.published_at:%Y-%m-%d %H:%M}"
+                f"rejects published: {sent.sent:,} of attempt {sent.attempt}, {sent.published_at:%Y-%m-%d %H:%M}"
             )
         lines += [self.hold.text] if self.hold is not None else []
         lines += [self._taken_back] if self.reclaims else []
@@ -134,7 +134,8 @@ class Explained:
             f"lease: {name!r} is held until {ends:%H:%M:%S} UTC, or renewed" for name, ends in self.leases.items()
         ]
         lines += [f"erased: {told}" for told in self.erased]
-        lines += [f"its key is retired: highwater recall-keys {piece.stream} brings it back"] if self.retired else []
+        recall = f"highwater recall-keys {piece.stream} {piece.key} {piece.key} --yes"
+        lines += [f"its key is retired: {recall} brings it back"] if self.retired else []
         lines.append("whole" if not self.undone else f"not whole: {', '.join(self.undone)} still to be written")
         return lines
 

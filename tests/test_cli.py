@@ -48,3 +48,20 @@ def test_the_command_tells_a_service_that_is_away_by_its_exit_status(tmp_path: P
     assert result.exit_code == TEMPORARY
     assert "did not answer" in result.stderr
     assert "lag not known" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("reclaim", "orders", "--slice", "first"), "is not a slice key"),
+        (("redrive-parked", "orders", "--slice", "orders@1"), "is not a slice key"),
+        (("erase", "orders", "--key", ""), "the key is empty"),
+        (("erase", "orders"), "either --key or --digest"),
+    ],
+)
+def test_what_would_mean_no_record_is_told_before_anything_is_asked(
+    arguments: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    result = Scene("127.0.0.1:1", "orders", tmp_path).run(*arguments)
+    assert result.exit_code
+    assert expected in result.output

@@ -139,6 +139,9 @@ def test_a_file_that_tells_no_client_asks_for_it() -> None:
     with pytest.raises(ConfigurationError, match="begins as JSON") as caught:
         producer_facts("x", '{"sasl.password": "planted"')
     assert "planted" not in str(caught.value)
+    for text in ('["acks", "all"]', '{"acks": {"x": 1}}'):
+        with pytest.raises(ConfigurationError, match="no flat object"):
+            producer_facts("x", text)
     with pytest.raises(ConfigurationError):
         version_of("newest")
     assert version_of("3.6.1") == (3, 6, 1)
@@ -164,3 +167,7 @@ def test_the_command_refuses_a_file_that_it_cannot_read(tmp_path: Path) -> None:
     result = Scene("127.0.0.1:1", "orders", tmp_path).run("audit", "--producer", str(tmp_path / "app.properties"))
     assert result.exit_code == PERMANENT
     assert "--client java" in result.output
+    (tmp_path / "app.properties").write_bytes(b"client.id=\xff\n")
+    result = Scene("127.0.0.1:1", "orders", tmp_path).run("audit", "--producer", str(tmp_path / "app.properties"))
+    assert (result.exit_code, "no text in UTF-8" in result.output) == (PERMANENT, True)
+    assert "give the file" in Scene("127.0.0.1:1", "orders", tmp_path).run("audit", "--client", "java").output
