@@ -92,7 +92,7 @@ def see_all_killed_together(
     run, pid = the_run_of(instance, held, planned)
     assert group_of(pid) == group_of(services.daemon.pid)
     services.daemon.kill()
-    assert not Path(f"/proc/{pid}").exists(), "the worker is no child of the daemon's code server"
+    wait_until(lambda: is_gone(pid), LONGEST, "the end of the worker, a child of the daemon's code server")
     assert not ended(instance, run)
     services.daemon.start()
     begin = time.monotonic()
@@ -117,6 +117,15 @@ def the_run_of(
                 return run, pid
         time.sleep(0.05)
     raise AssertionError("no run took the new slice")
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process ended; one that nobody reaped yet has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX"
 
 
 def group_of(pid: int | None) -> int:
