@@ -140,8 +140,8 @@ def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
             f"{piece.key}: the rejects of another plan were published under this key",
             stored=f"mark of {mark.identity}, {mark.sent} sent",
             found=f"this plan is {piece.identity}",
-            remedy="another ledger plans this topic, or the ledger was lost: restore it; if it is gone for good, "
-            f"kafka-consumer-groups --delete --group highwater.pub.{piece.key}",
+            remedy="another ledger plans this topic, or the ledger was lost: restore it, or highwater rebuild-ledger "
+            f"{piece.stream}; if the lake is lost too, highwater rebuild-all {piece.stream}, both into an empty ledger",
         )
     kept = work.ledger.publications([piece.key]).get(piece.key)
     known = [(m.attempt, m.sent) for m in (mark, kept) if m is not None]
@@ -166,11 +166,14 @@ class _Waiting:
         mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
         # `octet_length` takes text alone here.
         size = "coalesce(octet_length(encode(value, 'hex')), 0) / 2"
-        copy = f"{_ORDER}, {count_in(self._table, NUMBER)} AS {NUMBER}"
+        # A table that an older Highwater wrote has no such column until its next slice.
+        before = rejects.PUBLISHED_AT if rejects.PUBLISHED_AT in _names_of(self._table) else "NULL"
+        copy = f"{_ORDER}, {count_in(self._table, NUMBER)} AS {NUMBER}, {before} IS NOT NULL AS sent_before"
         found = query(self._table, f"SELECT {copy}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}")
         held = _published(work, mine)
         self.rejects = len(found)
-        self.origins = [(_place(row), int(str(row["bytes"]))) for row in found if _copy(row) not in held]
+        open_ = [row for row in found if not row["sent_before"] and _copy(row) not in held]
+        self.origins = [(_place(row), int(str(row["bytes"]))) for row in open_]
 
     def portions(self, sent: int) -> Iterator[list[Record]]:
         """The records behind the first `sent` ones, in portions for a transaction each.
@@ -260,6 +263,10 @@ def _at(work: Work, name: str, version: int) -> DeltaTable:
     return table
 
 
+def _names_of(table: DeltaTable) -> set[str]:
+    return {field.name for field in table.schema().fields}
+
+
 def _published(work: Work, where: str) -> set[tuple[Any, ...]]:
     table = work.lake.table(work.stream.name, TABLE)
     if table is None:
@@ -271,14 +278,16 @@ def _published(work: Work, where: str) -> set[tuple[Any, ...]]:
 def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], standing: Standing, version: int) -> int:
     """Keep the origins of all rejects of the slices.
 
-    Those of earlier publications are still among them, with the time of that one: it orders an origin's rejections.
+    Those of earlier publications are still among them, also of ones before a rebuild of the lake, with the time of that
+    one: it orders an origin's rejections.
     """
     from pyspark.sql import functions as F
 
     mine = slice_is_one_of([decision.key for decision in decisions])
     rows = counted(rows_at(work.spark, work.lake.path(work.stream.name, rejects.TABLE), version).where(mine))
     names = ("slice", *ORIGIN, "origin_timestamp", "attempt", "retries", NUMBER, "reason", "detail", "next_topic")
-    told = rows.select(*names, "first_failed_at", F.current_timestamp().alias("now"))
+    copied = F.col(rejects.PUBLISHED_AT) if rejects.PUBLISHED_AT in rows.columns else F.lit(None).cast("timestamp")
+    told = rows.select(*names, "first_failed_at", F.coalesce(copied, F.current_timestamp()).alias("now"))
     if any(standing.attempt(decision.key) for decision in decisions):
         before = counted(rows_at(work.spark, work.lake.path(work.stream.name, TABLE), standing.version).where(mine))
         same = ["slice", *ORIGIN, NUMBER]

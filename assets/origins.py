@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from assets import foreign, reclaims
+from assets.dlq_copies import with_copies
 from highwater import envelope
 from highwater.declaration import TOPIC_NAME
 from highwater.envelope import ORIGIN
@@ -227,7 +228,8 @@ def with_fate(
 
     A record that was published is left to the DLQ, whatever would become of it now (I5), unless it was taken back from
     there since. A tier's record is superseded where its origin was accepted `elsewhere`, or was taken back since it was
-    published, and another system's where it is still its main slice's.
+    published, and another system's where it is still its main slice's. What was published before the lake was lost and
+    begun anew counts as published too, with `copied_at`.
 
     Computed for the events and again for the rejects of the same decision, from the same versions.
 
@@ -241,7 +243,8 @@ def with_fate(
     """
     from pyspark.sql import functions as F
 
-    held = _with_held(work, reclaims.with_stale(work, rows, slices, seen), published)
+    told = _with_held(work, reclaims.with_stale(work, rows, slices, seen), published)
+    held = with_copies(work, told, slices, [*HELD])
     tiers = tier_slices(work, slices)
     if not tiers:
         return held.withColumn("elsewhere", F.lit(False))  # noqa: FBT003 - a literal column

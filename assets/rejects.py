@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from assets import events, raw
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
+from assets.dlq_copies import COPIED_AT
 from assets.events import origin_columns, require
 from assets.holding import parked_slices
 from assets.origins import DLQ, first_of_each, with_fate, with_origins
@@ -32,9 +33,12 @@ if TYPE_CHECKING:
 TABLE = "rejects"
 COLUMNS = (
     f"{events.ORIGIN_COLUMNS}, reason STRING, permanent BOOLEAN, detail STRING, key BINARY, value BINARY, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, next_topic STRING, first_failed_at TIMESTAMP"
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, next_topic STRING, first_failed_at TIMESTAMP, "
+    "published_at TIMESTAMP"
 )
 SEARCHED = ("origin_partition", "origin_offset", "origin_timestamp", "reason")
+# Of a reject that was published before a lost lake was rebuilt, when it was; else null.
+PUBLISHED_AT = "published_at"
 TRIES = 3
 
 
@@ -168,6 +172,7 @@ def _rows(
         "headers",
         F.coalesce("held_next_topic", _next_topic(work.stream, parked_slices(work))).alias("next_topic"),
         F.coalesce("held_first_failed_at", "first_failed_at", F.current_timestamp()).alias("first_failed_at"),
+        F.col(COPIED_AT).alias(PUBLISHED_AT),
     )
 
 

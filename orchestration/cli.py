@@ -23,7 +23,7 @@ from orchestration.cli_hold import release_hold
 from orchestration.cli_maintenance import maintain, recall_keys
 from orchestration.cli_metrics import metrics
 from orchestration.cli_parked import discard_parked, reclaim, redrive_parked
-from orchestration.cli_rebuild import rebuild_current, rebuild_ledger
+from orchestration.cli_rebuild import rebuild_all, rebuild_current, rebuild_ledger
 from orchestration.cli_tracing import explain, locate
 from orchestration.terminal import (
     Deployment,
@@ -265,6 +265,7 @@ for _command in (
     release_hold,
     rebuild_ledger,
     rebuild_current,
+    rebuild_all,
     maintain,
     recall_keys,
     erase,

@@ -1,7 +1,7 @@
-"""The commands `rebuild-ledger` and `rebuild-current`.
+"""The commands `rebuild-ledger`, `rebuild-current` and `rebuild-all`.
 
 What belongs here: arguments and output. What does not: what is done (`orchestration.rebuilding`,
-`orchestration.rebuilding_current`).
+`orchestration.rebuilding_current`, `orchestration.rebuilding_all`).
 """
 
 from __future__ import annotations
@@ -82,3 +82,38 @@ def rebuild_current(
     if found.samples:
         print_table(*table(found))
     print_lines(lines[len(found.lines) :])
+
+
+@click.command("rebuild-all")
+@click.argument("stream")
+@click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what would be written is shown.")
+@click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
+@click.option("--accepted-again", "again", is_flag=True, help="The topic of accepted events gets them once more.")
+@as_json_option
+@deployment_of
+def rebuild_all(
+    deployment: Deployment,
+    stream: str,
+    sure: bool,  # noqa: FBT001 - click's flag
+    by: str,
+    again: bool,  # noqa: FBT001 - click's flag
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """Begin STREAM anew from what Kafka holds, where ledger and lake were lost both.
+
+    What tiers and the parked topic hold is read first, and published no second time. What the topic no longer holds is
+    recorded as lost. Let no sensor and no run of before go on. Set DAGSTER_HOME, if that instance is still there.
+    """
+    from orchestration.rebuilding_all import act
+
+    declared = deployment.stream(stream)
+    with dagster_instance() as instance:
+        known = [] if instance is None else instance.get_dynamic_partitions(declared.partitions_name)
+    lines: list[str] = []
+    ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
+    found = act(ledger, lake, kafka, declared, known, lines.append, sure=sure, by=by, again=again)
+    if as_json:
+        losses = [{"partition": loss.partition, "range": str(loss.offsets)} for loss in found.losses]
+        print_json({"stream": stream, "written": sure, "copies": dict(found.copies), "losses": losses, "lines": lines})
+    else:
+        print_lines(lines)

@@ -3,7 +3,7 @@
 What belongs here: their configuration, and handing it on. What does not: what comes of a decision
 (`orchestration.acceptance`, `orchestration.parked`, `orchestration.reclaiming`, `orchestration.accepting_rejects`,
 `orchestration.releasing_holds`, `orchestration.rebuilding`, `orchestration.rebuilding_current`,
-`orchestration.retiring`, `orchestration.erasing`).
+`orchestration.rebuilding_all`, `orchestration.retiring`, `orchestration.erasing`).
 """
 
 from collections.abc import Callable
@@ -169,8 +169,17 @@ _REBUILD: dict[str, Any] = {
 }
 
 
+_REBUILD_ALL: dict[str, Any] = {
+    **_REBUILD,
+    "by": dg.Field(str, default_value="", description="Who decides it; goes into the record."),
+    "accepted_again": dg.Field(
+        bool, default_value=False, description="Let the topic of accepted events get all of them once more."
+    ),
+}
+
+
 def rebuild_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_rebuild_ledger` and `<stream>_rebuild_current`: the commands of the same names, in the UI.
+    """`<stream>_rebuild_ledger`, `<stream>_rebuild_current` and `<stream>_rebuild_all`: the commands of these names.
 
     A rebuild of `current` takes its turn with the slices that are written there, so neither is tried twice.
     """
@@ -179,6 +188,7 @@ def rebuild_jobs(stream: "Stream") -> list[dg.JobDefinition]:
         _operators_job(
             stream, "rebuild_current", _REBUILD, _rebuild_current, spark=True, pool=f"{stream.name}_current"
         ),
+        _operators_job(stream, "rebuild_all", _REBUILD_ALL, _rebuild_all),
     ]
 
 
@@ -211,6 +221,22 @@ def _rebuild_ledger(context: dg.OpExecutionContext, stream: "Stream") -> None:
         context.instance.get_dynamic_partitions(stream.partitions_name),
         context.log.info,
         sure=context.op_config["record"],
+    )
+
+
+def _rebuild_all(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from orchestration import rebuilding_all
+
+    rebuilding_all.act(
+        context.resources.ledger.open(),
+        context.resources.lake.open(),
+        context.resources.kafka.open(),
+        stream,
+        context.instance.get_dynamic_partitions(stream.partitions_name),
+        context.log.info,
+        sure=context.op_config["record"],
+        by=context.op_config["by"],
+        again=context.op_config["accepted_again"],
     )
 
 

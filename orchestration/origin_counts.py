@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
+    from highwater.plans import Loss
     from highwater.proof import Proof
     from highwater.slices import Slice
     from resources.lake import Lake
@@ -110,7 +111,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     }
     read = sized(tables["raw"], _main(proofs_in(tables["raw"]), stream))
     open_slices = [proof.piece for key, proof in decided["events"].items() if key not in settled]
-    counted = _Counted(tables, stream, open_slices)
+    counted = _Counted(tables, stream, open_slices, ledger.losses(stream.name, stream.topic))
     rows, accepted = counted.accepted()
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
     reclaimed = counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), given_up)
@@ -142,7 +143,7 @@ def count_parked(ledger: Ledger, lake: Lake, stream: Stream) -> int:
         DependencyAwayError: the ledger or the lake could not be read.
     """
     tables = _opened(lake, stream, "dlq", "rejects", "events")
-    counted = _Counted(tables, stream, [])
+    counted = _Counted(tables, stream, [], ledger.losses(stream.name, stream.topic))
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
     found = Counter(counted.left_over())
     found.subtract(counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), given_up))
@@ -171,9 +172,12 @@ class _Counted:
         stream: the stream.
         open_slices: slices that are being decided. They are left out, and of those of the main topic all of their
             origins, whatever became of them in a tier: they count as undecided.
+        losses: holes of the main topic. What a tier gave back of these, after a rebuild from Kafka, was not read there.
     """
 
-    def __init__(self, tables: Mapping[str, DeltaTable], stream: Stream, open_slices: Sequence[Slice]) -> None:
+    def __init__(
+        self, tables: Mapping[str, DeltaTable], stream: Stream, open_slices: Sequence[Slice], losses: Sequence[Loss]
+    ) -> None:
         self._tables = tables
         topic = stream.topic.replace("'", "''")
         conditions = ["proof IS NULL", f"origin_topic = '{topic}'"]
@@ -186,6 +190,11 @@ class _Counted:
             if piece.topic == stream.topic
             for partition, offsets in piece.ranges.items()
             if len(offsets)
+        ]
+        conditions += [
+            f"NOT (origin_generation = {loss.generation} AND origin_partition = {loss.partition} "
+            f"AND origin_offset >= {loss.offsets.start} AND origin_offset < {loss.offsets.end})"
+            for loss in losses
         ]
         self._mine = " AND ".join(conditions)
         self._parked = stream.parked_topic.replace("'", "''")

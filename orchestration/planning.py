@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from highwater.declaration import Start, Stream
-from highwater.errors import PermanentError, TemporaryError
+from highwater.errors import ConfigurationError, PermanentError, TemporaryError, TopicAbsentError
 from highwater.history import Fingerprint
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import Slice
@@ -127,6 +127,7 @@ class Planner:
         Raises:
             TopicAbsentError: the topic does not exist.
             TopicRecreatedError: the topic is not the one that was planned.
+            ConfigurationError: the topic was never planned, and yet its DLQ topics hold records: the ledger was lost.
             DependencyAwayError: Kafka or the ledger is away; nothing was planned.
             TemporaryError: other planners were first, again and again.
         """
@@ -178,6 +179,7 @@ class Planner:
             see_same_topic(stream, planned, state)
         found = self._starts(stream, planned, state)
         if planned is None:
+            _see_never_published(self._kafka, stream)
             first = _first_generation(stream, state, found, now)
             return Planned.of(first, None, []) if dry or self._ledger.open_generation(first) else None
         if not dry and not self._ledger.decide_starts(planned.generation, found):
@@ -219,3 +221,27 @@ def _ends(planned: Planned, result: PlanResult) -> dict[int, int]:
     lost = {loss.partition: loss.offsets.end for loss in result.losses}
     cut = {p: offsets.end for p, offsets in result.slices[-1].ranges.items()} if result.slices else {}
     return {**planned.ends, **lost, **cut}
+
+
+def _see_never_published(kafka: Kafka, stream: Stream) -> None:
+    """See that nothing was published of a stream that is planned for the first time.
+
+    A stream whose ledger was lost looks like a new one. Planned from the beginning, it would publish its rejects again.
+
+    Raises:
+        ConfigurationError: a tier or the parked topic holds records, or did.
+    """
+    for topic in (*stream.tier_topics, stream.parked_topic):
+        try:
+            state = kafka.topic_state(topic)
+        except TopicAbsentError:
+            continue
+        held = sum(seen.last_stable or 0 for seen in state.partitions.values())
+        if held:
+            raise ConfigurationError(
+                f"the ledger knows nothing of {stream.name}, and its rejects were published before",
+                stored="no plan of any slice",
+                found=f"{held:,} offsets on {topic}",
+                remedy="the ledger was lost, or another one plans this topic: restore it, or highwater rebuild-ledger "
+                f"{stream.name}; if the lake is lost too, highwater rebuild-all {stream.name}",
+            )

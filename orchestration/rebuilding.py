@@ -188,8 +188,8 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
     proofs = committed(lake, stream)
     raw, dlq = proofs["raw"], proofs["dlq"]
     marked = [group.removeprefix(PUBLICATIONS) for group in kafka.groups() if group.startswith(PUBLICATIONS)]
-    highest = _highest([*raw, *known, *marked])
-    found = rebuilt(stream, [proof.piece for proof in raw.values()], highest, datetime.now(UTC))
+    highest_seen = highest([*raw, *known, *marked])
+    found = rebuilt(stream, [proof.piece for proof in raw.values()], highest_seen, datetime.now(UTC))
     tables = attempts_of(lake, stream, proofs).tables().values()
     numbers = {piece.key: max(table.get(piece.key, 0) for table in tables) for piece in found.slices}
     published = {
@@ -216,7 +216,8 @@ def _reclaims(lake: Lake, stream: Stream) -> list[Reclaim]:
     return [*found.values()]
 
 
-def _highest(keys: Iterable[str]) -> dict[str, int]:
+def highest(keys: Iterable[str]) -> dict[str, int]:
+    """By topic the highest ordinal among some slice keys."""
     found: dict[str, int] = {}
     for text in keys:
         try:

@@ -20,7 +20,7 @@ from highwater.breaker import Circuit
 from highwater.declaration import Limits, Stream
 from highwater.proof import Proof
 from highwater.slices import Slice
-from orchestration import ticks
+from orchestration import ticks, workers
 from orchestration.build import build_defs
 from orchestration.stream_assets import TABLES, table_key, topic_key
 from resources.groups import held
@@ -234,6 +234,28 @@ def test_a_run_in_flight_keeps_repair_away(ticking: Callable[..., Ticking]) -> N
     assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[3]]
 
 
+def test_a_run_whose_worker_is_gone_is_ended_and_its_slices_are_asked_for(
+    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker and code server killed together left it started for ever, and its slices in flight."""
+    ours = ticking()
+    ours.tick("orders_planner")
+    _later(ours)
+    monkeypatch.setattr(ticks, "RULES", replace(ticks.RULES, grace=SOON, first_wait=SOON))
+    monkeypatch.setattr(workers, "LEASE_SECONDS", 0.0)
+    keys = ours.keys()
+    ours.run(keys[:3], dg.DagsterRunStatus.STARTED)
+    [run] = ours.instance.get_runs()
+    with ours.ledger.lease(f"run orders/{run.run_id}", seconds=60):
+        requests = ours.tick("orders_repair").run_requests
+    assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[3]]
+    ours.tick("orders_repair")
+    assert [run.status for run in ours.instance.get_runs()] == [dg.DagsterRunStatus.FAILURE]
+    requests = ours.tick("orders_repair").run_requests
+    asked = {r.tags["dagster/asset_partition_range_start"]: r.tags["highwater/attempt"] for r in requests}
+    assert asked == {keys[0]: "2", keys[3]: "1"}
+
+
 def test_a_backfill_outside_of_the_job_counts_as_work_too(ticking: Callable[..., Ticking]) -> None:
     ours = ticking()
     ours.tick("orders_planner")
@@ -440,12 +462,12 @@ def test_repair_asks_for_slices_of_tiers_in_runs_of_their_own(
 def test_while_the_breaker_is_open_slices_are_planned_and_read_and_no_more(ticking: Callable[..., Ticking]) -> None:
     """Retention must not take what Kafka could still give."""
     ours = ticking(records=20)
-    tiers_of(ours, records=10)
     later = Circuit(since=datetime.now(UTC), why="poison", until=datetime.now(UTC) + timedelta(hours=1))
     ours.ledger.breakers.settle("orders", (), lambda *_: (later, ()))
     raw = [table_key(ours.stream, "raw")]
     planned = ours.tick("orders_planner")
     assert [request.asset_selection for request in planned.run_requests] == [raw]
+    tiers_of(ours, records=10)
     time.sleep(1.3)
     retried = ours.tick("orders_dlq_retries")
     assert [request.asset_selection for request in retried.run_requests] == [raw]

@@ -1,0 +1,364 @@
+"""Ledger, lake and Dagster's instance lost together: the stream begun anew from what Kafka holds.
+
+What belongs here: `rebuild_all`, as a command and as a job. What does not: a ledger that was lost alone, which the lake
+gives back (`orchestration.rebuilding`), or which record was published before (`assets.dlq_copies`).
+
+The topic is planned again from where its log begins, under ordinals that nobody saw, and what its log lacks is recorded
+as lost. What tiers and the parked topic hold is read first, and kept in the table `dlq_copies`: the main slices leave
+these records to the DLQ, and the tiers' slices try them again from there, each from where it was.
+
+What a rebuild cannot know: records that Kafka no longer has, who gave up or accepted what, where the old slices were
+cut, and attempts that came to nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from assets import dlq_copies
+from assets.reclaims import NUMBER
+from highwater.envelope import ORIGIN, Envelope, opened
+from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, UnknownSliceError
+from highwater.plans import Generation, Loss
+from highwater.slices import OffsetRange, SliceKey
+from orchestration.rebuilding import PUBLICATIONS, highest
+from orchestration.standing import committed
+from resources.groups import described, held
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from highwater.declaration import Stream
+    from resources.kafka import Kafka, TopicState
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+# A copy takes 1.5 KB at the most: so many are held at a time.
+COPIES_A_PORTION = 10_000
+
+
+@dataclass
+class Copies:
+    """What was seen while the DLQ topics were read; the copies themselves are not held.
+
+    Args:
+        count: copies by the topic that holds them.
+        strange: records without an envelope that can be believed; they are told by their own place.
+        slices: the highest ordinal of each topic whose slices sent them.
+        newest: by generation and partition of the main topic the copy whose origin has the highest offset.
+    """
+
+    count: Counter[str] = field(default_factory=Counter)
+    strange: int = 0
+    slices: dict[str, int] = field(default_factory=dict)
+    newest: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+    def see(self, topic: str, envelope: Envelope, main: str) -> None:
+        """Take note of a copy."""
+        self.count[topic] += 1
+        for name, ordinal in highest([envelope.slice_key]).items():
+            self.slices[name] = max(self.slices.get(name, 0), ordinal)
+        if envelope.topic == main:
+            place = envelope.generation, envelope.partition
+            seen = envelope.offset, envelope.timestamp
+            self.newest[place] = max(self.newest.get(place, seen), seen)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """How a stream begins anew.
+
+    Args:
+        generations: one for each topic that is there.
+        losses: what the main topic's log no longer holds.
+        copies: by DLQ topic how many records it holds.
+        strange: records there without a sound envelope.
+        log: by topic and partition what its log holds.
+    """
+
+    generations: Sequence[Generation]
+    losses: Sequence[Loss]
+    copies: Mapping[str, int]
+    strange: int
+    log: Mapping[str, Mapping[int, OffsetRange]]
+
+    @property
+    def lines(self) -> list[str]:
+        """What it comes to, in sentences."""
+        lines = [
+            f"{one.topic}: generation {one.number}, {_offsets(self.log[one.topic]):,} offsets are planned anew, from "
+            f"ordinal {one.first_ordinal} on"
+            for one in self.generations
+        ]
+        lines += [
+            f"{topic} holds {count:,} records that were published, and keeps them"
+            for topic, count in self.copies.items()
+        ]
+        lines += [f"{self.strange:,} records there have no sound envelope"] if self.strange else []
+        lines += [
+            f"partition {loss.partition}: {loss.offsets} is recorded as lost: {loss.reason}" for loss in self.losses
+        ]
+        return [*lines, "who gave up, accepted or let through what is not known any more: nothing of it is restored"]
+
+
+def _offsets(log: Mapping[int, OffsetRange]) -> int:
+    return sum(len(offsets) for offsets in log.values())
+
+
+def begun(
+    stream: Stream, states: Mapping[str, TopicState], ordinals: Mapping[str, int], number: int, by: str, now: datetime
+) -> tuple[list[Generation], list[Loss]]:
+    """The generations with which the topics begin, and what the main topic lacks.
+
+    What a tier lacks is no loss: its main slice decides it anew, if the topic still has it; else it is lost there.
+
+    Args:
+        stream: the stream.
+        states: those of its topics that are there; the parked topic is not planned.
+        ordinals: by topic the highest one that was seen anywhere.
+        number: the main topic's generation.
+        by: the person's name.
+        now: in UTC.
+    """
+    generations, losses = [], []
+    for topic in (stream.topic, *stream.delays):
+        if topic not in states:
+            continue
+        state, main = states[topic], topic == stream.topic
+        starts = {p: start for p, seen in state.partitions.items() if (start := seen.log_start) is not None}
+        gone = {p: OffsetRange(0, start) for p, start in starts.items() if main and start}
+        generations.append(
+            Generation(
+                stream=stream.name,
+                topic=topic,
+                topic_id=state.topic_id,
+                number=number if main else 0,
+                starts={p: 0 if p in gone else start for p, start in starts.items()},
+                opened_at=now,
+                opened_by=by,
+                first_ordinal=ordinals[topic] + 1 if topic in ordinals else 0,
+            )
+        )
+        losses += [
+            Loss(
+                stream.name,
+                topic,
+                number,
+                p,
+                offsets,
+                f"gone before the rebuild: the log begins at {offsets.end}",
+                by,
+                now,
+            )
+            for p, offsets in sorted(gone.items())
+        ]
+    return generations, losses
+
+
+def number_of(kafka: Kafka, state: TopicState, newest: Mapping[tuple[int, int], tuple[int, int]]) -> int:
+    """The main topic's generation: the highest that its copies name, or the next if its log holds other records now.
+
+    Args:
+        kafka: is asked for one record of each partition.
+        state: the topic.
+        newest: see `Copies`.
+    """
+    last = max((generation for generation, _ in newest), default=0)
+    for (generation, partition), (offset, ms) in newest.items():
+        seen = state.partitions.get(partition)
+        if generation != last:
+            continue
+        if seen is None or offset >= (seen.last_stable or 0):
+            return last + 1
+        if offset >= (seen.log_start or 0):
+            found = kafka.read(state.topic, {partition: OffsetRange(offset, offset + 1)})
+            if any(message.timestamp()[1] != ms for message in found):
+                return last + 1
+    return last
+
+
+def act(
+    ledger: Ledger,
+    lake: Lake,
+    kafka: Kafka,
+    stream: Stream,
+    known: Sequence[str],
+    log: Callable[[str], object],
+    *,
+    sure: bool,
+    by: str = "",
+    again: bool = False,
+) -> Begun:
+    """Begin a stream anew from Kafka, or tell what that would come to. It may be repeated until the ledger is written.
+
+    Args:
+        known: the keys that Dagster holds; empty where it cannot be asked.
+        log: gets the sentences.
+        sure: write it.
+        by: the person's name.
+        again: the topic of accepted events gets all of them once more.
+
+    Raises:
+        ConfigurationError: ledger or lake hold something of the stream, accepted events were sent before and shall not
+            be sent again, or it is to be written and nobody is named.
+        TopicAbsentError: the main topic is not there.
+        DependencyAwayError: Kafka, the lake or the ledger is away, or a partition has no leader; the ledger is still
+            empty.
+        LeaseHeldError: somebody planned the stream meanwhile.
+    """
+    if sure and not by:
+        raise ConfigurationError("nobody is named who decides it", remedy="name a person: --by NAME, or `by` in the UI")
+    see_nothing_there(ledger, lake, stream)
+    if not again:
+        see_nothing_sent(kafka, stream)
+    states = _states(kafka, stream)
+    logs = {topic: _log(state) for topic, state in states.items()}
+    seen = Copies()
+    portions = _portions(kafka, stream, logs, seen)
+    if sure:
+        dlq_copies.write(
+            lake, stream.name, portions, {topic: {p: r.end for p, r in log.items()} for topic, log in logs.items()}
+        )
+    else:
+        for _ in portions:
+            pass  # read to be counted
+    ordinals = highest([*known, *_marked(kafka, stream, logs), *[str(SliceKey(*one)) for one in seen.slices.items()]])
+    number = number_of(kafka, states[stream.topic], seen.newest)
+    generations, losses = begun(stream, states, ordinals, number, by or "nobody yet", datetime.now(UTC))
+    found = Begun(generations, losses, dict(seen.count), seen.strange, logs)
+    for line in found.lines:
+        log(line)
+    if sure:
+        ledger.restore(generations, [], {}, losses, {})
+    log("begun anew: start the sensors" if sure else "a dry run: nothing was written")
+    return found
+
+
+def see_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
+    """See that neither ledger nor lake holds anything of the stream: a second reading beside it would double it.
+
+    Raises:
+        ConfigurationError: one of them does.
+    """
+    planned = [topic for topic in (stream.topic, *stream.delays) if ledger.generations(stream.name, topic)]
+    slices = sum(count for (name, _), count in ledger.counts().items() if name == stream.name)
+    if planned or slices:
+        raise ConfigurationError(
+            f"the ledger knows {stream.name}",
+            stored=f"{slices:,} slices, plans of {', '.join(planned) or 'no topic'}",
+            found="a rebuild from Kafka is for a ledger and a lake that were lost",
+            remedy="nothing is to be done; if both shall be given up, point HIGHWATER_LEDGER_URL at an empty database",
+        )
+    proven = {table: len(proofs) for table, proofs in committed(lake, stream).items() if proofs}
+    if proven:
+        raise ConfigurationError(
+            f"the lake holds slices of {stream.name}",
+            stored=", ".join(f"{count:,} in {table}" for table, count in proven.items()),
+            found="a rebuild from Kafka would read their records a second time beside them",
+            remedy=f"highwater rebuild-ledger {stream.name} goes on from them; or move the folder of the stream away",
+        )
+
+
+def _marked(kafka: Kafka, stream: Stream, topics: Mapping[str, Mapping[int, OffsetRange]]) -> list[str]:
+    """The slices that Kafka's groups name: those of which something was published, and where the mirror was last."""
+    published = [group.removeprefix(PUBLICATIONS) for group in kafka.groups() if group.startswith(PUBLICATIONS)]
+    described(kafka, stream.group)  # a coordinator that is just made is waited for
+    mirrored = held(kafka, stream.group, [(topic, p) for topic, log in topics.items() for p in log])
+    return [*published, *[one.mark.last for one in mirrored.values() if one.mark is not None]]
+
+
+def see_nothing_sent(kafka: Kafka, stream: Stream) -> None:
+    """See that no accepted event is on the stream's topic of them: which ones are is known to the lake alone.
+
+    Raises:
+        ConfigurationError: there are some, or were.
+    """
+    if stream.publishes is None:
+        return
+    try:
+        state = kafka.topic_state(stream.publishes.topic)
+    except TopicAbsentError:
+        return
+    sent_before = sum(seen.last_stable or 0 for seen in state.partitions.values())
+    if sent_before:
+        raise ConfigurationError(
+            f"accepted events of {stream.name} were sent before, and would be sent once more",
+            stored="no record of what was sent",
+            found=f"{sent_before:,} offsets on {stream.publishes.topic}",
+            remedy="declare another topic for them, delete this one, or let it get all events again: --accepted-again",
+        )
+
+
+def _states(kafka: Kafka, stream: Stream) -> dict[str, TopicState]:
+    """The stream's topics that are there."""
+    found = {stream.topic: kafka.topic_state(stream.topic)}
+    for topic in (*stream.delays, stream.parked_topic):
+        try:
+            found[topic] = kafka.topic_state(topic)
+        except TopicAbsentError:
+            continue  # nothing was published to it
+    return found
+
+
+def _log(state: TopicState) -> dict[int, OffsetRange]:
+    found = {}
+    for partition, seen in state.partitions.items():
+        if seen.log_start is None or seen.last_stable is None:
+            raise DependencyAwayError(
+                f"partition {partition} of {state.topic} could not be asked",
+                found="it has no leader, or its broker did not answer",
+                remedy="try again when `highwater status` shows a leader for each partition; nothing was written",
+            )
+        found[partition] = OffsetRange(seen.log_start, seen.last_stable)
+    return found
+
+
+def _portions(
+    kafka: Kafka, stream: Stream, logs: Mapping[str, Mapping[int, OffsetRange]], seen: Copies
+) -> Iterator[list[dict[str, Any]]]:
+    """The copies on tiers and on the parked topic as rows, so many at a time; `seen` takes note of each."""
+    portion: list[dict[str, Any]] = []
+    for topic in (*stream.tier_topics, stream.parked_topic):
+        for message in kafka.read(topic, logs[topic]) if topic in logs else ():
+            envelope = opened(_headers(message), stream.is_origin)
+            if envelope is None:
+                seen.strange += 1
+                continue
+            seen.see(topic, envelope, stream.topic)
+            portion.append(_row(topic, envelope, message.timestamp()[1]))
+            if len(portion) == COPIES_A_PORTION:
+                yield portion
+                portion = []
+    if portion:
+        yield portion
+
+
+def _headers(message: Message) -> list[tuple[str, Any]]:
+    found: Any = message.headers()
+    return list(found or [])
+
+
+def _row(topic: str, envelope: Envelope, copied_ms: int) -> dict[str, Any]:
+    return {
+        **dict(zip(ORIGIN, envelope.origin, strict=True)),
+        "origin_ms": envelope.timestamp,
+        "attempt": envelope.attempt,
+        NUMBER: envelope.reclaims,
+        "reason": envelope.reason,
+        "detail": envelope.detail,
+        "next_topic": topic,
+        "first_failed_at": envelope.first_failed_at,
+        "sent_by": _topic_of(envelope.slice_key),
+        dlq_copies.COPIED_AT: datetime.fromtimestamp(copied_ms / 1000, UTC),
+    }
+
+
+def _topic_of(slice_key: str) -> str | None:
+    try:
+        return SliceKey.parse(slice_key).topic
+    except UnknownSliceError:
+        return None
