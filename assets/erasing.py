@@ -3,9 +3,10 @@
 What belongs here: finding the rows of a key, and the two commits that remove them. What does not: the record of it and
 which slices are taken (`orchestration.erasing`), or the numbers (`highwater.erasing`).
 
-Raw is committed without the records, then events: the same decision without them, under an attempt of its own. So the
-slice is one whose followers are still to be written, and the stages that always do that write rejects, dlq, current
-and metrics. A run that dies in between leaves what the next erasure of the key finishes. Nothing is judged again.
+Raw is committed without the records, then events: the same decision without them, under an attempt of its own. What was
+sent of them is forgotten before, and rejects follow as they are, without the key. So the slice is one whose other
+followers are still to be written, and the stages that always do that write dlq, current and metrics. A run that dies in
+between leaves what the next erasure of the key finishes. Nothing is judged again.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from assets import current, dlq, events, metrics, raw, rejects
+from assets import current, dlq, events, metrics, raw, rejects, sent
 from assets.commit import Standing, commit_lock
-from assets.origins import DLQ, seen_now
-from highwater.envelope import ORIGIN
+from assets.foreign import DLQ_SEEN
+from assets.origins import DLQ, SEEN, seen_now
+from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import Erased, remaining
+from highwater.errors import UnbalancedError
 from highwater.gaps import Place, ranges_of
 from highwater.proof import Proof
 from resources.lake import query, query_all, replace_slices, rows_at, slice_is_one_of
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
 
     from assets.work import Work
     from highwater.declaration import Stream
+    from highwater.slices import Slice
     from resources.lake import Lake
 
+_TIMES = {"first_event_us", "last_event_us"}
 _IS_KEY = "proof IS NULL AND encode(sha256(key), 'hex') = '{digest}'"
 
 
@@ -116,6 +121,7 @@ def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
     with delta_errors(f"{work.stream.name} without an erased key"):
         _from_raw(work, digest)
         decided = _from_events(work, digest, taken)
+        _from_rejects(work, digest, decided, taken)
     if not decided:
         return
     mine = replace(work, slices=[piece for piece in work.slices if piece.key in decided])
@@ -166,21 +172,77 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[s
     proofs = []
     for key in open_:
         counts = _without(key, standing.proofs[key].counts, taken[key].rows)
-        seen = seen_now(work, pieces[key], standing.version)
-        told = {**counts, **spans.get(key, {}), **seen}
+        told = {**counts, **spans.get(key, {}), **_readable(work, pieces[key], standing.version)}
         proofs.append(Proof(standing.proofs[key].piece, attempts[key], counts["events"], told))
+    gone = origins_of(table, digest, open_)
+    sent.forget(work, gone)
+    rows = _renumbered(_rest(work, events.TABLE, standing, digest, open_), attempts)
+    _commit(work, events.TABLE, standing, rows, proofs, "origin_offset")
+    sent.forget(work, gone)  # a run may have sent them meanwhile
+    return {**standing.proofs, **{proof.key: proof for proof in proofs}}
+
+
+def origins_of(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, set[Origin]]:
+    """The origins of the key's events, by slice."""
+    found: dict[str, set[Origin]] = {}
+    where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(keys)}"
+    for row in query(table, f"SELECT slice, {', '.join(ORIGIN)} FROM t WHERE {where}"):
+        found.setdefault(row["slice"], set()).add(Origin.of_row(row))
+    return found
+
+
+def _readable(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
+    """Versions in place of those that the decision saw: maintenance may have removed these long ago.
+
+    Only whoever computes rejects anew reads them. What the decision saw in the ledger stays: by it, it was judged.
+    """
+    now = seen_now(work, piece, events_version)
+    return {name: now[name] for name in (SEEN, DLQ_SEEN) if name in now}
+
+
+def _from_rejects(work: Work, digest: str, decided: Mapping[str, Proof], taken: Mapping[str, Erased]) -> None:
+    """Commit the rejects as they are, without the key, under the attempt of the decision that lost it.
+
+    They are not computed anew: what others accepted or published since would count, and give another number of them.
+    """
+    standing = Standing.read(work, rejects.TABLE)
+    open_ = [
+        proof
+        for key, proof in decided.items()
+        if standing.attempt(key) != proof.attempt and _only_lost(proof, standing.proofs.get(key), taken[key])
+    ]
+    if not open_:
+        return
+    attempts = {proof.key: proof.attempt for proof in open_}
+    rows = _renumbered(_rest(work, rejects.TABLE, standing, digest, [*attempts]), attempts)
+    proofs = [replace(proof, rows=proof.counts["rejects"]) for proof in open_]
+    _commit(work, rejects.TABLE, standing, rows, proofs, "origin_offset")
+
+
+def _only_lost(decided: Proof, rejected: Proof | None, taken: Erased) -> bool:
+    """Whether a decision is the one that rejects follow, without the key, and no other that was made since."""
+    if rejected is None:
+        return False
+    try:
+        return _judged(_without(decided.key, rejected.counts, taken.rows)) == _judged(decided.counts)
+    except UnbalancedError:
+        return False
+
+
+def _judged(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: value for name, value in counts.items() if name not in {*_TIMES, SEEN, DLQ_SEEN}}
+
+
+def _renumbered(rows: DataFrame, attempts: Mapping[str, int]) -> DataFrame:
     from pyspark.sql import functions as F
 
-    renamed = F.create_map(*[F.lit(part) for pair in attempts.items() for part in pair])[F.col("slice")]
-    rows = _rest(work, events.TABLE, standing, digest, open_).withColumn("attempt", renamed)
-    _commit(work, events.TABLE, standing, rows, proofs, "origin_offset")
-    return {**standing.proofs, **{proof.key: proof for proof in proofs}}
+    named = F.create_map(*[F.lit(part) for pair in attempts.items() for part in pair])[F.col("slice")]
+    return rows.withColumn("attempt", named)
 
 
 def _without(key: str, counts: Mapping[str, int], rows: Mapping[str, int]) -> dict[str, int]:
     reasons = {name.removeprefix("rejects_"): n for name, n in rows.items() if name.startswith("rejects_")}
-    times = {"first_event_us", "last_event_us"}
-    kept = {name: value for name, value in counts.items() if name not in times}
+    kept = {name: value for name, value in counts.items() if name not in _TIMES}
     return remaining(key, kept, rows.get("raw", 0), rows.get("tombstones", 0), rows.get("events", 0), reasons)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from assets.commit import LEASE_SECONDS
 from highwater.envelope import ORIGIN, Origin
-from highwater.errors import ConfigurationError, TopicRecreatedError
+from highwater.errors import ConfigurationError, SupersededAttemptError, TopicRecreatedError
 from highwater.proof import Proof
 from highwater.publishing import Known, State, see_none_taken_back
 from highwater.slices import SliceKey
@@ -138,6 +138,54 @@ def last_published(lake: Lake, stream: Stream) -> str | None:
     return next((str(key) for key in main if complete(proofs_in(table, [str(key)]))), None)
 
 
+def under_way(lake: Lake, stream: Stream) -> set[str]:
+    """The slices with records in a batch that is written down and not settled: it is being sent, or it broke off.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    table = open_table(lake.path(stream.name, TABLE))
+    return set() if table is None else _under_way(table)
+
+
+def _under_way(table: DeltaTable) -> set[str]:
+    asked = f"SELECT DISTINCT of_slice FROM t WHERE proof IS NULL AND {slice_is_one_of([SENDING])}"
+    return {str(row["of_slice"]) for row in query(table, asked)}
+
+
+def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
+    """Remove what became of origins of erased keys, so that nobody misses them among the events.
+
+    The attempts stay: a slice whose decision has changed is looked at again, and sends nothing for them.
+
+    Args:
+        work: the connections.
+        origins: for each slice those that leave its events.
+
+    Raises:
+        SupersededAttemptError: slices of them are being sent, or another writer was first; it may be tried again.
+        DependencyAwayError: the storage or the ledger is away.
+    """
+    path = work.lake.path(work.stream.name, TABLE)
+    table = open_table(path) if origins else None
+    if table is None:
+        return
+    if sending := _under_way(table) & origins.keys():
+        raise SupersededAttemptError(
+            f"{', '.join(sorted(sending))}: a publication of them is under way, or broke off",
+            remedy=f"let it end, or materialise {work.stream.name}/{TABLE} of these slices; then erase the key again",
+        )
+    parts, found = [], {}
+    for key, proof in proofs_in(table, [*origins]).items():
+        rows = _rows(table, [key])
+        kept = rows.filter(_is_none_of(rows, origins[key]))
+        if len(kept) < len(rows):
+            found[key] = _proof(proof.piece, proof.attempt, kept)
+            parts += [kept, _proof_row(key, found[key].to_json())]
+    if found:
+        _commit(work, table, parts, [*found], [*found.values()])
+
+
 def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> None:
     """See that a new decision of slices accepts all that was sent of them, or may have been, before it is committed.
 
@@ -248,7 +296,7 @@ class Book:
         numbered = [one for one in rows["number"].to_pylist() if one is not None]
         header = Sending(batch, self._topic, self._topic_id, len(numbered), dict(slices))
         if numbered:
-            self._commit([rows, self._proof_row(SENDING, header.to_json())], [SENDING], [header])
+            self._commit([rows, _proof_row(SENDING, header.to_json())], [SENDING], [header])
         self.sending, self._written = header, rows
 
     def settle(self, sent: int, pieces: Mapping[str, Slice]) -> dict[str, Proof]:
@@ -275,11 +323,11 @@ class Book:
                 settled = self._merged(key, mine)
                 at = attempt if whole else before.attempt if before else INCOMPLETE
                 found[key] = _proof(pieces[key], at, settled)
-                parts += [settled, self._proof_row(key, found[key].to_json())]
+                parts += [settled, _proof_row(key, found[key].to_json())]
             if not whole:
                 break
         header = replace(self.sending, total=0, slices={})
-        parts.append(self._proof_row(SENDING, header.to_json()))
+        parts.append(_proof_row(SENDING, header.to_json()))
         self._commit(parts, [SENDING, *found], [header, *found.values()])
         self.sending, self._written = header, None
         return found
@@ -302,30 +350,45 @@ class Book:
         if not len(before):
             return mine
         fresh = set(zip(*(mine[name].to_pylist() for name in ORIGIN), strict=True))
-        places = zip(*(before[name].to_pylist() for name in ORIGIN), strict=True)
-        kept = before.filter(pa.array([place not in fresh for place in places], pa.bool_()))
-        return pa.concat_tables([kept, mine])
+        return pa.concat_tables([before.filter(_is_none_of(before, fresh)), mine])
 
     def _rows(self, keys: Sequence[str]) -> pa.Table:
-        names = ", ".join(f'"{name}"' for name in schema().names)
-        where = f"proof IS NULL AND {slice_is_one_of(keys)}"
-        return query_arrow({"t": self._table}, f"SELECT {names} FROM t WHERE {where}").cast(schema())
-
-    def _proof_row(self, key: str, text: str) -> pa.Table:
-        import pyarrow as pa
-
-        return pa.Table.from_pylist([{"slice": key, "proof": text}], schema())
+        return _rows(self._table, keys)
 
     def _commit(self, parts: Sequence[pa.Table], partitions: Collection[str], marks: Sequence[Any]) -> None:
-        import pyarrow as pa
-
-        work = self._work
-        name = f"commit {work.stream.name}/{TABLE}"
-        with work.ledger.lease(name, seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
-            work.before_commit()
-            lease.check()
-            replace_partitions(self._table, pa.concat_tables(parts), sorted(partitions), marks)
+        _commit(self._work, self._table, parts, partitions, marks)
         self._table.update_incremental()
+
+
+def _rows(table: DeltaTable, keys: Sequence[str]) -> pa.Table:
+    names = ", ".join(f'"{name}"' for name in schema().names)
+    where = f"proof IS NULL AND {slice_is_one_of(keys)}"
+    return query_arrow({"t": table}, f"SELECT {names} FROM t WHERE {where}").cast(schema())
+
+
+def _is_none_of(rows: pa.Table, origins: Collection[tuple[Any, ...]]) -> pa.Array:
+    import pyarrow as pa
+
+    places = zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True)
+    return pa.array([place not in origins for place in places], pa.bool_())
+
+
+def _proof_row(key: str, text: str) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_pylist([{"slice": key, "proof": text}], schema())
+
+
+def _commit(
+    work: Work, table: DeltaTable, parts: Sequence[pa.Table], partitions: Collection[str], marks: Sequence[Any]
+) -> None:
+    import pyarrow as pa
+
+    name = f"commit {work.stream.name}/{TABLE}"
+    with work.ledger.lease(name, seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+        work.before_commit()
+        lease.check()
+        replace_partitions(table, pa.concat_tables(parts), sorted(partitions), marks)
 
 
 _KNOWN = ", ".join(f"p.{name}" for name in ("slice", *ORIGIN, "state", "revision", "fingerprint"))

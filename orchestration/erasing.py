@@ -15,17 +15,19 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from assets import sent
 from assets.erasing import Found, erase, find
 from highwater.erasing import Erasure, moment_of, see_digest
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from orchestration import standing
-from orchestration.history import past_runs
+from orchestration.history import past_publishing, past_runs
 from orchestration.requests import in_flight
 
 if TYPE_CHECKING:
     import dagster as dg
 
     from assets.work import Work
+    from highwater.declaration import Stream
     from highwater.erasing import Erased
 
 LEASE_SECONDS = 60
@@ -119,8 +121,9 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
         number = ledger.erasures.add(Erasure(stream.name, asked.digest, asked.because, asked.by, at))
         done = _erased(replace(work, before_commit=lease.check), asked.digest, number, found, keys, later)
     work.log(f"erased from {len(done):,} slices" + (f"; {len(later):,} are left" if later else ""))
+    accepted = [stream.publishes.topic] if stream.publishes else []
     for line in LEFT_TO_DO:
-        work.log(line.format(stream=stream.name, topic=stream.topic, topics=", ".join(stream.all_topics)))
+        work.log(line.format(stream=stream.name, topics=", ".join([*stream.all_topics, *accepted])))
     return Outcome(found.rows, done, later)
 
 
@@ -138,19 +141,26 @@ def _not_now(
     A run that reads a slice for the first time may have begun before the erasure was known.
     """
     stream = work.stream
-    order = list(instance.get_dynamic_partitions(stream.partitions_name)) if instance else []
-    busy = in_flight(past_runs(instance, stream, order, now)) if instance else frozenset()
+    busy = _busy(instance, stream, now) if instance else frozenset()
     asked = sorted({*keys, *busy})
     if not asked:
         return {}
-    held = standing.attempts(work.lake, stream, asked)
+    held, sending = standing.attempts(work.lake, stream, asked), sent.under_way(work.lake, stream)
     found = {key: "a run reads it" for key in asked if key not in held.raw}
     for key in keys:
         if key in busy:
             found[key] = "a run works on it"
+        elif key in sending:
+            found[key] = f"its publication broke off, materialise {stream.name}/{sent.TABLE} of it first"
         elif key in held.events and held.lacking(key) and key not in begun:
             found[key] = f"it is decided, and not in {', '.join(held.lacking(key))} yet"
     return found
+
+
+def _busy(instance: dg.DagsterInstance, stream: Stream, now: datetime) -> frozenset[str]:
+    """Slices that runs read, decide or send."""
+    order = list(instance.get_dynamic_partitions(stream.partitions_name))
+    return in_flight([*past_runs(instance, stream, order, now), *past_publishing(instance, stream, order, now)])
 
 
 def _erased(

@@ -180,11 +180,16 @@ def horizon_rule(instance: dg.DagsterInstance | None, now: datetime) -> Horizon:
 
 
 def _read_later(work: Work) -> dict[str, dict[str, int]]:
-    """For each table the slices of tiers that are decided and not whole, with the version that they still read."""
+    """For each table the slices of tiers that are decided and not whole, with the version that they still read.
+
+    One that is retired was whole, and is still, but for an erasure that has not done it yet.
+    """
     stream, found = work.stream, {name: dict[str, int]() for name in READ_LATER}
     keys = [piece.key for topic in stream.delays for piece in work.ledger.slices(stream.name, topic)]
     retired = work.ledger.retired.among(keys)
-    for some in portions([key for key in keys if key not in retired], PAGE):
+    erased = work.ledger.erasures.slices([*retired])
+    opened = {key for key, all_ in erased.items() if any(one.done_at is None for one in all_)}
+    for some in portions([key for key in keys if key not in retired or key in opened], PAGE):
         decided, rejects = (work.lake.committed(stream.name, name, some) for name in ("events", "rejects"))
         for key, proof in decided.items():
             follows = key in rejects and rejects[key].attempt == proof.attempt

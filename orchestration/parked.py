@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, opened, wrapped
+from highwater.erasing import digest_of, microseconds, until
 from highwater.errors import ConfigurationError, TopicAbsentError
 from highwater.plans import Discard
 from highwater.reclaims import numbers, stale
@@ -90,7 +91,7 @@ class Parked:
     Args:
         waiting: those that are meant, by their origin.
         others: how many wait beside them.
-        settled: how many of the topic's records were accepted, given up or taken back, since.
+        settled: how many of the topic's records were accepted, given up, taken back or erased, since.
         strange: records of the topic without an envelope that can be believed; nobody touches them.
         ends: to where the topic was read.
     """
@@ -108,7 +109,7 @@ class Parked:
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common()) or "none"
         lines = [f"{len(self.waiting):,} parked records are meant: {told}"]
         lines += [f"{self.others:,} others wait"] if self.others else []
-        lines += [f"{self.settled:,} were accepted, given up or taken back before"] if self.settled else []
+        lines += [f"{self.settled:,} were accepted, given up, taken back or erased before"] if self.settled else []
         lines += [f"{self.strange:,} have no envelope of ours and are left alone"] if self.strange else []
         return lines
 
@@ -192,6 +193,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
     }
     waiting: dict[Origin, tuple[Waiting, bool]] = {}
     taken_back, gone = numbers(ledger.reclaims.of(stream.name)), set[Origin]()
+    erased = until(ledger.erasures.of(stream.name))
     strange = 0
     for message in kafka.read(stream.parked_topic, ends):
         envelope = opened(_headers(message), stream.is_origin)
@@ -199,6 +201,8 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
             strange += 1
         elif stale(taken_back, envelope.origin, envelope.reclaims):
             gone.add(envelope.origin)  # its main slice decides it anew; what that publishes carries another number
+        elif _is_erased(message, envelope, erased):
+            gone.add(envelope.origin)
         else:
             chosen = choice.takes(envelope.reason, [envelope.slice_key], _key(message), message.timestamp()[1])
             waiting[envelope.origin] = _waiting(message, envelope), chosen
@@ -216,6 +220,17 @@ def _headers(message: Message) -> list[tuple[str, Any]]:
 def _key(message: Message) -> bytes | None:
     found: Any = message.key()
     return found if found is None or isinstance(found, bytes) else str(found).encode()
+
+
+def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, datetime]) -> bool:
+    """Whether a record was published, or parked, before its key was erased.
+
+    Sent back to a tier it would get a time of its own there, behind the erasure, and be taken again.
+    """
+    key = _key(message) if erased else None
+    moment = erased.get(digest_of(key)) if key is not None else None
+    oldest_ms = min(envelope.timestamp, message.timestamp()[1])
+    return moment is not None and oldest_ms * 1000 <= microseconds(moment)
 
 
 def _waiting(message: Message, envelope: Envelope) -> Waiting:

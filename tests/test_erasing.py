@@ -13,14 +13,16 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from assets import current, rejects
+from assets import current, dlq, erasing, rejects, sent
 from assets.erasing import find
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import Work
+from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.erasing import Erased, Erasure, digest_of, remaining, until
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.folding import BASE
+from highwater.reclaims import Reclaim
 from highwater.slices import OffsetRange
 from orchestration import gap_checks
 from orchestration.audit import audit
@@ -28,7 +30,9 @@ from orchestration.cli import main
 from orchestration.completeness import hold_against_topic
 from orchestration.erasing import Asked, act
 from orchestration.explaining import explain
+from orchestration.history import past_runs
 from orchestration.locating import locate
+from orchestration.requests import in_flight
 from resources.ledger import Ledger
 from tests.support import Bench, Message, order_message
 from tests.world import FIRST, NOON, RETRIED, STREAM, Served, World, piece
@@ -132,6 +136,26 @@ def test_slices_under_way_are_left_for_later(world: World) -> None:
     }
 
 
+def test_slices_that_are_being_sent_are_left_for_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a run that goes on, and by one that broke off."""
+    stream = replace(STREAM, publishes=Accepted("orders.accepted"))
+    nothing, lines = cast("Any", None), list[str]()
+    work = Work(stream, [], nothing, world.lake, world.ledger, nothing, lines.append)
+    monkeypatch.setattr(sent, "under_way", lambda *_: {FIRST.key, RETRIED.key})
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("orders_slices", world.keys)
+        tags = {"dagster/partition": world.second.key, "highwater/stream": "orders", "highwater/purpose": "publish"}
+        instance.add_run(dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
+        assert in_flight(past_runs(instance, stream, world.keys, NOW)) == set()
+        found = act(work, instance, Asked(O1), NOW)
+        assert found.later == {
+            FIRST.key: "its publication broke off, materialise orders/published of it first",
+            world.second.key: "a run works on it",
+        }
+        act(work, instance, Asked(digest_of(b"o9"), sure=True, by="somebody", because="asked for"), NOW)
+    assert "orders.accepted" in lines[-1]
+
+
 @dataclass(frozen=True)
 class Sent(Served):
     """A record with what an erasure knows it by."""
@@ -181,6 +205,97 @@ def test_a_record_that_was_erased_before_it_was_read_is_told_by_key_and_time(
     assert found.passed is passed
     kept = world.ledger.erasures.slices([FIRST.key])
     assert [one.places for one in kept.get(FIRST.key, ())] == ([{0: [OffsetRange(0, 1)]}] if passed else [])
+
+
+class Committed:
+    """What an erasure commits, written into the tables of a world as Spark would write it."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world, self.names, self.dies_after = world, list[str](), ""
+        for one in world.pieces:
+            world.alter_proof("raw", one, rows=len(world.of("raw", slice=one.key)))
+        world.write()
+        for _ in range(2):  # those that the tables have
+            world.ledger.next_attempts(world.keys)
+        monkeypatch.setattr(erasing, "_rest", lambda *given: given)
+        monkeypatch.setattr(erasing, "_renumbered", lambda rows, attempts: (rows, attempts))
+        monkeypatch.setattr(erasing, "_commit", self.commit)
+        monkeypatch.setattr(erasing, "_forget_published", lambda *_: None)
+        monkeypatch.setattr(rejects, "materialise", self.see_followed)
+        for stage in (dlq, current):
+            monkeypatch.setattr(stage, "materialise", lambda _: None)
+
+    def commit(self, work: Work, name: str, standing: Any, rows: Any, proofs: Any, spread: str) -> None:
+        del work, standing, rows, spread
+        mine = {proof.key: proof for proof in proofs}
+        self.world.proofs[name].update(mine)
+        gone = {"o5", b"o5"}
+        self.world.rows[name] = [
+            row for row in self.world.rows[name] if row["slice"] not in mine or row["key"] not in gone
+        ]
+        self.world.write()
+        self.names.append(name)
+        if name == self.dies_after:
+            raise TemporaryError(f"killed after {name}", remedy="none")
+
+    def see_followed(self, work: Work) -> None:
+        """The stage would compute the rejects of what does not follow its decision."""
+        proofs = {name: work.lake.committed("orders", name, work.keys) for name in ("events", "rejects")}
+        assert {k: p.attempt for k, p in proofs["events"].items()} == {
+            k: p.attempt for k, p in proofs["rejects"].items()
+        }
+
+
+def version_of(world: World, name: str) -> int:
+    table = world.lake.table("orders", name)
+    assert table is not None
+    return int(table.version())
+
+
+@pytest.mark.parametrize("dies_after", ["", "raw", "events", "rejects"])
+def test_nothing_is_judged_again_for_what_others_did_since(
+    world: World, monkeypatch: pytest.MonkeyPatch, dies_after: str
+) -> None:
+    """A record of the first slice was taken back and not decided anew; the tier's slice saw a version long gone."""
+    for one, more in ((RETRIED, {"events_seen": 0}), (FIRST, {"rejects_malformed": 1, "rejects_unresolved": 1})):
+        for name in ("events", "rejects"):
+            world.alter_proof(name, one, counts={**world.proofs[name][one.key].counts, **more})
+    kept = Committed(world, monkeypatch)
+    reclaim = Reclaim(Origin("orders", 0, 0, 2), FIRST.key, 1, "a mended rule", "somebody", NOON)
+    world.ledger.reclaims.add("orders", [reclaim])
+    now = version_of(world, "events")
+    nothing = cast("Any", None)
+    work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, print)
+    digest = digest_of(b"o5")
+    asked = Asked(digest, sure=True, by="somebody", because="asked for")
+    if dies_after:
+        kept.dies_after = dies_after
+        with pytest.raises(TemporaryError, match="killed"):
+            act(work, None, asked, NOW)
+        kept.dies_after = ""
+    act(work, None, asked, NOW)
+    assert kept.names == ["raw", "events", "rejects"]
+    decided, rejected = world.proofs["events"], world.proofs["rejects"]
+    counts = decided[FIRST.key].counts
+    assert "reclaims_seen" not in counts, "the next decision of the slice judges it"
+    assert (counts["raw"], counts["events"], counts["rejects"], counts["tombstones"]) == (6, 5, 0, 1)
+    assert (rejected[FIRST.key].rows, rejected[FIRST.key].counts) == (0, counts)
+    retried = decided[RETRIED.key].counts
+    assert retried["events_seen"] >= now > 0, "a version that maintenance has not removed"
+    assert (retried["events"], retried["superseded"], "reclaims_seen" in retried) == (0, 0, False)
+    assert world.of("rejects", slice=FIRST.key) == []
+
+
+def test_rejects_of_another_decision_are_not_taken_for_it(world: World) -> None:
+    """An erasure died, and the slice was decided anew since: its rejects are computed then."""
+    was = world.proofs["rejects"][FIRST.key]
+    taken = Erased(FIRST.key, {}, {"raw": 2, "rejects": 2, "rejects_malformed": 1, "rejects_unresolved": 1})
+    lost = {**was.counts, "raw": was.counts["raw"] - 2, "rejects": 0, "rejects_malformed": 0, "rejects_unresolved": 0}
+    whole = replace(was, counts={**was.counts, "rejects_malformed": 1, "rejects_unresolved": 1})
+    assert erasing._only_lost(replace(was, counts={**lost, "last_event_us": 7}), whole, taken)
+    assert not erasing._only_lost(replace(was, counts={**lost, "reclaims_seen": 1}), whole, taken)
+    assert not erasing._only_lost(replace(was, counts=lost), replace(whole, counts=lost), taken)
+    assert not erasing._only_lost(replace(was, counts=lost), None, taken)
 
 
 # All of it

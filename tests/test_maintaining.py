@@ -17,6 +17,7 @@ from assets.origins import SEEN
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import Work
 from highwater.declaration import Upkeep
+from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError
 from highwater.folding import BASE
 from highwater.upkeep import LONGEST_RUN, Horizon
@@ -102,6 +103,17 @@ def test_files_that_an_unfinished_retry_reads_are_not_removed(world: World) -> N
     world.write()
     [events] = [one for one in act(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
     assert events.notes == [], "it is finished"
+
+
+def test_files_that_an_unfinished_erasure_of_a_retired_retry_reads_are_not_removed(world: World) -> None:
+    world.alter_proof("events", RETRIED, attempt=3, counts={**world.proofs["events"][RETRIED.key].counts, SEEN: 0})
+    world.write()
+    world.ledger.retired.retire("orders", [RETRIED.key], NOW)
+    number = world.ledger.erasures.add(Erasure("orders", "a" * 64, "asked for", "somebody", NOW))
+    world.ledger.erasures.begin(number, [Erased(RETRIED.key, {}, {})])
+    long_ago = NOW + timedelta(days=7)
+    [events] = [one for one in act(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
+    assert [RETRIED.key in note and "finish it first" in note for note in events.notes] == [True]
 
 
 def test_a_table_without_a_jvm_is_joined_and_cleared(world: World) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 import pytest
@@ -14,16 +15,20 @@ import pytest
 from highwater import envelope
 from highwater.declaration import ON_REJECT, OnReject
 from highwater.envelope import Envelope, Origin, opened, wrapped
+from highwater.erasing import Erasure, digest_of
 from highwater.errors import ConfigurationError
 from highwater.plans import Discard
 from orchestration.build import build_defs
 from orchestration.parked import Asked, Choice, Parked, Waiting, act, look, only
 from orchestration.terminal import PERMANENT
 from resources.dlq_topics import ensure
+from resources.kafka import PartitionState, TopicState
 from resources.lake import Lake
+from resources.ledger import Ledger
 from tests.scene import Scene
 from tests.support import Bench, Message, customers, order_message, send
 from tests.test_dlq import due, ends, published
+from tests.world import STREAM
 
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory
@@ -129,6 +134,51 @@ def test_a_limit_takes_those_that_were_parked_first() -> None:
     }
     found = only(Parked(waiting, others=1, settled=0, strange=0, ends={}), 2)
     assert ([origin.offset for origin in found.waiting], found.others) == ([2, 1], 3)
+
+
+@dataclass(frozen=True)
+class Lying:
+    """A record of the parked topic, and the topic itself."""
+
+    at: int
+    of: bytes | None
+    ms: int
+    envelope: Envelope
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self.at
+
+    def key(self) -> bytes | None:
+        return self.of
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, self.ms
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return wrapped(self.envelope, [])
+
+
+def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
+    """Those that were published or parked until then; what is published later under the key is new."""
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    ledger.erasures.add(Erasure("orders", digest_of(b"o1"), "asked for", "somebody", NOW))
+    ms = round(NOW.timestamp() * 1000)
+    lying = [
+        Lying(0, b"o1", ms, an_envelope(0, timestamp=ms - 5)),
+        Lying(1, b"o1", ms + 9, an_envelope(1, timestamp=ms)),  # parked again since
+        Lying(2, b"o1", ms + 9, an_envelope(2, timestamp=ms + 1)),
+        Lying(3, b"o2", ms, an_envelope(3, timestamp=ms)),
+        Lying(4, None, ms, an_envelope(4, timestamp=ms)),
+    ]
+    there = PartitionState(log_start=0, last_stable=5, high_watermark=5, leader=1)
+    state = TopicState("orders.dlq.parked", "A" * 22, {0: there})
+    kafka = cast("Any", SimpleNamespace(topic_state=lambda _: state, read=lambda *_: lying))
+    found = look(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, Choice())
+    assert sorted(origin.offset for origin in found.waiting) == [2, 3, 4]
+    assert (found.settled, found.others) == (2, 0)
 
 
 @pytest.mark.slow

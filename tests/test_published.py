@@ -13,8 +13,17 @@ from typing import Any
 import pytest
 
 from assets import outgoing, published, sent
+from assets.erasing import origins_of
 from highwater.declaration import Accepted, Field
-from highwater.errors import ConfigurationError, TakenBackError, TemporaryError, TopicRecreatedError
+from highwater.envelope import Origin
+from highwater.erasing import digest_of
+from highwater.errors import (
+    ConfigurationError,
+    SupersededAttemptError,
+    TakenBackError,
+    TemporaryError,
+    TopicRecreatedError,
+)
 from highwater.plans import Publication
 from resources import ledger_schema
 from resources.breakers import Acceptance
@@ -212,6 +221,47 @@ def test_what_another_lost_from_events_is_never_taken_back(tables: Tables, log: 
     with pytest.raises(TakenBackError, match="offset 2"):
         tables.publish(piece)
     assert len(log.records) == 3
+
+
+def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log) -> None:
+    """The slices' decisions lose it, as an erasure commits them; it was sent, and nothing follows."""
+    tier = tables.stream.tier_topics[0]
+    piece, late = tables.plan(0, p0=(0, 3)), tables.plan(0, tier, minute=0, p0=(0, 2))
+    tables.decide(piece, orders(0, 0, 2), rejected=orders(0, 2, 3))
+    tables.decide(late, [Event(0, 2, "o0-1", 2), Event(1, 7, "o1-7")])
+    tables.publish(piece, late)
+    events = tables.lake.table("orders", "events")
+    assert events is not None
+    gone = origins_of(events, digest_of(b"o0-1"), [piece.key, late.key])
+    assert gone == {piece.key: {Origin("orders", 0, 0, 1)}, late.key: {Origin("orders", 0, 0, 2)}}
+    sent.forget(tables.work(), gone)
+    assert sent.under_way(tables.lake, tables.stream) == set()
+    assert {key: proof.rows for key, proof in sent.proofs(tables.lake, tables.stream, [*gone]).items()} == {
+        piece.key: 1, late.key: 1
+    }  # fmt: skip
+    tables.decide(piece, orders(0, 0, 1), rejected=orders(0, 2, 3))
+    tables.decide(late, [Event(1, 7, "o1-7")])
+    reports = tables.publish(piece, late)
+    assert [reports[key].counts["sent"] for key in (piece.key, late.key)] == [1, 1]
+    assert len(log.records) == 4
+    assert sorted((row["origin_partition"], row["origin_offset"]) for row in rows_of(tables) if not row["proof"]) == [
+        (0, 0), (1, 7)
+    ]  # fmt: skip
+
+
+def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) -> None:
+    piece = tables.plan(0, p0=(0, 3))
+    tables.decide(piece, orders(0, 0, 3))
+    log.breaks = "committed 1"
+    with pytest.raises(Broken):
+        tables.publish(piece)
+    assert sent.under_way(tables.lake, tables.stream) == {piece.key}
+    origin = Origin("orders", 0, 0, 1)
+    with pytest.raises(SupersededAttemptError, match=piece.key):
+        sent.forget(tables.work(), {piece.key: {origin}})
+    tables.publish(piece)
+    sent.forget(tables.work(), {piece.key: {origin}})
+    assert [row["origin_offset"] for row in rows_of(tables) if row["slice"] == piece.key and not row["proof"]] == [0, 2]
 
 
 POINTS = [f"{point} {number}" for number in range(1, 6) for point in ("before", "committed")]
