@@ -60,14 +60,30 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
     late = [piece for piece in late if piece.key not in moving]
     main = [piece.key for piece in following[:done]]
     missing = {piece.key: piece.planned_at for piece in (*following[:done], *late)}
+    lost = _without_key(ledger, order, [*missing], now)
+    order += lost
     found = decide_repair(missing, runs, now, RULES)
     group = next_run(order, main, [piece.key for piece in late], found)
     requests = [Request(group, max(found.due[key] for key in group), PUBLISH, now)] if group else []
-    return Tick(requests=requests, lines=_lines(following, done, len(late), found, group), cursor=cursor)
+    lines = [
+        *([f"{len(lost)} had no key in Dagster, and get it again: {lost[0]} .. {lost[-1]}"] if lost else []),
+        *_lines(following, done, len(late), found, group),
+    ]
+    return Tick(keys=lost, requests=requests, lines=lines, cursor=cursor)
+
+
+def _without_key(ledger: Ledger, order: Sequence[str], keys: Sequence[str], now: datetime) -> list[str]:
+    """Those of the slices that Dagster has no key of; none of them all stays retired, or is retired half way."""
+    if retired := ledger.retired.among(keys):
+        ledger.retired.recall(sorted(retired), now)
+    known = set(order)
+    return [key for key in keys if key not in known]
 
 
 def next_run(order: Sequence[str], main: Sequence[str], late: Sequence[str], found: Repair) -> tuple[str, ...]:
     """The slices of the next run, which are neighbours in Dagster's order; none where nothing is due.
+
+    What is next of the main topic goes alone: another slice that cannot be sent would stop it with every run.
 
     Args:
         order: all keys in Dagster's order.
@@ -76,7 +92,7 @@ def next_run(order: Sequence[str], main: Sequence[str], late: Sequence[str], fou
         found: which of all these are due.
     """
     begin = list(takewhile(lambda key: key in found.due, main))
-    groups = neighbours(order, {*begin, *(key for key in late if key in found.due)}, SLICES_A_RUN)
+    groups = neighbours(order, {*begin} or {key for key in late if key in found.due}, SLICES_A_RUN)
     if not begin:
         return groups[0] if groups else ()
     group = next((one for one in groups if begin[0] in one), ())

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from assets.sent import proofs
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.slices import SliceKey
 from highwater.upkeep import Key, candidates, to_retire
 from orchestration import standing
-from orchestration.history import RECORDS, past_runs
+from orchestration.history import RECORDS, past_publishing, past_runs
 from orchestration.requests import in_flight
-from orchestration.stream_assets import table_keys
+from orchestration.stream_assets import PUBLISHED, table_key, table_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -95,8 +96,16 @@ def _complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
     for at in range(0, len(keys), PAGE):
         some = keys[at : at + PAGE]
         held = standing.attempts(lake, stream, some)
-        found.update(key for key in some if not held.lacking(key))
+        found.update(set(_sent(lake, stream, some, held.events)) - {key for key in some if held.lacking(key)})
     return found
+
+
+def _sent(lake: Lake, stream: Stream, keys: Sequence[str], decided: Mapping[str, int]) -> Sequence[str]:
+    """Those whose events are sent as they are decided; all of a stream that does not publish."""
+    if stream.publishes is None:
+        return keys
+    found = proofs(lake, stream, keys)
+    return [key for key in keys if key in found and found[key].attempt == decided.get(key)]
 
 
 def named_keys(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> frozenset[str]:
@@ -116,7 +125,7 @@ def named_keys(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str
     unfinished = instance.get_runs_count(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES))
     if unfinished > RECORDS:
         raise _unclear(stream, f"{unfinished:,} runs are not finished, and {RECORDS:,} can be looked at")
-    runs = in_flight(past_runs(instance, stream, order, now))
+    runs = in_flight([*past_runs(instance, stream, order, now), *past_publishing(instance, stream, order, now)])
     return runs.union(*(_of_backfill(stream, backfill) for backfill in _unfinished_backfills(instance)))
 
 
@@ -137,7 +146,8 @@ def _of_backfill(stream: Stream, backfill: PartitionBackfill) -> frozenset[str]:
     if backfill.asset_backfill_data is None:
         return frozenset(backfill.partition_names or ())
     subsets = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
-    ours = [subsets[key] for key in table_keys(stream) if key in subsets]
+    assets = (*table_keys(stream), table_key(stream, PUBLISHED.name))
+    ours = [subsets[key] for key in assets if key in subsets]
     return frozenset(key for subset in ours for key in subset.get_partition_keys())
 
 

@@ -23,7 +23,7 @@ from orchestration.publishing import SLICES_A_RUN, next_run, publish
 from orchestration.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
 from orchestration.ticks import Tick, run_requests
 from resources.dlq_topics import Shape
-from tests.accepted import Event, Log, Tables
+from tests.accepted import NOON, Event, Log, Tables
 
 
 @dataclass
@@ -116,7 +116,10 @@ def test_what_changed_and_what_came_back_follows(scene: Scene) -> None:
     scene.decide(second, 2, 3)
     scene.decide(first, 0, status="paid")
     [request] = scene.tick().requests
-    assert request.keys == (first.key, retried.key, second.key), "neighbours in Dagster's order"
+    assert request.keys == (second.key,), "alone: what cannot be sent of another slice would stop it"
+    assert scene.run(request).success
+    [request] = scene.tick().requests
+    assert request.keys == (first.key, retried.key), "neighbours in Dagster's order"
     assert scene.run(request).success
     assert [(one.place[1], one.headers.get("highwater.late")) for one in scene.log.records] == [
         (0, None),
@@ -125,6 +128,26 @@ def test_what_changed_and_what_came_back_follows(scene: Scene) -> None:
         (0, "corrected"),
         (1, "retried"),
     ]
+
+
+def test_slices_whose_keys_are_gone_get_them_again_and_are_sent(scene: Scene) -> None:
+    """A key that is retired without its slice being sent stopped all that follows, and no line told of it."""
+    retired, half, lost = (scene.plan(n, p0=(n, n + 1)) for n in range(3))
+    for at, piece in enumerate((retired, half, lost)):
+        scene.decide(piece, at)
+    ledger = scene.tables.ledger
+    ledger.retired.retire("orders", [retired.key, half.key], NOON)
+    for piece in (retired, lost):
+        scene.instance.delete_dynamic_partition("orders_slices", piece.key)
+    tick = scene.tick()
+    assert tick.keys == [retired.key, lost.key]
+    assert tick.lines[0] == f"2 had no key in Dagster, and get it again: {retired.key} .. {lost.key}"
+    assert ledger.retired.among([retired.key, half.key]) == set(), "nobody deletes them while they are asked for"
+    scene.instance.add_dynamic_partitions("orders_slices", list(tick.keys))
+    [request] = tick.requests
+    assert request.keys == (half.key, retired.key, lost.key), "as Dagster orders them now"
+    assert scene.run(request).success
+    assert [record.place[1] for record in scene.log.records] == [0, 1, 2]
 
 
 def test_a_slice_that_is_being_decided_anew_is_not_asked_for(scene: Scene) -> None:
@@ -182,7 +205,7 @@ KEYS = [f"t@{n:07}" for n in range(5)]
     ("order", "main", "late", "due", "expected"),
     [
         (KEYS, KEYS[1:3], [], KEYS, KEYS[1:3]),
-        (KEYS, KEYS[1:3], [KEYS[3]], KEYS, KEYS[1:4]),
+        (KEYS, KEYS[1:3], [KEYS[0], KEYS[3]], KEYS, KEYS[1:3]),
         (KEYS, KEYS[1:2], [KEYS[3]], KEYS, KEYS[1:2]),
         (KEYS, KEYS[1:3], [], KEYS[2:], []),
         (KEYS, KEYS[1:3], [KEYS[4]], KEYS[4:], KEYS[4:]),

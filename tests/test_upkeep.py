@@ -18,7 +18,7 @@ from dagster._core.definitions.partitions.subset import DefaultPartitionsSubset
 from dagster._core.execution.asset_backfill import AssetBackfillData
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
-from highwater.declaration import Upkeep
+from highwater.declaration import Accepted, Upkeep
 from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, UnknownSliceError
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
@@ -118,11 +118,11 @@ class Deployment:
             self._fill(table, [one for one in self.slices if (table, one.key) != ("rejects", self.half)])
         instance.add_dynamic_partitions("orders_slices", self.keys)
 
-    def _fill(self, table: str, slices: list[Slice]) -> None:
+    def _fill(self, table: str, slices: list[Slice], attempt: int = 1) -> None:
         import pyarrow as pa
         from deltalake import write_deltalake
 
-        rows = {"slice": [s.key for s in slices], "proof": [Proof(s, 1, 0).to_json() for s in slices]}
+        rows = {"slice": [s.key for s in slices], "proof": [Proof(s, attempt, 0).to_json() for s in slices]}
         rows |= {name: pa.nulls(len(slices), pa.string()) for name in ("reason", "next_topic")}
         few = ["slice"] if len(self.keys) < 100 else None  # thousands of files would take longer than the test
         write_deltalake(self.lake.path("orders", table), pa.table(rows), mode="overwrite", partition_by=few)
@@ -136,15 +136,15 @@ class Deployment:
     def live(self) -> list[str]:
         return list(self.instance.get_dynamic_partitions("orders_slices"))
 
-    def run_of(self, first: str, last: str) -> str:
+    def run_of(self, first: str, last: str, purpose: str = "plan") -> str:
         range_ = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
-        tags = {**range_, "highwater/stream": "orders"}
+        tags = {**range_, "highwater/stream": "orders", "highwater/purpose": purpose}
         run = dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.NOT_STARTED)
         self.instance.add_run(run)
         return run.run_id
 
-    def backfill_of(self, *keys: str) -> None:
-        named = {table_key(STREAM, "events"): DefaultPartitionsSubset(set(keys))}
+    def backfill_of(self, *keys: str, table: str = "events") -> None:
+        named = {table_key(STREAM, table): DefaultPartitionsSubset(set(keys))}
         subset = cast("Any", AssetGraphSubset)(partitions_subsets_by_asset_key=named)
         data = AssetBackfillData.empty(subset, NOW.timestamp(), self.instance)
         backfill = PartitionBackfill(
@@ -153,7 +153,7 @@ class Deployment:
             from_failure=False,
             tags={},
             backfill_timestamp=NOW.timestamp(),
-            asset_selection=[table_key(STREAM, "events")],
+            asset_selection=[table_key(STREAM, table)],
             asset_backfill_data=data,
         )
         self.instance.add_backfill(backfill)
@@ -202,6 +202,33 @@ def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> N
 
     ours.instance.delete_run(running)
     assert set(ours.retire().retired) == {*ours.keys[10:13]}, "nobody names them now"
+
+
+@pytest.fixture
+def publishing(deployment: Deployment) -> Deployment:
+    deployment.stream = replace(deployment.stream, publishes=Accepted("orders.accepted"))
+    return deployment
+
+
+def test_a_key_stays_until_the_events_of_its_slice_are_sent(publishing: Deployment) -> None:
+    """Else nobody could ask for the slice, and those behind it would wait for ever."""
+    ours = publishing
+    assert not ours.retire().retired, "nothing was ever sent"
+    ours._fill("published", ours.slices, attempt=2)
+    assert ours.retire().kept == {"not complete": 20}, "not as they are decided"
+    ours._fill("published", ours.slices[:5])
+    assert ours.retire().retired == ours.keys[:5]
+    assert ours.live() == ours.keys[5:]
+
+
+def test_keys_that_a_run_or_a_backfill_publishes_stay(publishing: Deployment) -> None:
+    ours = publishing
+    ours._fill("published", ours.slices)
+    ours.run_of(ours.keys[1], ours.keys[2], purpose="publish")
+    ours.backfill_of(ours.keys[4], table="published")
+    found = ours.retire()
+    assert found.kept == {"named by unfinished runs or backfills": 3, "not complete": 1}
+    assert set(ours.keys[:8]) & set(ours.live()) == {ours.keys[n] for n in (1, 2, 4, 7)}
 
 
 def test_a_planner_whose_newest_slices_are_all_retired_adds_none(deployment: Deployment) -> None:
