@@ -23,6 +23,7 @@ from assets.layout import TABLE as CURRENT
 from assets.layout import Layout
 from assets.metrics import TABLE as METRICS
 from assets.origins import SEEN
+from assets.sent import TABLE as PUBLISHED
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.upkeep import LONGEST_RUN, RUN_RETRIES, Horizon, portions, to_compact, whole_hours
 from orchestration.history import past_runs
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from assets.work import Work
 
 TABLES = ("raw", "events", "rejects", "dlq", "current")
+WITHOUT_A_JVM = (METRICS, PUBLISHED)
 # A night's slices are folded even where a run would wait for more: readers begin the day with few partitions.
 FOLD_FROM = 10
 # Whose unfinished decisions read which table at an old version, by the number in their proofs.
@@ -153,7 +155,8 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
     busy = in_flight(past_runs(instance, stream, order, now)) if instance else frozenset()
     later = _read_later(work)
     found = []
-    for name in (*TABLES, *([METRICS] if stream.metrics else [])):
+    more = {METRICS: stream.metrics, PUBLISHED: stream.publishes}
+    for name in (*TABLES, *(name for name, declared in more.items() if declared)):
         table = work.lake.table(stream.name, name)
         if table is None:
             continue
@@ -201,8 +204,8 @@ def _read_later(work: Work) -> dict[str, dict[str, int]]:
 
 def _maintained(task: _Task) -> TableReport:
     begin, before = time.monotonic(), stock_of(task.table)
-    if task.name == METRICS:
-        _gently(task, lambda: _minutes(task))
+    if task.name in WITHOUT_A_JVM:
+        _gently(task, lambda: _join_small(task))
     else:
         _gently(task, lambda: _fold(task))
         _gently(task, lambda: _join(task))
@@ -261,8 +264,11 @@ def _remove(task: _Task) -> int:
     return remove_files(task.table, task.hours) if task.sure else len(removable(task.table, task.hours))
 
 
-def _minutes(task: _Task) -> None:
-    """The table that is written without a JVM: its writers wait, as they do for each other."""
+def _join_small(task: _Task) -> None:
+    """A table that is written without a JVM: its writers wait, as they do for each other.
+
+    A run that publishes opened its table before; its next commit finds another version, and the run is tried again.
+    """
     name = f"commit {task.work.stream.name}/{task.name}"
     wait = nullcontext() if not task.sure else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
     with wait as lease:

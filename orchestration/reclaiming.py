@@ -159,6 +159,7 @@ def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[
         )
     if not asked.sure:
         found = _told(look(ledger, lake, stream, asked.choice, asked.most), log)
+        _tell_retired(ledger, stream, found.slices, log)
         log("a dry run: nothing was recorded")
         return found
     with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=LEASE_SECONDS) as lease:
@@ -167,6 +168,7 @@ def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[
         now = datetime.now(UTC)
         ledger.reclaims.add(stream.name, [_reclaim(origin, one, asked, now) for origin, one in found.meant.items()])
     log(f"{len(found.meant):,} taken back by {asked.by}: {asked.because}")
+    _tell_retired(ledger, stream, found.slices, log)
     if found.meant:
         log(f"now materialise {', '.join(_to_do(stream))} of {_some(found.slices)}")
     return found
@@ -176,6 +178,13 @@ def _told(found: Found, log: Callable[[str], object]) -> Found:
     for line in found.lines:
         log(line)
     return found
+
+
+def _tell_retired(ledger: Ledger, stream: Stream, keys: Sequence[str], log: Callable[[str], object]) -> None:
+    """Which of the slices have no key in Dagster: without it nobody can materialise them."""
+    if retired := sorted(ledger.retired.among(keys)):
+        back = f"highwater recall-keys {stream.name} {retired[0]} {retired[-1]} --yes"
+        log(f"{len(retired):,} of {len(keys):,} slices have a retired key: first {back}")
 
 
 def _to_do(stream: Stream) -> list[str]:

@@ -12,20 +12,23 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 
+from assets import published, sent
 from assets.layout import Layout
 from assets.origins import SEEN
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import Work
 from highwater.declaration import Upkeep
 from highwater.erasing import Erased, Erasure
-from highwater.errors import ConfigurationError
+from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.folding import BASE
 from highwater.upkeep import LONGEST_RUN, Horizon
 from orchestration import maintaining
 from orchestration.build import build_defs
 from orchestration.maintaining import act, horizon_rule
+from resources.dlq_topics import Shape
 from resources.lake import open_table, rows_at
 from resources.upkeep import join_small, parts_of, removable, remove_files, stock_of, times_of
+from tests.accepted import Event, Log, Tables
 from tests.support import Bench, order_message, read_rows
 from tests.world import COLUMNS, RETRIED, STREAM, World, schema_of
 
@@ -150,6 +153,44 @@ def test_a_table_without_a_jvm_is_joined_and_cleared(world: World) -> None:
     assert (found.stored, found.stored_bytes) == (found.files, found.bytes)
     assert len([*Path(path).rglob(".*.crc")]) == found.files
     assert sorted(map(str, read_rows(path, "true"))) == before
+
+
+def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch writes its rows twice; of the table's old files none ever went."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    log, tables, topic_id = Log(), Tables(tmp_path), "T" * 22
+    monkeypatch.setattr(published, "Transactions", log)
+    monkeypatch.setattr(published, "ensure_accepted", lambda *_: Shape(2, 1, {"max.message.bytes": "1000000"}))
+    monkeypatch.setattr(published, "_topic_id", lambda *_: topic_id)
+    monkeypatch.setattr("highwater.upkeep.FEWEST_FILES", 2)
+    monkeypatch.setattr(maintaining, "whole_hours", lambda _: 0)
+    monkeypatch.setattr(maintaining, "TABLES", ())  # the others need Spark
+    pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
+    for n, piece in enumerate(pieces):
+        tables.decide(piece, [Event(0, n, f"o{n}")])
+    for piece in pieces[:2]:
+        tables.publish(piece)
+    path = tables.lake.path("orders", "published")
+    [row] = [one for one in read_rows(path) if one["slice"] == pieces[0].key]
+    write_deltalake(path, pa.Table.from_pylist([row], sent.schema()), mode="append")
+    rows = sorted(map(str, read_rows(path, "true")))
+    book = sent.Book(tables.work(), topic_id)
+
+    dry = act(tables.work(), None, NOW, sure=False).tables
+    assert [(one.table, one.joined, one.before.stored > one.before.files) for one in dry] == [("published", 1, True)]
+    [done] = act(tables.work(), None, NOW, sure=True).tables
+    assert (done.joined, done.after.files) == (1, done.before.files - 1)
+    assert done.after.stored == done.after.files, "what older versions held is gone"
+    assert sorted(map(str, read_rows(path, "true"))) == rows
+    sending = {**row, "slice": sent.SENDING, "of_slice": pieces[2].key, "number": 0}
+    with pytest.raises(SupersededAttemptError):
+        book.write_down(pa.Table.from_pylist([sending], sent.schema()), {pieces[2].key: 1}, 9)
+    tables.publish(pieces[2])
+    assert [record.place for record in log.records] == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_a_version_whose_entry_is_gone_has_no_time(world: World) -> None:

@@ -148,6 +148,24 @@ def test_what_is_in_the_dlq_is_told_and_a_dry_run_takes_nothing(taking: Taking) 
     assert taking.world.ledger.reclaims.acts("orders") == 0
 
 
+@pytest.mark.parametrize("asked", [{}, BY_ANN])
+def test_slices_whose_key_is_retired_are_told_with_the_command_that_brings_it_back(
+    taking: Taking, asked: dict[str, Any]
+) -> None:
+    """Without it nobody could materialise them, and what was taken back would have no place to go."""
+    ledger = taking.world.ledger
+    ledger.retired.retire("orders", [FIRST.key], NOW)
+    taking.act(**asked)
+    [told] = [line for line in taking.log if "retired" in line]
+    assert told == (
+        "1 of 1 slices have a retired key: first highwater recall-keys orders orders@0000000 orders@0000000 --yes"
+    )
+    ledger.retired.recall([FIRST.key], NOW)
+    taking.log.clear()
+    taking.act(**asked)
+    assert "retired" not in " ".join(taking.log)
+
+
 @pytest.mark.parametrize("asked", [{"sure": True, "because": "x"}, {"sure": True, "by": "ann"}])
 def test_nothing_is_taken_back_without_a_name_and_a_reason(taking: Taking, asked: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="nobody is named"):
