@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.declaration import Severity
 from highwater.errors import HighwaterError
 from highwater.partition_counts import eras
+from highwater.reclaims import numbers
 from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
 from highwater.wording import number, span
 from orchestration.completeness import Held, hold_against_topic
@@ -371,7 +372,7 @@ def audit(
         problems=[*[str(error) for error in status.errors], *problems, *refused],
         red=red,
         held=hold_against_topic(ledger, kafka, lake, stream, newest),
-        versions=_versions(lake, stream) if versions else {},
+        versions=_versions(ledger, lake, stream) if versions else {},
         seams=[seam.text for seam in all_seams(ledger, stream, pieces)],
         failing=_failing(ledger, kafka, lake, stream, whole),
         eras=found_eras,
@@ -401,8 +402,9 @@ def _failing(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, keys: Seq
     return [*found, *unlike_their_records(lake, stream, keys)]
 
 
-def _versions(lake: Lake, stream: Stream) -> dict[str, Judged]:
-    return {name: Judged(found, stream.severity(name)) for name, found in over_the_stream(lake, stream).items()}
+def _versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, Judged]:
+    verdicts = over_the_stream(lake, stream, numbers(ledger.reclaims.of(stream.name)))
+    return {name: Judged(found, stream.severity(name)) for name, found in verdicts.items()}
 
 
 def committed_ends(planned: Planned | None, pieces: Sequence[Slice], standing: Attempts) -> dict[int, int]:

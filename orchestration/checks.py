@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.declaration import Severity
+from highwater.reclaims import numbers
 from orchestration import (
     follower_checks,
     gap_checks,
@@ -160,7 +161,9 @@ CHECKS = (
                 "still come, is a warning."
             )
         },
-        lambda ask, stream, keys: version_checks.missing_checks(ask.lake, stream, keys),
+        lambda ask, stream, keys: version_checks.missing_checks(
+            ask.lake, stream, keys, numbers(ask.ledger.reclaims.of(stream.name))
+        ),
         version_checks.counted_names,
     ),
     Checks(

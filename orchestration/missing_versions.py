@@ -17,7 +17,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN
+from highwater.envelope import ORIGIN, Origin
+from highwater.reclaims import stale
 from orchestration.version_questions import SAMPLES, Found, Questions, text
 from resources.lake import count_in, proofs_where, query_all
 
@@ -71,6 +72,7 @@ class Reject:
         tier: whether it comes back by itself.
         due: when it does, at the earliest; None where it does not, or was not sent yet.
         origin: the record, for people.
+        taken_back: whether a person took it back from the DLQ since: its slice decides it anew, and no copy counts.
     """
 
     version: int | None
@@ -78,10 +80,13 @@ class Reject:
     tier: bool
     due: datetime | None
     origin: str
+    taken_back: bool = False
 
     @property
     def kind(self) -> str:
         """What it is counted as."""
+        if self.taken_back:
+            return "may be taken back" if self.version is None else "is taken back"
         kinds = {
             (True, True): "waits in a tier",
             (True, False): "is parked",
@@ -93,6 +98,9 @@ class Reject:
     @property
     def text(self) -> str:
         """The record in words."""
+        if self.taken_back:
+            may = "may be " if self.version is None else ""
+            return f"{may}{self.origin}, which its slice decides anew when it is materialised again"
         due = "" if self.due is None else f", due at {self.due:%Y-%m-%d %H:%M:%S} UTC or a little later"
         return f"{'may be ' if self.version is None else ''}{self.origin}, on {self.where}{due}"
 
@@ -167,8 +175,15 @@ _WHERE = {
 }
 
 
-def missing(lake: Lake, stream: Stream, questions: Questions) -> dict[str, Found]:
+def missing(
+    lake: Lake, stream: Stream, questions: Questions, taken_back: Mapping[Origin, int] | None = None
+) -> dict[str, Found]:
     """The missing versions of each slice that is judged, or of the stream.
+
+    Args:
+        lake, stream: the tables.
+        questions: what is judged, and by which events.
+        taken_back: how often origins were taken back from the DLQ.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -184,7 +199,8 @@ def missing(lake: Lake, stream: Stream, questions: Questions) -> dict[str, Found
         known = _reaches(tables, stream, since) if known is None else known
         if since is not None and any(_begins_before(gap, known) for gap in portion):
             since, known = None, _reaches(tables, stream, None)
-        rejects = _rejects(tables, stream, {gap.key for gap in portion}) if "rejects" in tables else {}
+        keys = {gap.key for gap in portion}
+        rejects = _rejects(tables, stream, keys, taken_back or {}) if "rejects" in tables else {}
         for gap in portion:
             told = found.setdefault(gap.told, Found())
             for kind, versions, where, count in explained(gap, rejects.get(gap.key, ()), known):
@@ -228,23 +244,28 @@ _OPEN = """
 WITH mine AS (SELECT slice, {origin}, arrow_cast(key, 'Binary') AS key, arrow_cast(value, 'Binary') AS value,
                      next_topic, coalesce(retries, 0) AS retries, {number} AS reclaims
               FROM rejects WHERE proof IS NULL AND encode(arrow_cast(key, 'Binary'), 'hex') IN ({keys})),
-     sent AS (SELECT slice, {origin}, {at} FROM {sent}),
+     sent AS (SELECT slice, {origin}, {at}, {sent_number} AS reclaims FROM {sent}),
      known AS (SELECT m.*, s.published_at, s.slice IS NOT NULL AS published FROM mine m LEFT JOIN sent s
-               ON m.slice = s.slice AND {same_sent}),
+               ON m.slice = s.slice AND m.reclaims = s.reclaims AND {same_sent}),
      last AS (SELECT *, row_number() OVER (PARTITION BY {origin}
                 ORDER BY reclaims DESC, published, published_at DESC NULLS LAST, retries DESC) AS place FROM known)
 SELECT l.* FROM (SELECT * FROM last WHERE place = 1) l LEFT ANTI JOIN
-  (SELECT {origin} FROM events WHERE proof IS NULL AND (retries > 0 OR {taken_back} > 0)) a ON {same_accepted}
+  (SELECT {origin}, coalesce(retries, 0) AS retries, {accepted_number} AS reclaims FROM events
+   WHERE proof IS NULL AND (retries > 0 OR {accepted_number} > 0)) a
+  ON {same_accepted} AND (a.retries > 0 OR a.reclaims > l.reclaims)
 ORDER BY {origin}
 """
 
 
-def _rejects(tables: Mapping[str, DeltaTable], stream: Stream, keys: Iterable[str]) -> dict[str, list[Reject]]:
+def _rejects(
+    tables: Mapping[str, DeltaTable], stream: Stream, keys: Iterable[str], taken_back: Mapping[Origin, int]
+) -> dict[str, list[Reject]]:
     """By key the records that were rejected and not accepted since."""
     sql = _OPEN.format(
         origin=_ORIGIN,
         number=count_in(tables["rejects"], NUMBER),
-        taken_back=count_in(tables["events"], NUMBER),
+        accepted_number=count_in(tables["events"], NUMBER),
+        sent_number=count_in(tables["dlq"], NUMBER) if "dlq" in tables else "0",
         keys=", ".join(f"'{key.encode().hex()}'" for key in keys),
         sent="dlq WHERE proof IS NULL" if "dlq" in tables else "rejects WHERE false",
         at="published_at" if "dlq" in tables else "CAST(NULL AS TIMESTAMP) AS published_at",
@@ -253,17 +274,18 @@ def _rejects(tables: Mapping[str, DeltaTable], stream: Stream, keys: Iterable[st
     )
     found: dict[str, list[Reject]] = {}
     for row in query_all(tables, sql):
-        found.setdefault(bytes(row["key"]).decode(), []).append(_reject(stream, row))
+        found.setdefault(bytes(row["key"]).decode(), []).append(_reject(stream, row, taken_back))
     return found
 
 
-def _reject(stream: Stream, row: Mapping[str, Any]) -> Reject:
+def _reject(stream: Stream, row: Mapping[str, Any], taken_back: Mapping[Origin, int]) -> Reject:
     topic, published = row["next_topic"], row["published_at"]
     tier = topic in stream.tier_topics
     due = published + stream.tiers[stream.tier_topics.index(topic)] if tier and published is not None else None
     generation = f" of generation {row['origin_generation']}" if row["origin_generation"] else ""
     origin = f"{row['origin_topic']} partition {row['origin_partition']} offset {row['origin_offset']}{generation}"
-    return Reject(version_in(row["value"], stream.version), topic, tier, due, origin)
+    again = stale(taken_back, Origin.of_row(row), row["reclaims"])
+    return Reject(version_in(row["value"], stream.version), topic, tier, due, origin, again)
 
 
 def version_in(value: bytes | None, name: str) -> int | None:

@@ -25,6 +25,7 @@ from orchestration.version_questions import STREAM, Found, Questions, Scope
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.envelope import Origin
     from resources.lake import Lake
 
 ALONG_OFFSETS = "versions_along_offsets"
@@ -56,26 +57,34 @@ def version_checks(lake: Lake, stream: Stream, keys: Sequence[str]) -> Verdicts:
     return _judged(lake, stream, keys, names(stream))
 
 
-def missing_checks(lake: Lake, stream: Stream, keys: Sequence[str]) -> Verdicts:
-    """The verdict of `no_version_missing` on each slice.
+def missing_checks(
+    lake: Lake, stream: Stream, keys: Sequence[str], taken_back: Mapping[Origin, int] | None = None
+) -> Verdicts:
+    """The verdict of `no_version_missing` on each slice, with how often origins were taken back from the DLQ.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    return _judged(lake, stream, keys, counted_names(stream))
+    return _judged(lake, stream, keys, counted_names(stream), taken_back)
 
 
-def over_the_stream(lake: Lake, stream: Stream) -> dict[str, Verdict]:
-    """The verdict of each check of versions on all that the stream's tables hold.
+def over_the_stream(lake: Lake, stream: Stream, taken_back: Mapping[Origin, int] | None = None) -> dict[str, Verdict]:
+    """The verdict of each check of versions on all that the stream's tables hold; `taken_back` as above.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    found = _judged(lake, stream, None, [*names(stream), *counted_names(stream)])
+    found = _judged(lake, stream, None, [*names(stream), *counted_names(stream)], taken_back)
     return {**{name: by[STREAM] for name, by in found.items()}, IN_ORDER: _current(lake, stream)}
 
 
-def _judged(lake: Lake, stream: Stream, keys: Sequence[str] | None, wanted: Sequence[str]) -> Verdicts:
+def _judged(
+    lake: Lake,
+    stream: Stream,
+    keys: Sequence[str] | None,
+    wanted: Sequence[str],
+    taken_back: Mapping[Origin, int] | None = None,
+) -> Verdicts:
     told = [STREAM] if keys is None else keys
     events = lake.table(stream.name, "events")
     if events is None:
@@ -84,20 +93,22 @@ def _judged(lake: Lake, stream: Stream, keys: Sequence[str] | None, wanted: Sequ
         return {name: dict.fromkeys(told, nothing) for name in wanted}
     questions = Questions(events, stream, Scope.of(stream, keys))
     totals = questions.totals()
-    found = {name: _ask(lake, stream, questions, name) for name in wanted}
+    found = {name: _ask(lake, stream, questions, name, taken_back) for name in wanted}
     return {
         name: {one: _verdict(stream, name, totals.get(one, Counter()), by.get(one, Found())) for one in told}
         for name, by in found.items()
     }
 
 
-def _ask(lake: Lake, stream: Stream, questions: Questions, name: str) -> dict[str, Found]:
+def _ask(
+    lake: Lake, stream: Stream, questions: Questions, name: str, taken_back: Mapping[Origin, int] | None
+) -> dict[str, Found]:
     if name == MISSING:
-        found = missing(lake, stream, questions)
+        found = missing(lake, stream, questions, taken_back)
         if questions.scope.whole or not any(one.counts[NOWHERE] for one in found.values()):
             return found
         # What is nowhere among the slices around may be further away.
-        return missing(lake, stream, questions.widened())
+        return missing(lake, stream, questions.widened(), taken_back)
     asked: dict[str, Callable[[], dict[str, Found]]] = {
         ALONG_OFFSETS: questions.falls,
         ONE_CONTENT: questions.conflicts,

@@ -211,9 +211,10 @@ def test_the_page_of_operations_has_every_check_and_every_place_of_a_missing_ver
     page = text_of("docs/operations.md").split("\n## Checks\n")[1].split("\n## ")[0]
     checks, places = page.split("\n### Gaps\n")[0].split("### A version is missing")
     kinds = {
-        missing_versions.Reject(version, "topic", tier, None, "").kind
+        missing_versions.Reject(version, "topic", tier, None, "", taken_back).kind
         for version in (1, None)
         for tier in (True, False)
+        for taken_back in (True, False)
     }
     assert {spans(row[0])[0] for row in rows(checks)} == set(declaration.CHECKS)
     listed = {name for row in rows(places) for name in spans(row[0])}

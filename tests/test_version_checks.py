@@ -15,6 +15,7 @@ import pytest
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.declaration import Severity
+from highwater.envelope import Origin
 from highwater.slices import SliceKey
 from orchestration import missing_versions, version_questions
 from orchestration.checks import evaluation
@@ -210,6 +211,39 @@ def test_a_missing_version_that_waits_is_a_warning_that_names_it(planted: Plante
     due = {"waits in a tier": "due at 2026-03-01 10:01:10 UTC", "malformed in a tier": "due at 2026-03-01 10:06:00 UTC"}
     assert due.get(name, "") in where
     assert ("redrive-parked orders" in found.text) == ("parked" in number)
+
+
+@pytest.mark.parametrize(
+    ("said", "number"), [(value(2), "is_taken_back"), (b"no JSON", "may_be_taken_back")], ids=["named", "unreadable"]
+)
+def test_what_was_taken_back_waits_for_its_slice_and_on_no_topic(planted: Planted, said: bytes, number: str) -> None:
+    """Its copy in the tier counts no more, so that no time at which it is due may be told."""
+    planted.events += [event(4, 1, "x"), event(15, 3, "x")]
+    planted.rejects.append(reject(14, "x", said, "orders.dlq.1"))
+    planted.taken_back = {Origin("orders", 0, 0, 14): 1}
+    found = planted.verdicts()[MISSING][STREAM]
+    assert (found.passed, found.warning) == (False, True)
+    assert (found.numbers["missing"], found.numbers[number]) == (1, 1)
+    where = str(found.samples[0]["where"])
+    assert "offset 14, which its slice decides anew when it is materialised again" in where
+    assert "orders.dlq.1" not in where
+    # Rejected anew and published once more, it waits as any other.
+    planted.rejects[-1]["reclaims"] = 1
+    assert number not in planted.verdicts()[MISSING][STREAM].numbers
+
+
+def test_a_reject_is_due_by_its_own_publication_alone(planted: Planted) -> None:
+    """What the slice's table of before says of the copy that was taken back is no publication of the new one."""
+    planted.events += [event(4, 1, "x"), event(15, 3, "x")]
+    old = reject(14, "x", value(2), "orders.dlq.1")
+    anew = {**old, "reclaims": 1}
+    planted.rejects.append(anew)
+    planted.taken_back = {Origin("orders", 0, 0, 14): 1}
+    assert "due at" in str(planted.verdicts()[MISSING][STREAM].samples[0]["where"])
+    planted.published = [old]
+    found = planted.verdicts()[MISSING][STREAM]
+    assert found.numbers["waits_in_a_tier"] == 1
+    assert "due at" not in str(found.samples[0]["where"]), "rejected anew, and not published yet"
 
 
 NO_EXCUSE = {

@@ -20,6 +20,7 @@ from dev.orders import ORDERS as SOURCE
 from dev.readings import Kept, Place
 from dev.script import Script
 from highwater.declaration import Severity, Stream
+from highwater.envelope import Origin
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice, SliceKey
 from orchestration.standing import version_order
@@ -87,6 +88,9 @@ class Planted:
         ]
         self.rejects = [reject(3, "o4", value(1), "orders.dlq.1")]
         self.undecided: set[str] = set()
+        self.taken_back: dict[Origin, int] = {}
+        # As the table `dlq` has it; the rejects if None.
+        self.published: list[Row] | None = None
         self.published_at = BEGIN + timedelta(minutes=1)
         self.current: list[Row] | None = None
         self.slices = [FIRST, SECOND, THIRD, TIER]
@@ -100,10 +104,9 @@ class Planted:
         ]
         self._write("events", [row for row in self.events if row["slice"] not in self.undecided] + proofs, _events())
         self._write("rejects", self.rejects + proofs, _rejects())
-        published = [{**row, "published_at": self.published_at} for row in self.rejects]
-        schema = pa.schema(
-            [*_origin(), ("retries", pa.int32()), ("published_at", pa.timestamp("us", "UTC")), _proof_column()]
-        )
+        sent = self.rejects if self.published is None else self.published
+        published = [{**row, "published_at": self.published_at} for row in sent]
+        schema = pa.schema([*_origin(), *_numbers(), ("published_at", pa.timestamp("us", "UTC")), _proof_column()])
         self._write("dlq", published, schema)
         brought = winners(self.events) if self.current is None else self.current
         self._write("current", brought + proofs, _events().append(pa.field("updated_by_slice", pa.string())))
@@ -123,10 +126,10 @@ class Planted:
         keys = [key for key in self.slices if key not in self.undecided]
         found = {
             **version_checks(self.lake, self.stream, keys),
-            **missing_checks(self.lake, self.stream, keys),
+            **missing_checks(self.lake, self.stream, keys, self.taken_back),
             "versions_in_order": version_order(self.lake, self.stream, keys),
         }
-        whole = over_the_stream(self.lake, self.stream)
+        whole = over_the_stream(self.lake, self.stream, self.taken_back)
         return {name: {**by_slice, "": whole[name]} for name, by_slice in found.items()}
 
     def red(self) -> dict[str, dict[str, Severity]]:
@@ -234,6 +237,12 @@ def _proof_column() -> tuple[str, Any]:
     return ("proof", pa.string())
 
 
+def _numbers() -> list[tuple[str, Any]]:
+    import pyarrow as pa
+
+    return [("retries", pa.int32()), ("reclaims", pa.int32())]
+
+
 def _origin() -> list[tuple[str, Any]]:
     import pyarrow as pa
 
@@ -251,7 +260,7 @@ def _events() -> pa.Schema:
     return pa.schema(
         [
             *_origin(),
-            ("retries", pa.int32()),
+            *_numbers(),
             ("key", pa.string()),
             ("version", pa.int32()),
             ("event_time", pa.timestamp("us", "UTC")),
@@ -267,4 +276,4 @@ def _rejects() -> pa.Schema:
 
     texts = [(name, pa.string()) for name in ("reason", "next_topic")]
     binary = [(name, pa.binary()) for name in ("key", "value")]
-    return pa.schema([*_origin(), ("retries", pa.int32()), *texts, *binary, _proof_column()])
+    return pa.schema([*_origin(), *_numbers(), *texts, *binary, _proof_column()])
