@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assets import event_json
+from assets import event_json, reclaims
 from assets.copies import MICROSECONDS, Twice, fields_of
 from assets.sent import INCOMPLETE, SENDING, schema
 from highwater.envelope import ORIGIN, Origin
@@ -247,15 +247,29 @@ class Batch:
 
     @cached_property
     def _known(self) -> dict[Origin, Known]:
-        """What became before of the origins in slices that were published, and in slices of tiers."""
+        """What became before of the origins in slices that were published, and in any slice of those that moved."""
         keys = [piece.key for piece in self.pieces]
         standing = [*self.book.standing(keys)]
         found = self.book.known(slice_is_one_of(standing)) if standing else {}
-        tiers = [piece.key for piece in self.pieces if piece.topic != self.stream.topic]
-        if tiers:
-            theirs = f"SELECT DISTINCT {_ORIGIN} FROM e WHERE proof IS NULL AND {slice_is_one_of(tiers)}"
-            found = {**self.book.known_among(self.events, theirs), **found}
+        if where := self._moved():
+            theirs = f"SELECT DISTINCT {_ORIGIN} FROM e WHERE proof IS NULL AND ({' OR '.join(where)})"
+            for origin, one in self.book.known_among(self.events, theirs).items():
+                # Readers have the highest revision, whichever slice sent it.
+                if origin not in found or one.revision > found[origin].revision:
+                    found[origin] = one
         return found
+
+    def _moved(self) -> list[str]:
+        """Conditions that pick the events that another slice may have sent: those of tiers, and those taken back."""
+        tiers = [piece.key for piece in self.pieces if piece.topic != self.stream.topic]
+        found = [slice_is_one_of(tiers)] if tiers else []
+        seen = [piece.key for piece in self.pieces if self.decisions[piece.key].counts.get(reclaims.SEEN)]
+        main = [key for key in seen if key not in tiers]
+        if not main:
+            return found
+        taken_back = f"({slice_is_one_of(main)} AND {reclaims.NUMBER} > 0)"
+        some = query_all({"e": self.events}, f"SELECT 1 FROM e WHERE proof IS NULL AND {taken_back} LIMIT 1")
+        return [*found, taken_back] if some else found
 
     @cached_property
     def _again(self) -> set[tuple[str, Origin]]:

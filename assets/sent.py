@@ -396,13 +396,18 @@ _SETTLED = f"p.proof IS NULL AND p.slice <> '{SENDING}'"
 
 
 def _known(rows: Sequence[Mapping[str, Any]]) -> dict[Origin, Known]:
-    """The rows by origin; of one that several slices hold, what was sent."""
+    """The rows by origin; of one that several slices hold, what was sent last, which has the highest revision."""
     found: dict[Origin, Known] = {}
     for row in rows:
+        one = Known(State(row["state"]), row["revision"], row["fingerprint"], row["slice"])
         other = found.get(Origin.of_row(row))
-        if other is None or other.state is State.AGAIN:
-            found[Origin.of_row(row)] = Known(State(row["state"]), row["revision"], row["fingerprint"], row["slice"])
+        if other is None or _rank(one) > _rank(other):
+            found[Origin.of_row(row)] = one
     return found
+
+
+def _rank(one: Known) -> tuple[bool, int]:
+    return one.state is not State.AGAIN, one.revision
 
 
 def _proof(piece: Slice, attempt: int, rows: pa.Table) -> Proof:

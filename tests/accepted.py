@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from assets import dlq, events, published, raw, rejects
+from assets.reclaims import SEEN
 from assets.work import SliceReport, Work
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
@@ -43,6 +44,7 @@ class Event:
         version: of it.
         minute: of its publication, after noon.
         changes: other fields than `tests.support.order` gives.
+        reclaims: how often its origin was taken back from the DLQ.
     """
 
     partition: int
@@ -51,6 +53,7 @@ class Event:
     version: int = 1
     minute: float = 0
     changes: Mapping[str, object] = field(default_factory=dict)
+    reclaims: int = 0
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -65,6 +68,7 @@ class Event:
             "origin_timestamp": NOON + timedelta(minutes=self.minute),
             "attempt": attempt,
             "retries": 0 if slice_key.startswith(f"{stream.topic}@") else 1,
+            "reclaims": self.reclaims,
             **said,
             "key": self.key,
             "amount": Decimal(str(said["amount"])).quantize(Decimal("0.01")),
@@ -194,6 +198,8 @@ class Tables:
         counts = {"events": len(found), "rejects": len(left)}
         if times:
             counts |= {"first_event_us": min(times), "last_event_us": max(times)}
+        if any(one.reclaims for one in found):
+            counts[SEEN] = 1
         made = [one.row(self.stream, piece.key, attempt) for one in found]
         self._write("events", events.columns(self.stream), piece, made, Proof(piece, attempt, len(made), counts))
         gone = [one.reject(self.stream, piece.key, attempt) for one in left]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -210,6 +210,27 @@ def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tab
     tables.publish(piece)
     assert len(log.records) == 6
     assert (log.records[-1].place, log.records[-1].headers["highwater.revision"]) == ((0, 2), "2")
+
+
+def test_what_was_taken_back_from_the_dlq_follows_the_revisions_of_the_tier_that_sent_it(
+    tables: Tables, log: Log
+) -> None:
+    """The tier's slice sent it and retracted it; the slice of the main topic knew of neither, and sent no revision."""
+    tier = tables.stream.tier_topics[0]
+    main, retried = tables.plan(0, p0=(0, 2)), tables.plan(0, tier, minute=120, p0=(0, 1))
+    tables.decide(main, orders(0, 0, 1), rejected=orders(0, 1, 2))
+    tables.decide(retried, orders(0, 1, 2))
+    tables.publish(main, retried)
+    tables.ledger.breakers.accept("orders", [Acceptance(retried.key, "test data", "ann", datetime.now(UTC))])
+    tables.decide(retried, [], rejected=orders(0, 1, 2))
+    tables.publish(retried)
+    [back] = orders(0, 1, 2)
+    for status in ("placed", "placed", "paid"):
+        row = replace(back, reclaims=1, changes={**back.changes, "status": status})
+        tables.decide(main, [*orders(0, 0, 1), row])
+        tables.publish(main)
+    found = [(one.place[1], one.headers.get("highwater.revision"), one.value is None) for one in log.records]
+    assert found == [(0, None, False), (1, None, False), (1, "1", True), (1, "2", False), (1, "3", False)]
 
 
 def test_what_another_lost_from_events_is_never_taken_back(tables: Tables, log: Log) -> None:
