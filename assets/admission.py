@@ -6,7 +6,7 @@ rules (`highwater.breaker`), or deciding (`assets.events`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -22,11 +22,16 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 
-def see_admitted(work: Work, slices: Sequence[Slice]) -> None:
+def see_admitted(work: Work, slices: Sequence[Slice], standing: Collection[str] = ()) -> None:
     """See that these slices may be decided now; it may be as the probe.
 
-    Slices that a person accepted always may. Those of tiers wait until the breaker is closed: what is retried tells
-    nothing of what comes in.
+    Slices that a person accepted always may. Those of tiers wait until the breaker is closed, and those that stand:
+    what is retried, or materialised again, tells nothing of what comes in.
+
+    Args:
+        work: the connections.
+        slices: the slices.
+        standing: keys of slices that were decided before.
 
     Raises:
         BreakerOpenError: they have to wait.
@@ -36,7 +41,7 @@ def see_admitted(work: Work, slices: Sequence[Slice]) -> None:
         return
     accepted = breakers.accepted([piece.key for piece in slices])
     asked = [piece for piece in slices if piece.key not in accepted]
-    main = [piece.key for piece in asked if piece.topic == work.stream.topic]
+    main = [piece.key for piece in asked if piece.topic == work.stream.topic and piece.key not in standing]
 
     def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
         found = None if len(main) < len(asked) and not circuit.closed else admit(circuit, main, now)
@@ -51,8 +56,9 @@ def _open(work: Work, circuit: Circuit, slices: Sequence[Slice]) -> BreakerOpenE
     some = slices[0].key if len(slices) == 1 else f"{slices[0].key} .. {slices[-1].key}"
     return BreakerOpenError(
         f"{some} may not be decided: the breaker of {work.stream.name} is {circuit.text}",
-        remedy="mend what is rejected; after the cool-down one slice of the main topic, requested alone, is the probe, "
-        f"and {work.stream.name}_repair requests the rest. highwater accept-rejects lets a slice through as it is",
+        remedy="mend what is rejected; after the cool-down one new slice of the main topic, requested alone, is the "
+        f"probe, and {work.stream.name}_repair requests the rest. highwater accept-rejects lets a slice "
+        "through as it is",
     )
 
 

@@ -96,7 +96,7 @@ def _materialise(work: Work) -> list[SliceReport]:
     # What was never decided was never published either.
     published = Standing.read(work, DLQ) if standing.proofs else Standing({}, -1)
     kept = _unfinished(work, standing, published)
-    see_admitted(work, [piece for piece in work.slices if piece.key not in kept])
+    see_admitted(work, [piece for piece in work.slices if piece.key not in kept], standing.proofs)
     found = commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing, published))
     end_holds(work)
     return found
@@ -198,15 +198,25 @@ def _decide(standing: Standing, published: Standing, work: Work, slices: Sequenc
         rows = _without_payload(work.stream, told).persist()
         try:
             told_of = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
-            see_none_held(work, standing.proofs, told_of)
+            _see_decidable(work, standing, slices, told_of, rows.where(_alive() & F.col("reason").isNull()))
             measured = {key: _plain(row) for key, row in told_of.items()}
-            see_within_limit(work, slices, standing.proofs, rejected_anyway(told_of, measured))
-            again = [piece.key for piece in slices if piece.key in standing.proofs]
-            see_kept(work, again, rows.where(_alive() & F.col("reason").isNull()))
         except BaseException:
             let_go(rows.unpersist, work)
             raise
         return _Decision(work.stream, rows, measured, seen)
+
+
+def _see_decidable(
+    work: Work, standing: Standing, slices: Sequence[Slice], told_of: Mapping[str, Mapping[str, Any]], events: DataFrame
+) -> None:
+    """See that nothing speaks against a split before it is committed; the breaker, which remembers, is asked last.
+
+    What was sent is asked of all slices: of one whose events the lake lost it stands in `published` alone.
+    """
+    see_none_held(work, standing.proofs, told_of)
+    see_kept(work, [piece.key for piece in slices], events)
+    measured = {key: _plain(row) for key, row in told_of.items()}
+    see_within_limit(work, slices, standing.proofs, rejected_anyway(told_of, measured))
 
 
 def raw_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:

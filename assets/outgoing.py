@@ -18,10 +18,12 @@ from assets.copies import MICROSECONDS, Twice, fields_of
 from assets.sent import INCOMPLETE, SENDING, schema
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import UnbalancedError
-from highwater.publishing import Judged, Known, Late, State, judge, second_deliveries, see_none_taken_back
+from highwater.publishing import Judged, Known, Late, State, judge, lets_go, second_deliveries, see_none_taken_back
 from resources.lake import query_all, query_arrow, slice_is_one_of
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import pyarrow as pa
     from deltalake import DeltaTable
 
@@ -68,7 +70,7 @@ class Batch:
         book: what became of events before.
         pieces: the slices, in the order of publication.
         decisions: their proofs in events.
-        retracting: slices of which a person allows that what was sent is taken back.
+        accepted: slices of which a person allows that what was sent is taken back, with the time.
     """
 
     stream: Stream
@@ -77,7 +79,7 @@ class Batch:
     book: Book
     pieces: Sequence[Slice]
     decisions: Mapping[str, Proof]
-    retracting: frozenset[str] = frozenset()
+    accepted: Mapping[str, datetime] = field(default_factory=dict)
     _held: list[list[Outgoing]] = field(default_factory=list)
 
     @property
@@ -288,7 +290,8 @@ class Batch:
                 for origin, one in self._known.items()
                 if one.slice_key == piece.key and one.state is State.SENT and origin not in seen
             }
-            see_none_taken_back(piece.key, gone, allowed=piece.key in self.retracting)
+            allowed = lets_go(self.accepted.get(piece.key), [one.at for one in gone.values()])
+            see_none_taken_back(piece.key, gone, allowed=allowed)
             found += self._retractions(piece, gone) if gone else []
         return found
 

@@ -171,7 +171,7 @@ class _Run:
             book,
             pieces,
             self.decided.proofs,
-            frozenset(accepted),
+            {key: one.accepted_at for key, one in accepted.items()},
         )
         book.write_down(batch.written_down(), {p.key: self.decided.attempt(p.key) for p in pieces}, number)
         total, count = book.sending.total, 0

@@ -21,7 +21,7 @@ from assets.commit import LEASE_SECONDS
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, SupersededAttemptError, TopicRecreatedError
 from highwater.proof import Proof
-from highwater.publishing import Known, State, see_none_taken_back
+from highwater.publishing import Known, State, lets_go, see_none_taken_back
 from highwater.slices import SliceKey
 from resources.lake import open_table, proofs_in, query, query_all, query_arrow, slice_is_one_of
 from resources.small_tables import opened, replace_partitions
@@ -191,7 +191,7 @@ def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> None:
 
     Args:
         work: the connections.
-        keys: slices that were decided before.
+        keys: slices that are about to be decided.
         accepted: what is accepted of them now: slice and origin.
 
     Raises:
@@ -200,19 +200,44 @@ def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> None:
     """
     from pyspark.sql import functions as F
 
-    if work.stream.publishes is None or not keys or open_table(work.lake.path(work.stream.name, TABLE)) is None:
+    keys = _reached(work, keys)
+    if not keys:
         return
     rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
     there = F.col("slice").isin(*keys) | ((F.col("slice") == SENDING) & F.col("of_slice").isin(*keys))
     was = rows.where("proof IS NULL").where(there).where(F.col("state") == State.SENT.value)
-    told = was.select(F.coalesce("of_slice", "slice").alias("slice"), *ORIGIN)
-    gone = told.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti").distinct()
-    found: dict[str, set[Origin]] = {}
-    for row in gone.limit(MOST_TAKEN_BACK).collect():
-        found.setdefault(row["slice"], set()).add(Origin.of_row(row.asDict()))
-    allowed = work.ledger.breakers.accepted([*found])
+    micros = F.unix_micros("published_at").alias("us")
+    told = was.select(F.coalesce("of_slice", "slice").alias("slice"), *ORIGIN, micros)
+    # The last that were sent first: a leave that covers them covers the rest.
+    gone = told.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")
+    found: dict[str, dict[Origin, datetime | None]] = {}
+    for row in gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_TAKEN_BACK).collect():
+        at = None if row["us"] is None else datetime.fromtimestamp(row["us"] / 1e6, UTC)
+        found.setdefault(row["slice"], {}).setdefault(Origin.of_row(row.asDict()), at)
+    leaves = work.ledger.breakers.accepted([*found])
     for key, origins in found.items():
-        see_none_taken_back(key, origins, allowed=key in allowed)
+        leave = leaves[key].accepted_at if key in leaves else None
+        see_none_taken_back(key, origins, allowed=lets_go(leave, origins.values()))
+
+
+def _reached(work: Work, keys: Sequence[str]) -> list[str]:
+    """Those of the slices of which anything was sent, or may have been, whatever stands in events of them."""
+    table = None if work.stream.publishes is None else open_table(work.lake.path(work.stream.name, TABLE))
+    if table is None:
+        return []
+    there = {str(one["slice"]) for one in table.partitions()}
+    there |= {*_under_way(table)} if SENDING in there else set()
+    return [key for key in keys if key in there]
+
+
+def _under_way(table: DeltaTable) -> Mapping[str, int]:
+    header = _header(table)
+    return header.slices if header else {}
+
+
+def _header(table: DeltaTable) -> Sending | None:
+    found = query(table, f"SELECT proof FROM t WHERE proof IS NOT NULL AND {slice_is_one_of([SENDING])}")
+    return Sending.from_json(str(found[0]["proof"])) if found else None
 
 
 class Book:
@@ -249,8 +274,7 @@ class Book:
         return int(self._table.version())
 
     def _read_sending(self) -> Sending:
-        found = query(self._table, f"SELECT proof FROM t WHERE proof IS NOT NULL AND {slice_is_one_of([SENDING])}")
-        return Sending.from_json(str(found[0]["proof"])) if found else Sending(0, self._topic, self._topic_id)
+        return _header(self._table) or Sending(0, self._topic, self._topic_id)
 
     def _see_same_topic(self) -> None:
         path = self._work.lake.path(self._work.stream.name, TABLE)
@@ -391,7 +415,7 @@ def _commit(
         replace_partitions(table, pa.concat_tables(parts), sorted(partitions), marks)
 
 
-_KNOWN = ", ".join(f"p.{name}" for name in ("slice", *ORIGIN, "state", "revision", "fingerprint"))
+_KNOWN = ", ".join(f"p.{name}" for name in ("slice", *ORIGIN, "state", "revision", "fingerprint", "published_at"))
 _SETTLED = f"p.proof IS NULL AND p.slice <> '{SENDING}'"
 
 
@@ -399,7 +423,7 @@ def _known(rows: Sequence[Mapping[str, Any]]) -> dict[Origin, Known]:
     """The rows by origin; of one that several slices hold, what was sent last, which has the highest revision."""
     found: dict[Origin, Known] = {}
     for row in rows:
-        one = Known(State(row["state"]), row["revision"], row["fingerprint"], row["slice"])
+        one = Known(State(row["state"]), row["revision"], row["fingerprint"], row["slice"], row["published_at"])
         other = found.get(Origin.of_row(row))
         if other is None or _rank(one) > _rank(other):
             found[Origin.of_row(row)] = one

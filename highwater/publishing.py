@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from highwater.errors import TakenBackError
 
 if TYPE_CHECKING:
-    from datetime import timedelta
+    from datetime import datetime, timedelta
 
     from highwater.envelope import Origin
     from highwater.slices import Slice
@@ -49,12 +49,14 @@ class Known(NamedTuple):
         revision: how often it was sent anew with other content, or retracted.
         fingerprint: of the content that was judged last; None of a retracted one.
         slice_key: the slice that it is kept under.
+        at: when that was known to be sent, in UTC.
     """
 
     state: State
     revision: int
     fingerprint: str | None
     slice_key: str
+    at: datetime | None = None
 
 
 class Judged(NamedTuple):
@@ -125,6 +127,16 @@ def judge(slice_key: str, fingerprint: str, known: Known | None, *, again: bool,
     return Judged(State.SENT, known.revision + 1, Late.CORRECTED)
 
 
+def lets_go(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) -> bool:
+    """Whether a person's leave covers what is taken back: one given before it was sent was of something else.
+
+    Args:
+        accepted_at: when the person gave it; None if nobody did.
+        sent_at: when each event was known to be sent; None where that is not known yet.
+    """
+    return accepted_at is not None and all(at is not None and at < accepted_at for at in sent_at)
+
+
 def see_none_taken_back(slice_key: str, origins: Collection[Origin], *, allowed: bool) -> None:
     """See that nothing that was sent of a slice would be no event any more, unless a person allows it.
 
@@ -137,7 +149,7 @@ def see_none_taken_back(slice_key: str, origins: Collection[Origin], *, allowed:
     raise TakenBackError(
         f"{len(origins):,} events of {slice_key} were sent, and would be rejected now",
         stored=few + (" and more" if len(origins) > 5 else ""),
-        found="rejected by today's rules, or lost from the table of events",
+        found="rejected by today's rules, or lost from the table of events; nobody let them go since they were sent",
         remedy="mend the rule and materialise the slice again; or let them be rejected and retracted: "
         f"highwater accept-rejects {slice_key}",
     )

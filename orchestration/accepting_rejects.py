@@ -65,11 +65,12 @@ def act(ledger: Ledger, asked: Asked, now: datetime, log: Callable[[str], object
     judgements, known = ledger.breakers.judgements([*asked.slices]), ledger.breakers.accepted([*asked.slices])
     for piece in pieces:
         log(_told(piece.key, judgements.get(piece.key)))
-    fresh = {piece.key: piece.stream for piece in pieces if piece.key not in known}
+    fresh = [piece.key for piece in pieces if piece.key not in known]
     log(f"{len(fresh):,} of {len(pieces):,} slices are not let through yet")
     if asked.sure:
-        for name in sorted(set(fresh.values())):
-            keys = [key for key, owner in fresh.items() if owner == name]
+        # Those too that were let through before: a leave covers only what was sent until it was given.
+        for name in sorted({piece.stream for piece in pieces}):
+            keys = [piece.key for piece in pieces if piece.stream == name]
             ledger.breakers.accept(name, [Acceptance(key, asked.because, asked.by, now) for key in keys])
             log(f"{', '.join(keys)}: recorded; {name}_repair requests what is not done, or materialise it by hand")
     return len(fresh)

@@ -20,6 +20,7 @@ from highwater.errors import (
     PermanentError,
     RejectsOverLimitError,
     SliceHeldError,
+    TakenBackError,
     TemporaryError,
 )
 from orchestration.failures import is_last_try
@@ -59,9 +60,10 @@ def watched(work: Work, table: str, tries_so_far: int) -> Iterator[None]:
 def counts(error: Exception) -> bool:
     """Whether an error says something of the stream.
 
-    A temporary one does not: a dependency is away, or another run was first. A refused slice was counted when it was.
+    A temporary one does not: a dependency is away, or another run was first. A refused slice was counted when it was,
+    and one whose events were sent before tells of the rules, and of nothing that comes in.
     """
-    return not isinstance(error, TemporaryError | RejectsOverLimitError)
+    return not isinstance(error, TemporaryError | RejectsOverLimitError | TakenBackError)
 
 
 def _failed(work: Work, error: Exception, tries_so_far: int) -> None:

@@ -19,7 +19,7 @@ from orchestration import standing
 from orchestration.dependencies import lake_guard, see_kafka_awake
 from orchestration.history import past_publishing, past_runs
 from orchestration.mirror import leading
-from orchestration.requests import PUBLISH, RepairRules, Request, decide_repair, in_flight, neighbours
+from orchestration.requests import PUBLISH, RepairRules, Request, decide_repair, forgiven, in_flight, neighbours
 from orchestration.ticks import PAGE, Tick, next_page
 from resources.guards import guarded
 
@@ -62,7 +62,9 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
     missing = {piece.key: piece.planned_at for piece in (*following[:done], *late)}
     lost = _without_key(ledger, order, [*missing], now)
     order += lost
-    found = decide_repair(missing, runs, now, RULES)
+    # What a run failed by, a person may have let go since.
+    accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted([*missing]).items()}
+    found = decide_repair(missing, forgiven(runs, None, accepted), now, RULES)
     group = next_run(order, main, [piece.key for piece in late], found)
     requests = [Request(group, max(found.due[key] for key in group), PUBLISH, now)] if group else []
     lines = [

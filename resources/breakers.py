@@ -188,15 +188,16 @@ class Breakers:
             return [_judgement(row) for row in connection.execute(query.order_by(table.c.judged_at))]
 
     def accept(self, stream: str, acceptances: Iterable[Acceptance]) -> int:
-        """Keep that slices are let through; returns how many were not before, whose first reason stays."""
+        """Keep that slices are let through; returns how many were not before. What is given again counts from then."""
         table = schema.acceptances
         given = {one.slice_key: one for one in acceptances}
         with schema.transaction(self._engine(), writes=True) as connection:
             known = _accepted(connection, list(given))
-            fresh = [{**vars(one), "stream": stream} for key, one in given.items() if key not in known]
-            if fresh:
-                connection.execute(insert(table), fresh)
-        return len(fresh)
+            for key in known:
+                connection.execute(delete(table).where(table.c.slice_key == key))
+            if given:
+                connection.execute(insert(table), [{**vars(one), "stream": stream} for one in given.values()])
+        return len(given.keys() - known.keys())
 
     def accepted(self, keys: Sequence[str]) -> dict[str, Acceptance]:
         """Which of these slices a person lets through."""

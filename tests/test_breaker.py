@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assets import events
 from assets.admission import see_admitted, see_within_limit
+from assets.commit import Standing
 from assets.work import Work
 from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
 from highwater.declaration import Breaker, Stream
@@ -26,6 +28,7 @@ from highwater.errors import (
     DependencyAwayError,
     PermanentError,
     RejectsOverLimitError,
+    TakenBackError,
     UnbalancedError,
     UnknownSliceError,
 )
@@ -384,14 +387,47 @@ def test_an_accepted_slice_passes_and_changes_nothing(ledger: Ledger, work: Call
         see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
     before = ledger.breakers.circuit("orders")
     assert ledger.breakers.accept("orders", [Acceptance(ONE.key, "test data", "ann", NOON)]) == 1
-    assert ledger.breakers.accept("orders", [Acceptance(ONE.key, "again", "bob", NOON)]) == 0
-    assert ledger.breakers.accepted([ONE.key, TWO.key]) == {ONE.key: Acceptance(ONE.key, "test data", "ann", NOON)}
+    again = Acceptance(ONE.key, "again", "bob", NOON + minutes(1))
+    assert ledger.breakers.accept("orders", [again]) == 0
+    assert ledger.breakers.accepted([ONE.key, TWO.key]) == {ONE.key: again}, "what is given again counts from then"
     see_admitted(work(ONE), [ONE])
     see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
     assert ledger.breakers.circuit("orders") == before
     assert ledger.breakers.refused("orders") == []
     with pytest.raises(BreakerOpenError, match="orders@0000002 may not"):
         see_admitted(work(ONE, TWO), [ONE, TWO])
+
+
+def test_a_slice_that_stands_is_no_probe(ledger: Ledger, work: Callable[..., Work]) -> None:
+    """A backfill that was requested while it was half-open became the probe, and told nothing of what comes in."""
+    ready = replace(OPEN, until=datetime.now(UTC))
+    opened(ledger, ready)
+    with pytest.raises(BreakerOpenError):
+        see_admitted(work(ONE), [ONE], {ONE.key})
+    assert ledger.breakers.circuit("orders") == ready
+    see_admitted(work(TWO), [TWO], {ONE.key})
+    assert ledger.breakers.circuit("orders").probe == TWO.key
+
+
+def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
+    ledger: Ledger, work: Callable[..., Work], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice whose events the lake lost does not stand there, and the breaker kept how it would have been split."""
+    asked: list[Sequence[str]] = []
+
+    def see_kept(_: Work, keys: Sequence[str], __: object) -> None:
+        asked.append(keys)
+        raise TakenBackError("sent", remedy="mend the rule")
+
+    monkeypatch.setattr(events, "see_kept", see_kept)
+    told_of = counted(s1=(100, 100), s2=(100, 0))
+    standing = Standing({TWO.key: Proof(TWO, 1, 100, {"rejects": 0})}, 0)
+    nothing: Any = None
+    with pytest.raises(TakenBackError):
+        events._see_decidable(work(ONE, TWO), standing, [ONE, TWO], told_of, nothing)
+    assert asked == [[ONE.key, TWO.key]]
+    assert ledger.breakers.judgements([ONE.key, TWO.key]) == {}
+    assert ledger.breakers.circuit("orders") == Circuit()
 
 
 def fails(work: Work, error: Exception, tries: int = 3, table: str = "events") -> None:
@@ -419,6 +455,7 @@ def test_what_says_nothing_of_the_stream_is_no_failure(ledger: Ledger, work: Cal
     away = DependencyAwayError("the reference table is away", remedy="wait")
     for piece in (ONE, TWO, THREE, FOUR):
         fails(work(piece), away)
+        fails(work(piece), TakenBackError("events were sent, and would be rejected", remedy="mend the rule"))
         fails(work(piece), PermanentError("expired", remedy="look"), table="raw")
     see_within_limit(work(ONE), [ONE], {}, counted(s1=(10, 0)))
     fails(work(ONE, run="a backfill"), PermanentError("broken", remedy="look"))

@@ -199,7 +199,10 @@ def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tab
         tables.publish(piece)
     assert f"highwater accept-rejects {piece.key}" in caught.value.remedy
     assert len(log.records) == 3
-    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "test data", "ann", NOON)])
+    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "over the limit", "ann", NOON)])
+    with pytest.raises(TakenBackError, match="partition 0 offset 2"):
+        tables.publish(piece)  # that was said before they were sent, of the breaker
+    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "test data", "ann", datetime.now(UTC))])
     tables.publish(piece, other)
     assert [(one.place, one.value is None) for one in log.records[3:]] == [((0, 3), False), ((0, 2), True)]
     taken = log.records[-1]
@@ -238,7 +241,7 @@ def test_what_another_lost_from_events_is_never_taken_back(tables: Tables, log: 
     tables.decide(piece, orders(0, 0, 3))
     tables.publish(piece)
     tables.decide(piece, orders(0, 0, 2))
-    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "", "ann", NOON)])
+    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "", "ann", datetime.now(UTC))])
     with pytest.raises(TakenBackError, match="offset 2"):
         tables.publish(piece)
     assert len(log.records) == 3
@@ -283,6 +286,45 @@ def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) ->
     tables.publish(piece)
     sent.forget(tables.work(), {piece.key: {origin}})
     assert [row["origin_offset"] for row in rows_of(tables) if row["slice"] == piece.key and not row["proof"]] == [0, 2]
+
+
+def test_taking_back_goes_on_where_a_run_broke_off_by_the_same_leave(
+    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 1)
+    piece = tables.plan(0, p0=(0, 3))
+    tables.decide(piece, orders(0, 0, 3))
+    tables.publish(piece)
+    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "", "ann", datetime.now(UTC))])
+    tables.decide(piece, [], rejected=orders(0, 0, 3))
+    log.breaks = f"committed {log.commits + 1}"
+    with pytest.raises(Broken):
+        tables.publish(piece)
+    tables.publish(piece)
+    assert [(one.place[1], one.value is None) for one in log.records[3:]] == [(n, True) for n in range(3)]
+    tables.decide(piece, orders(0, 0, 3))
+    tables.publish(piece)
+    tables.decide(piece, [], rejected=orders(0, 0, 3))
+    with pytest.raises(TakenBackError):
+        tables.publish(piece)  # these were sent after the leave
+
+
+def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that_broke_off(
+    tables: Tables, log: Log
+) -> None:
+    pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
+    keys = [piece.key for piece in pieces]
+    assert sent._reached(tables.work(*pieces), keys) == []
+    for n, piece in enumerate(pieces):
+        tables.decide(piece, orders(0, n, n + 1))
+    tables.publish(pieces[0])
+    log.breaks = f"committed {log.commits + 1}"
+    with pytest.raises(Broken):
+        tables.publish(pieces[1])
+    events = tables.lake.table("orders", "events")
+    assert events is not None
+    events.delete()
+    assert sent._reached(tables.work(*pieces), keys) == keys[:2]
 
 
 POINTS = [f"{point} {number}" for number in range(1, 6) for point in ("before", "committed")]

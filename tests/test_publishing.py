@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,10 @@ from highwater.publishing import Copy, second_deliveries
 from highwater.slices import Slice
 from orchestration.build import build_defs
 from orchestration.published_checks import events_published, standing_line
-from orchestration.publishing import SLICES_A_RUN, next_run, publish
+from orchestration.publishing import RULES, SLICES_A_RUN, next_run, publish
 from orchestration.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
 from orchestration.ticks import Tick, run_requests
+from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
 from tests.accepted import NOON, Event, Log, Tables
 
@@ -173,6 +174,21 @@ def test_one_run_at_a_time_and_one_that_failed_waits(scene: Scene) -> None:
     tick = scene.tick()
     assert (tick.requests, tick.lines) == ([], ["1 wait for their next attempt"])
     assert request.run_key.startswith(f"{piece.key}..{piece.key} publish 1")
+
+
+def test_slices_that_were_given_up_are_asked_for_when_a_person_lets_them_go(scene: Scene) -> None:
+    """It stayed given up for a day, whatever was accepted meanwhile."""
+    piece = scene.plan(0, p0=(0, 1))
+    scene.decide(piece, 0)
+    tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: piece.key, RANGE_END: piece.key}
+    for _ in range(RULES.attempts):
+        run = create_run_for_test(scene.instance, tags=tags, status=dg.DagsterRunStatus.STARTED)
+        scene.instance.report_run_failed(run)
+    tick = scene.tick()
+    assert (tick.requests, tick.lines) == ([], [f"1 given up for a day after {RULES.attempts} runs, look at them"])
+    leave = Acceptance(piece.key, "test data", "ann", datetime.now(UTC) + timedelta(seconds=1))
+    scene.tables.ledger.breakers.accept("orders", [leave])
+    assert scene.asked() == [(piece.key,)]
 
 
 def test_the_check_tells_events_that_were_not_sent_and_rows_that_are_none(scene: Scene) -> None:
