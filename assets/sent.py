@@ -226,13 +226,8 @@ def _reached(work: Work, keys: Sequence[str]) -> list[str]:
     if table is None:
         return []
     there = {str(one["slice"]) for one in table.partitions()}
-    there |= {*_under_way(table)} if SENDING in there else set()
+    there |= _under_way(table)
     return [key for key in keys if key in there]
-
-
-def _under_way(table: DeltaTable) -> Mapping[str, int]:
-    header = _header(table)
-    return header.slices if header else {}
 
 
 def _header(table: DeltaTable) -> Sending | None:

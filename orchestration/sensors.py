@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 PLANNER_SECONDS = 10
 # What is due waits so long at the most for being planned.
 RETRY_SECONDS = 10
-# A worker that died is missed after a term of its lease, 60 s, and this; its slices shall stand within three minutes.
+# A worker that died is missed after a term of its lease, 60 s, this, and 20 s until the second look; its slices shall
+# stand within three minutes.
 REPAIR_SECONDS = 30
 # Ordinary tools see what is done so long afterwards, at the most.
 MIRROR_SECONDS = 30

@@ -46,7 +46,7 @@ slim AS (SELECT e.* FROM (SELECT key, version, coalesce(retries, 0) AS retries, 
 """
 _ODD = """
 SELECT key FROM (SELECT key, version, count(*) AS events, max(retries) AS retries,
-                        bool_or(version = {begin} AND state <> {first}) AS begins_otherwise
+                        bool_or({begins_otherwise}) AS begins_otherwise
                  FROM slim GROUP BY key, version)
 GROUP BY key HAVING max(events) > 1 OR max(retries) > 0 OR bool_or(begins_otherwise) OR {incomplete}
 """
@@ -113,13 +113,19 @@ class Suspects:
             mine=scope.mine, among=scope.among, portion=scope.portion, joined=joined, state=self._rules["state"]
         )
         if trait is Trait.ODD:
-            begin, first = self._rules["begin"], self._rules["first"]
-            return slim + _ODD.format(begin=begin, first=first, incomplete=self._incomplete(scope))
+            return slim + _ODD.format(begins_otherwise=self._begins_otherwise, incomplete=self._incomplete(scope))
         if self._stream.first_version is None and trait is Trait.FALLING:
             return slim + _SORTED
         # Both traits in one pass, where one join finds both.
         wrong = f"NOT ({self._rules['allowed']})"
         return slim + _NEIGHBOURS.format(wrong=wrong if self._stream.first_version is None else f"falls OR {wrong}")
+
+    @property
+    def _begins_otherwise(self) -> str:
+        """The condition of a first version in another state than the first; versions without states may be times."""
+        if not self._stream.transitions:
+            return "false"
+        return f"version = {self._rules['begin']} AND state <> {self._rules['first']}"
 
     def _incomplete(self, scope: Scope) -> str:
         """The condition of a key that lacks a version; below the lowest one that is looked at nothing is known."""

@@ -11,6 +11,7 @@ the fences of publications keep it from doing anything twice (ADR 2, ADR 11).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # The last sign of life counts for so long. Four beats fit in: a worker on a machine that stands still for 45 s lives.
 LEASE_SECONDS = 60.0
+# Whoever lives has given a sign within so many seconds after the ledger, or the machine, came back: a beat is 15 s.
+LOOK_AGAIN_SECONDS = 20.0
 # Leases of workers that died are kept for a day, for whoever looks into the ledger.
 KEPT_SECONDS = 86_400.0
 _KIND = "run "
@@ -63,6 +66,7 @@ def end_runs_without_worker(instance: dg.DagsterInstance, ledger: Ledger, stream
     """Tell Dagster which runs of the stream have failed with their worker, and free their places in pools.
 
     Dagster retries such a run as one whose worker died (`run_retries`); otherwise repair asks for its slices.
+    It is looked at twice: while the ledger was away, or the machine slept, the leases of the living ran out as well.
 
     Raises:
         DependencyAwayError: the ledger is away; no run was ended.
@@ -72,6 +76,10 @@ def end_runs_without_worker(instance: dg.DagsterInstance, ledger: Ledger, stream
     if not started:
         return []
     gone = without_worker(started, living(ledger.leases()), now)  # read after the runs: a lease outlives its run
+    if gone:
+        # A tick has a minute, and the second look may not wait for the next one: see REPAIR_SECONDS.
+        time.sleep(LOOK_AGAIN_SECONDS)
+        gone = without_worker({run: started[run] for run in gone}, living(ledger.leases()), now)
     ended = [run for run in gone if _end(instance, run)]
     ledger.forget_leases(KEPT_SECONDS)
     return ended

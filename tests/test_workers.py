@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -14,8 +15,15 @@ from dagster import instance_for_test
 from dev.processes import wait_until
 from orchestration import workers
 from orchestration.resources import LedgerResource
-from orchestration.workers import end_runs_without_worker, lease_name, living, without_worker
-from resources.leases import Lease
+from orchestration.workers import (
+    LEASE_SECONDS,
+    LOOK_AGAIN_SECONDS,
+    end_runs_without_worker,
+    lease_name,
+    living,
+    without_worker,
+)
+from resources.leases import RENEWALS_A_TERM, Lease
 from resources.ledger import Ledger
 from tests.support import make_stream
 
@@ -70,6 +78,12 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks nobody waits here."""
+    monkeypatch.setattr(workers, "LOOK_AGAIN_SECONDS", 0)
+
+
 def started(instance: dg.DagsterInstance, stream: str = "orders") -> str:
     """A run as its worker left it, with a place in the stream's pool."""
     run = dg.DagsterRun(job_name=f"{stream}_slice", tags={"highwater/stream": stream})
@@ -107,6 +121,30 @@ def test_a_run_whose_worker_is_gone_fails_and_lets_go_of_its_pool(instance: dg.D
     assert run is not None
     assert run.tags["dagster/will_retry"] == "true", "Dagster retries it as one whose worker died"
     assert end_runs_without_worker(instance, ledger, STREAM, later) == []
+
+
+def test_a_worker_that_tells_again_after_the_ledger_was_away_keeps_its_run(
+    instance: dg.DagsterInstance, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the ledger is away for more than a term all leases run out; the first tick after it ended every run."""
+    dead, alive = started(instance), started(instance)
+    leases = {run: Lease(ledger._engine, f"run orders/{run}", seconds=-1) for run in (dead, alive)}
+    for lease in leases.values():
+        lease.take()
+    waited: list[float] = []
+
+    def beat(seconds: float) -> None:
+        waited.append(seconds)
+        leases[alive].seconds = 60
+        leases[alive].take()
+
+    monkeypatch.setattr(workers, "LOOK_AGAIN_SECONDS", LOOK_AGAIN_SECONDS)
+    monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=beat))
+    later = datetime.now(UTC) + timedelta(seconds=61)
+    assert end_runs_without_worker(instance, ledger, STREAM, later) == [dead]
+    assert status(instance, alive) == dg.DagsterRunStatus.STARTED
+    assert waited == [LOOK_AGAIN_SECONDS]
+    assert LOOK_AGAIN_SECONDS > LEASE_SECONDS / RENEWALS_A_TERM, "every living worker has had its beat"
 
 
 def test_a_run_that_ends_while_it_is_looked_at_is_left_alone(
