@@ -380,6 +380,30 @@ def test_dagster_gets_the_samples_as_a_table(planted: Planted) -> None:
     assert samples.records[0].data["state"] == "paid"
 
 
+def test_versions_may_be_times(tmp_path: Path) -> None:
+    """A time was compared with the number of the first version once, and the check could not be asked at all."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    planted = Planted(tmp_path)
+    planted.write()
+    table = planted.lake.table("orders", "events")
+    assert table is not None
+    rows = table.to_pyarrow_table()
+    times = pa.array([None if n is None else BEGIN + timedelta(hours=n) for n in rows["version"].to_pylist()])
+    rows = rows.set_column(rows.schema.get_field_index("version"), "version", times.cast(pa.timestamp("us", "UTC")))
+    fields = {"account_id": "order_id", "payment_id": "order_id", "currency": "status", "booked_at": "event_time"}
+    for ours, theirs in fields.items():
+        rows = rows.append_column(ours, rows[theirs])
+    write_deltalake(planted.lake.path("payments", "events"), rows, partition_by=["slice"])
+    found = version_checks(planted.lake, PAYMENTS, [FIRST, SECOND])
+    assert {name: [by_slice[key].passed for key in (FIRST, SECOND)] for name, by_slice in found.items()} == {
+        ALONG_OFFSETS: [True, True],
+        ONE_CONTENT: [True, True],
+    }
+    assert "1" in found[ALONG_OFFSETS][SECOND].text, "the second delivery stands behind a higher version, and is told"
+
+
 def test_a_stream_has_the_checks_that_its_versions_allow() -> None:
     assert names(ORDERS) == [ALONG_OFFSETS, ONE_CONTENT, TRANSITIONS]
     assert counted_names(ORDERS) == [MISSING]
