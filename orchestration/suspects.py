@@ -122,8 +122,8 @@ class Suspects:
 
     @property
     def _begins_otherwise(self) -> str:
-        """The condition of a first version in another state than the first; versions without states may be times."""
-        if not self._stream.transitions:
+        """The condition of a first version in another state than the first one; a version that is a time has none."""
+        if not self._stream.transitions or not self._stream.versions_count:
             return "false"
         return f"version = {self._rules['begin']} AND state <> {self._rules['first']}"
 

@@ -14,7 +14,7 @@ import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
-from highwater.declaration import Severity
+from highwater.declaration import Severity, Transitions
 from highwater.envelope import Origin
 from highwater.slices import SliceKey
 from orchestration import missing_versions, version_questions
@@ -396,7 +396,9 @@ def test_versions_may_be_times(tmp_path: Path) -> None:
     for ours, theirs in fields.items():
         rows = rows.append_column(ours, rows[theirs])
     write_deltalake(planted.lake.path("payments", "events"), rows, partition_by=["slice"])
+    with_states = replace(PAYMENTS, transitions=Transitions("currency", "placed", {"placed": ("paid",)}))
     found = version_checks(planted.lake, PAYMENTS, [FIRST, SECOND])
+    assert version_checks(planted.lake, with_states, [FIRST, SECOND]).keys() == found.keys()
     assert {name: [by_slice[key].passed for key in (FIRST, SECOND)] for name, by_slice in found.items()} == {
         ALONG_OFFSETS: [True, True],
         ONE_CONTENT: [True, True],
