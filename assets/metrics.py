@@ -48,6 +48,7 @@ from highwater.minutes import (
     seen_by,
     spans,
 )
+from highwater.portions import portions
 from resources.lake import proofs_in, query, slice_is_one_of
 from resources.small_tables import has_rows, opened, replace_partitions
 
@@ -179,8 +180,8 @@ class _Computation:
     def _minutes_of(self, keys: Sequence[str]) -> dict[str, dict[int, int]]:
         """The minutes of each slice's events, with their number."""
         found: dict[str, dict[int, int]] = {key: {} for key in keys}
-        for at in range(0, len(keys), MOST_PARTITIONS):
-            mine = _events(slice_is_one_of(keys[at : at + MOST_PARTITIONS]))
+        for some in portions(keys, MOST_PARTITIONS):
+            mine = _events(slice_is_one_of(some))
             asked = f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({mine}) GROUP BY slice, minute"
             for row in query(self._source, asked):
                 found[row["slice"]][row["minute"]] = row["events"]

@@ -18,6 +18,7 @@ from assets.copies import MICROSECONDS, Twice, fields_of
 from assets.sent import INCOMPLETE, SENDING, schema
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import UnbalancedError
+from highwater.portions import portions
 from highwater.publishing import Judged, Known, Late, State, judge, lets_go, second_deliveries, see_none_taken_back
 from resources.lake import query_all, query_arrow, slice_is_one_of
 
@@ -201,8 +202,8 @@ class Batch:
             asked = f"SELECT {_ORIGIN} FROM t WHERE proof IS NULL AND {mine} ORDER BY {_ORIGIN}"
             columns = query_arrow({"t": self.events}, asked).to_pydict()
             origins = list(zip(*(columns[name] for name in ORIGIN), strict=True))
-            for at in range(0, len(origins), WINDOW):
-                yield f"{mine} AND ({covering(origins[at : at + WINDOW])})"
+            for window in portions(origins, WINDOW):
+                yield f"{mine} AND ({covering(window)})"
 
     def _judged(self, slices: Sequence[str], origins: Sequence[Origin], prints: Sequence[str]) -> list[Judged | None]:
         known, again = self._known, self._again

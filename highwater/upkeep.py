@@ -7,7 +7,7 @@ Dagster's keys (`orchestration.retiring`), or folds of `current` (`highwater.fol
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -136,12 +136,6 @@ def to_compact(parts: Iterable[Part], busy: Collection[str]) -> list[str]:
             found.append(part.key)
             total += sum(part.files)
     return found
-
-
-def portions(keys: Sequence[str], most: int = PARTITIONS_A_COMMIT) -> Iterator[Sequence[str]]:
-    """The keys in portions."""
-    for at in range(0, len(keys), most):
-        yield keys[at : at + most]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from assets import sent
 from assets.erasing import Found, erase, find
 from highwater.erasing import Erasure, moment_of, see_digest
 from highwater.errors import ConfigurationError, SupersededAttemptError
+from highwater.portions import portions
 from orchestration import standing
 from orchestration.history import past_publishing, past_runs
 from orchestration.requests import in_flight
@@ -169,8 +170,7 @@ def _erased(
     erasures, done = work.ledger.erasures, list[str]()
     wanted = [key for key in keys if key not in later]
     most = work.stream.limits.slices_a_run
-    for at in range(0, len(wanted), most):
-        some = wanted[at : at + most]
+    for some in portions(wanted, most):
         known = {key: all_[-1] for key, all_ in erasures.of_key(work.stream.name, digest).items() if key in some}
         open_ = {key: one for key, one in known.items() if one.done_at is None}
         fresh = {key: found.erased(key) for key in some if key not in open_}

@@ -25,7 +25,8 @@ from assets.metrics import TABLE as METRICS
 from assets.origins import SEEN
 from assets.sent import TABLE as PUBLISHED
 from highwater.errors import LeaseHeldError, SupersededAttemptError
-from highwater.upkeep import LONGEST_RUN, RUN_RETRIES, Horizon, portions, to_compact, whole_hours
+from highwater.portions import portions
+from highwater.upkeep import LONGEST_RUN, PARTITIONS_A_COMMIT, RUN_RETRIES, Horizon, to_compact, whole_hours
 from orchestration.history import past_runs
 from orchestration.requests import in_flight
 from orchestration.retiring import PAGE, Retirement, retire
@@ -242,7 +243,7 @@ def _fold(task: _Task) -> None:
 def _join(task: _Task) -> None:
     """Join small files; those of the folds while nobody folds."""
     with _folds_held(task):
-        for some in portions(to_compact(parts_of(task.table), task.busy)):
+        for some in portions(to_compact(parts_of(task.table), task.busy), PARTITIONS_A_COMMIT):
             if task.sure:
                 with commit_lock(task.work, task.name):
                     join_files(task.work.spark, task.path, some)
@@ -273,7 +274,7 @@ def _join_small(task: _Task) -> None:
     wait = nullcontext() if not task.sure else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
     with wait as lease:
         task.table.update_incremental()
-        for some in portions(to_compact(parts_of(task.table), ())):
+        for some in portions(to_compact(parts_of(task.table), ()), PARTITIONS_A_COMMIT):
             if lease is not None:
                 lease.check()
                 join_small(task.table, some)

@@ -12,7 +12,7 @@ import dagster as dg
 
 from highwater.log_fields import fields
 from orchestration.failures import told_to_dagster
-from orchestration.stream_assets import table_key
+from orchestration.stream_assets import table_key, work_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -62,20 +62,9 @@ def _step(stream: "Stream") -> dg.OpDefinition:
 
 
 def _maintain(context: dg.OpExecutionContext, stream: "Stream") -> None:
-    from assets.work import Work
     from orchestration.maintaining import act
 
-    given = context.resources
-    work = Work(
-        stream=stream,
-        slices=[],
-        spark=given.spark.session(),
-        lake=given.lake.open(),
-        ledger=given.ledger.open(),
-        kafka=given.kafka.open(),
-        log=context.log.info,
-    )
-    report = act(work, context.instance, datetime.now(UTC), sure=not context.op_config["dry_run"])
+    report = act(work_of(context, stream), context.instance, datetime.now(UTC), sure=not context.op_config["dry_run"])
     for line in report.lines:
         context.log.info(line)
     _observe(context, stream, report)

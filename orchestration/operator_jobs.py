@@ -16,15 +16,23 @@ import dagster as dg
 from highwater.errors import ConfigurationError
 from highwater.log_fields import fields
 from orchestration.failures import told_to_dagster
-from orchestration.stream_assets import STREAM_TAG
+from orchestration.stream_assets import STREAM_TAG, work_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from orchestration.parked import Choice
 
+_RECORD = dg.Field(bool, default_value=False, description="Do it; without it only what would be done is shown.")
+_BY = dg.Field(str, default_value="", description="Who decides it; goes into the record.")
+_DECISION: dict[str, Any] = {
+    "record": _RECORD,
+    "by": _BY,
+    "because": dg.Field(str, default_value="", description="Why; goes into the record."),
+}
+
 _ASKED: dict[str, Any] = {
-    "record": dg.Field(bool, default_value=False, description="Record it; without it only what would be is shown."),
-    "by": dg.Field(str, default_value="", description="Who accepts it; goes into the record."),
+    "record": _RECORD,
+    "by": _BY,
     "topic": dg.Field(str, default_value="", description="The tier that is meant; the main topic if empty."),
     "partitions": dg.Field([int], default_value=[], description="Only these partitions; all if empty."),
 }
@@ -39,8 +47,8 @@ def acceptance_jobs(stream: "Stream") -> list[dg.JobDefinition]:
 
 
 _MEANT: dict[str, Any] = {
-    "record": dg.Field(bool, default_value=False, description="Do it; without it only what would be done is shown."),
-    "by": dg.Field(str, default_value="", description="Who decides it; goes into the record."),
+    "record": _RECORD,
+    "by": _BY,
     "reasons": dg.Field([str], default_value=[], description="Only what was rejected for these reasons; all if empty."),
     "slices": dg.Field([str], default_value=[], description="Only what these slices rejected; all if empty."),
     "keys": dg.Field([str], default_value=[], description="Only records with these keys; all if empty."),
@@ -48,7 +56,7 @@ _MEANT: dict[str, Any] = {
     "until": dg.Field(str, default_value="", description="Published before this moment: ISO 8601, UTC."),
     "most": dg.Field(int, default_value=0, description="The oldest so many of those that are meant; all if 0."),
 }
-_BECAUSE = {"because": dg.Field(str, default_value="", description="Why; goes into the record.")}
+_BECAUSE = {"because": _DECISION["because"]}
 
 
 def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
@@ -61,9 +69,7 @@ def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
 
 
 _LET_THROUGH: dict[str, Any] = {
-    "record": dg.Field(bool, default_value=False, description="Record it; without it only what would be is shown."),
-    "by": dg.Field(str, default_value="", description="Who decides it; goes into the record."),
-    "because": dg.Field(str, default_value="", description="Why; goes into the record."),
+    **_DECISION,
     "slices": dg.Field([str], default_value=[], description="The slices whose rejects are accepted."),
 }
 
@@ -87,9 +93,7 @@ def _accept_rejects(context: dg.OpExecutionContext, stream: "Stream") -> None:
 
 
 _RELEASE: dict[str, Any] = {
-    "record": dg.Field(bool, default_value=False, description="Record it; without it only what would be is shown."),
-    "by": dg.Field(str, default_value="", description="Who releases it; goes into the record."),
-    "because": dg.Field(str, default_value="", description="Why; goes into the record."),
+    **_DECISION,
     "slice": dg.Field(str, description="The slice that is held."),
     "park": dg.Field(bool, default_value=False, description="Park the records that hold it, instead of retrying them."),
 }
@@ -114,7 +118,7 @@ def _release_hold(context: dg.OpExecutionContext, stream: "Stream") -> None:
 
 
 _KEYS: dict[str, Any] = {
-    "record": dg.Field(bool, default_value=False, description="Do it; without it only what would be done is shown."),
+    "record": _RECORD,
     "first": dg.Field(str, description="The first slice."),
     "last": dg.Field(str, description="The last one, of the same topic."),
 }
@@ -134,9 +138,7 @@ def _recall_keys(context: dg.OpExecutionContext, stream: "Stream") -> None:
 
 
 _ERASE: dict[str, Any] = {
-    "record": dg.Field(bool, default_value=False, description="Do it; without it only what would be done is shown."),
-    "by": dg.Field(str, default_value="", description="Who decides it; goes into the record."),
-    "because": dg.Field(str, default_value="", description="Why; goes into the record."),
+    **_DECISION,
     "digest": dg.Field(str, description="SHA-256 of the key's bytes, in hexadecimal: printf %s KEY | sha256sum."),
 }
 
@@ -147,31 +149,17 @@ def erasure_jobs(stream: "Stream") -> list[dg.JobDefinition]:
 
 
 def _erase(context: dg.OpExecutionContext, stream: "Stream") -> None:
-    from assets.work import Work
     from orchestration.erasing import Asked, act
 
-    given, asked = context.resources, context.op_config
-    work = Work(
-        stream=stream,
-        slices=[],
-        spark=given.spark.session(),
-        lake=given.lake.open(),
-        ledger=given.ledger.open(),
-        kafka=given.kafka.open(),
-        log=context.log.info,
-    )
+    asked = context.op_config
     wanted = Asked(asked["digest"], asked["record"], asked["by"], asked["because"])
-    _log_table(context, act(work, context.instance, wanted, datetime.now(UTC)).table)
+    _log_table(context, act(work_of(context, stream), context.instance, wanted, datetime.now(UTC)).table)
 
 
-_REBUILD: dict[str, Any] = {
-    "record": dg.Field(bool, default_value=False, description="Write it; without it only what would be is shown."),
-}
-
-
+_REBUILD: dict[str, Any] = {"record": _RECORD}
 _REBUILD_ALL: dict[str, Any] = {
-    **_REBUILD,
-    "by": dg.Field(str, default_value="", description="Who decides it; goes into the record."),
+    "record": _RECORD,
+    "by": _BY,
     "accepted_again": dg.Field(
         bool, default_value=False, description="Let the topic of accepted events get all of them once more."
     ),
@@ -193,20 +181,9 @@ def rebuild_jobs(stream: "Stream") -> list[dg.JobDefinition]:
 
 
 def _rebuild_current(context: dg.OpExecutionContext, stream: "Stream") -> None:
-    from assets.work import Work
     from orchestration import rebuilding_current
 
-    given = context.resources
-    work = Work(
-        stream=stream,
-        slices=[],
-        spark=given.spark.session(),
-        lake=given.lake.open(),
-        ledger=given.ledger.open(),
-        kafka=given.kafka.open(),
-        log=context.log.info,
-    )
-    found = rebuilding_current.act(work, sure=context.op_config["record"])
+    found = rebuilding_current.act(work_of(context, stream), sure=context.op_config["record"])
     _log_table(context, rebuilding_current.table(found))
 
 

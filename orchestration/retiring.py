@@ -18,6 +18,7 @@ import dagster as dg
 
 from assets.sent import proofs
 from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.portions import portions
 from highwater.slices import SliceKey
 from highwater.upkeep import Key, candidates, to_retire
 from orchestration import standing
@@ -93,8 +94,7 @@ def retire(
 
 def _complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
     found: set[str] = set()
-    for at in range(0, len(keys), PAGE):
-        some = keys[at : at + PAGE]
+    for some in portions(keys, PAGE):
         held = standing.attempts(lake, stream, some)
         found.update(set(_sent(lake, stream, some, held.events)) - {key for key in some if held.lacking(key)})
     return found

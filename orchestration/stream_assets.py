@@ -184,21 +184,32 @@ def nothing() -> None:
 
 
 def _work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[str], *, spark: bool) -> "Work":
-    from assets.work import Work
-
-    ledger = context.resources.ledger.open()
-    slices = planned(ledger, stream, keys)
+    slices = planned(context.resources.ledger.open(), stream, keys)
     context.log.info(
         "%s slices of %s, %s offsets: %s", len(slices), stream.name, f"{sum(s.offsets for s in slices):,}", _span(keys)
     )
+    return work_of(context, stream, slices, spark=spark)
+
+
+def work_of(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext,
+    stream: "Stream",
+    slices: "Sequence[Slice]" = (),
+    *,
+    spark: bool = True,
+) -> "Work":
+    """A run's connections; of a job that is about a whole stream without slices."""
+    from assets.work import Work
+
+    given = context.resources
     return Work(
         stream=stream,
         slices=slices,
         # Who has none asks it for nothing.
-        spark=context.resources.spark.session() if spark else None,  # type: ignore[arg-type]
-        lake=context.resources.lake.open(),
-        ledger=ledger,
-        kafka=context.resources.kafka.open(),
+        spark=given.spark.session() if spark else None,
+        lake=given.lake.open(),
+        ledger=given.ledger.open(),
+        kafka=given.kafka.open(),
         log=context.log.info,
         run=context.run.run_id,
     )

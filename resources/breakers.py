@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 # Each time somebody else changed the same breaker meanwhile: more than ever run at once.
 TRIES = 20
-KEYS_A_STATEMENT = 500
 
 
 @dataclass(frozen=True)
@@ -241,12 +240,7 @@ def _judgement(row: Any) -> Judgement:
 
 
 def _judgements(connection: Connection, keys: Sequence[str]) -> dict[str, Judgement]:
-    table = schema.judgements
-    found: dict[str, Judgement] = {}
-    for at in range(0, len(keys), KEYS_A_STATEMENT):
-        rows = connection.execute(select(table).where(table.c.slice_key.in_(keys[at : at + KEYS_A_STATEMENT])))
-        found.update({row.slice_key: _judgement(row) for row in rows})
-    return found
+    return {row.slice_key: _judgement(row) for row in schema.rows_of(connection, schema.judgements, keys)}
 
 
 def _replace(connection: Connection, judgements: Sequence[Judgement]) -> None:
@@ -258,9 +252,5 @@ def _replace(connection: Connection, judgements: Sequence[Judgement]) -> None:
 
 
 def _accepted(connection: Connection, keys: Sequence[str]) -> dict[str, Acceptance]:
-    table = schema.acceptances
-    found: dict[str, Acceptance] = {}
-    for at in range(0, len(keys), KEYS_A_STATEMENT):
-        rows = connection.execute(select(table).where(table.c.slice_key.in_(keys[at : at + KEYS_A_STATEMENT])))
-        found.update({r.slice_key: Acceptance(r.slice_key, r.because, r.accepted_by, r.accepted_at) for r in rows})
-    return found
+    rows = schema.rows_of(connection, schema.acceptances, keys)
+    return {r.slice_key: Acceptance(r.slice_key, r.because, r.accepted_by, r.accepted_at) for r in rows}

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
 _KEYS, _SLICES = schema.erasures, schema.erased_slices
-KEYS_A_STATEMENT = 500
 
 
 class Erasures:
@@ -59,10 +58,8 @@ class Erasures:
         """What was erased of slices, by slice; those of which nothing was are left out."""
         found: dict[str, list[Erased]] = {}
         with schema.transaction(self._engine(), writes=False) as connection:
-            for at in range(0, len(keys), KEYS_A_STATEMENT):
-                query = select(_SLICES).where(_SLICES.c.slice_key.in_(keys[at : at + KEYS_A_STATEMENT]))
-                for row in connection.execute(query.order_by(_SLICES.c.erasure)):
-                    found.setdefault(row.slice_key, []).append(_erased(row))
+            for row in sorted(schema.rows_of(connection, _SLICES, keys), key=lambda row: int(row.erasure)):
+                found.setdefault(row.slice_key, []).append(_erased(row))
         return found
 
     def of_key(self, stream: str, digest: str) -> dict[str, list[Erased]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError, HighwaterError
 from highwater.history import SOUND, Fingerprint, History, Recorded, SeenRecord, digest, replaced
+from highwater.portions import portions
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ def compare(
     others: list[int] = []
     diverged: dict[int, int] = {}
     unsure: dict[int, str] = {}
-    for at in range(0, len(ordered), PARTITIONS_A_LOOK):
-        some = {p: suspect[p] for p in ordered[at : at + PARTITIONS_A_LOOK]}
+    for looked_at in portions(ordered, PARTITIONS_A_LOOK):
+        some = {p: suspect[p] for p in looked_at}
         try:
             _see_time(deadline)
             others += _replaced_among(kafka, state, some)

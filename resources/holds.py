@@ -21,7 +21,6 @@ from resources import ledger_schema as schema
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
-KEYS_A_STATEMENT = 500
 TRIES = 5
 
 
@@ -94,12 +93,7 @@ class Holds:
 
 
 def _of(connection: Connection, keys: Sequence[str]) -> dict[str, Hold]:
-    table = schema.holds
-    found: dict[str, Hold] = {}
-    for at in range(0, len(keys), KEYS_A_STATEMENT):
-        rows = connection.execute(select(table).where(table.c.slice_key.in_(keys[at : at + KEYS_A_STATEMENT])))
-        found.update({row.slice_key: _hold(row) for row in rows})
-    return found
+    return {row.slice_key: _hold(row) for row in schema.rows_of(connection, schema.holds, keys)}
 
 
 def _row(hold: Hold) -> dict[str, Any]:

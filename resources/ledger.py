@@ -6,7 +6,7 @@ database is opened (`resources.ledger_schema`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from highwater.alerting import Alert
 from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
 from highwater.plans import Discard, Generation, Loss, Planned, Publication
+from highwater.portions import portions
 from highwater.slices import Slice, SliceKey
 from resources import ledger_schema as schema
 from resources.breakers import Breakers
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 
 # A sensor tick shall answer within seconds whatever is away.
 WAIT_SECONDS = 5.0
-# SQLite takes 32,766 parameters in a statement, and some builds 999.
-KEYS_A_STATEMENT = 500
 
 
 class Ledger:
@@ -117,12 +116,8 @@ class Ledger:
         Raises:
             UnknownSliceError: one of them was never planned or is no key; the topic's last slice is named.
         """
-        table = schema.slices
-        found: dict[str, Slice] = {}
         with self._reading() as connection:
-            for some in _portions(keys):
-                rows = connection.execute(select(table).where(table.c.slice_key.in_(some)))
-                found.update({row.slice_key: slice_of(row) for row in rows})
+            found = {row.slice_key: slice_of(row) for row in schema.rows_of(connection, schema.slices, keys)}
         for key in keys:
             if key not in found:
                 raise self._unknown(key)
@@ -237,7 +232,9 @@ class Ledger:
         table = schema.slices
         found: dict[str, int] = {}
         with self._writing() as connection:
-            for some in _portions(sorted(set(keys))):  # in one order, so that two callers cannot wait for each other
+            for some in portions(
+                sorted(set(keys)), schema.KEYS_A_STATEMENT
+            ):  # in one order, so that two callers cannot wait for each other
                 counted = (
                     update(table)
                     .where(table.c.slice_key.in_(some))
@@ -264,7 +261,7 @@ class Ledger:
         table = schema.slices
         found: dict[str, datetime] = {}
         with self._reading() as connection:
-            for some in _portions(keys):
+            for some in portions(keys, schema.KEYS_A_STATEMENT):
                 query = select(table.c.slice_key, table.c.planned_at).where(table.c.slice_key.in_(some))
                 found.update({row.slice_key: row.planned_at for row in connection.execute(query)})
         return found
@@ -357,13 +354,9 @@ class Ledger:
 
     def publications(self, keys: Sequence[str]) -> dict[str, Publication]:
         """What was published of these slices' rejects; those of which nothing was are left out."""
-        table = schema.publications
-        found: dict[str, Publication] = {}
         with self._reading() as connection:
-            for some in _portions(keys):
-                rows = connection.execute(select(table).where(table.c.slice_key.in_(some)))
-                found.update({row.slice_key: Publication(row.attempt, row.sent, row.published_at) for row in rows})
-        return found
+            rows = schema.rows_of(connection, schema.publications, keys)
+            return {row.slice_key: Publication(row.attempt, row.sent, row.published_at) for row in rows}
 
     def record_publication(self, stream: str, key: str, publication: Publication) -> None:
         """Keep what Kafka has committed of a slice's rejects; what is older or less never replaces what is kept."""
@@ -440,13 +433,8 @@ class Ledger:
 
     def gaps(self, keys: Sequence[str]) -> dict[str, Gaps]:
         """What explained the gaps of these slices when they were first looked at; those that were not are left out."""
-        table = schema.gaps
-        found: dict[str, Gaps] = {}
         with self._reading() as connection:
-            for some in _portions(keys):
-                rows = connection.execute(select(table).where(table.c.slice_key.in_(some)))
-                found.update({row.slice_key: gaps_of(row) for row in rows})
-        return found
+            return {row.slice_key: gaps_of(row) for row in schema.rows_of(connection, schema.gaps, keys)}
 
     def keep_gaps(self, piece: Slice, gaps: Gaps) -> bool:
         """Keep what explains the gaps of a slice; False if it was kept before, which stays: evidence vanishes."""
@@ -551,11 +539,6 @@ class Ledger:
         """Delete the leases that ran out so many seconds ago."""
         with self._writing() as connection:
             forget(connection, over_for)
-
-
-def _portions(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    for at in range(0, len(keys), KEYS_A_STATEMENT):
-        yield keys[at : at + KEYS_A_STATEMENT]
 
 
 def _is(generation: Generation) -> Any:

@@ -7,7 +7,7 @@ what is stored and read (`resources.ledger`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +18,14 @@ from sqlalchemy.engine import URL, Connection, Dialect, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.portions import portions
 
 VERSION = 5
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 _WRITES = "highwater_writes"
+# SQLite takes 32,766 parameters in a statement, and some builds 999.
+KEYS_A_STATEMENT = 500
 
 
 class Utc(sa.TypeDecorator[datetime]):
@@ -104,14 +107,22 @@ publications = sa.Table(
     sa.Column("published_at", Utc, nullable=False),
 )
 
+
+def _origin_of_stream() -> list[sa.Column[Any]]:
+    """The columns by which a row is of one origin; of a table with nothing more, its key."""
+    return [
+        sa.Column("stream", sa.String(249), primary_key=True),
+        sa.Column("origin_topic", sa.String(249), primary_key=True),
+        sa.Column("origin_generation", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("origin_partition", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("origin_offset", sa.BigInteger, primary_key=True, autoincrement=False),
+    ]
+
+
 discards = sa.Table(
     "discards",
     metadata,
-    sa.Column("stream", sa.String(249), primary_key=True),
-    sa.Column("origin_topic", sa.String(249), primary_key=True),
-    sa.Column("origin_generation", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("origin_partition", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("origin_offset", sa.BigInteger, primary_key=True, autoincrement=False),
+    *_origin_of_stream(),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("discarded_by", sa.String(249), nullable=False),
     sa.Column("discarded_at", Utc, nullable=False),
@@ -214,11 +225,7 @@ leases = sa.Table(
 reclaims = sa.Table(
     "reclaims",
     metadata,
-    sa.Column("stream", sa.String(249), primary_key=True),
-    sa.Column("origin_topic", sa.String(249), primary_key=True),
-    sa.Column("origin_generation", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("origin_partition", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("origin_offset", sa.BigInteger, primary_key=True, autoincrement=False),
+    *_origin_of_stream(),
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("act", sa.BigInteger, nullable=False),
     sa.Column("slice_key", sa.String(300), nullable=False),
@@ -344,6 +351,12 @@ def transaction(engine: Engine, *, writes: bool) -> Iterator[Connection]:
     """A transaction, with database errors in our words."""
     with told(engine), engine.connect().execution_options(**{_WRITES: writes}) as connection, connection.begin():
         yield connection
+
+
+def rows_of(connection: Connection, table: sa.Table, keys: Sequence[str]) -> Iterator[Any]:
+    """The rows of slices, however many, in a table that has a column `slice_key`."""
+    for some in portions(keys, KEYS_A_STATEMENT):
+        yield from connection.execute(sa.select(table).where(table.c.slice_key.in_(some)))
 
 
 def create(engine: Engine, wait_seconds: float) -> None:

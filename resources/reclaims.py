@@ -10,12 +10,13 @@ the lease of the stream's retries (`assets.events`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, insert, select
 
 from highwater.envelope import Origin
+from highwater.portions import portions
 from highwater.reclaims import Reclaim
 from resources import ledger_schema as schema
 
@@ -71,13 +72,8 @@ class Reclaims:
         newest = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
         with schema.transaction(self._engine(), writes=True) as connection:
             act = int(connection.execute(newest).scalar_one()) + 1
-            for some in _portions(reclaims):
+            for some in portions(reclaims, ROWS_A_STATEMENT):
                 connection.execute(insert(table), [reclaim_row(stream, act, one) for one in some])
-
-
-def _portions(reclaims: Sequence[Reclaim]) -> Iterable[Sequence[Reclaim]]:
-    for at in range(0, len(reclaims), ROWS_A_STATEMENT):
-        yield reclaims[at : at + ROWS_A_STATEMENT]
 
 
 def reclaim_row(stream: str, act: int, one: Reclaim) -> dict[str, Any]:

@@ -8,19 +8,19 @@ Only the key goes: data, plan and proofs stay. A key that a person brings back k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, func, insert, select, update
 
+from highwater.portions import portions
 from resources import ledger_schema as schema
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
 _TABLE = schema.retired_keys
-KEYS_A_STATEMENT = 500
 
 
 class RetiredKeys:
@@ -37,14 +37,10 @@ class RetiredKeys:
 
     def among(self, keys: Sequence[str]) -> set[str]:
         """Those of the keys that are retired now."""
-        found: set[str] = set()
         if not keys:
-            return found
+            return set()
         with schema.transaction(self._engine(), writes=False) as connection:
-            for some in _portions(keys):
-                query = select(_TABLE.c.slice_key).where(_TABLE.c.slice_key.in_(some), _TABLE.c.recalled_at.is_(None))
-                found.update(connection.execute(query).scalars())
-        return found
+            return {row.slice_key for row in schema.rows_of(connection, _TABLE, keys) if row.recalled_at is None}
 
     def count(self, stream: str) -> int:
         """How many keys of a stream are retired now."""
@@ -61,7 +57,7 @@ class RetiredKeys:
     def retire(self, stream: str, keys: Sequence[str], now: datetime) -> None:
         """Mark keys as retired; one that was brought back before is retired anew."""
         with schema.transaction(self._engine(), writes=True) as connection:
-            for some in _portions(keys):
+            for some in portions(keys, schema.KEYS_A_STATEMENT):
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(some)))
                 rows = [{"slice_key": key, "stream": stream, "retired_at": now} for key in some]
                 connection.execute(insert(_TABLE), rows)
@@ -69,11 +65,6 @@ class RetiredKeys:
     def recall(self, keys: Sequence[str], now: datetime) -> None:
         """Mark retired keys as brought back; of others nothing is kept."""
         with schema.transaction(self._engine(), writes=True) as connection:
-            for some in _portions(keys):
+            for some in portions(keys, schema.KEYS_A_STATEMENT):
                 mine = update(_TABLE).where(_TABLE.c.slice_key.in_(some), _TABLE.c.recalled_at.is_(None))
                 connection.execute(mine.values(recalled_at=now))
-
-
-def _portions(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    for at in range(0, len(keys), KEYS_A_STATEMENT):
-        yield keys[at : at + KEYS_A_STATEMENT]
