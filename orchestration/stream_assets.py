@@ -206,7 +206,7 @@ def work_of(
         stream=stream,
         slices=slices,
         # Who has none asks it for nothing.
-        spark=given.spark.session() if spark else None,
+        spark=given.spark.session() if spark else None,  # type: ignore[arg-type]
         lake=given.lake.open(),
         ledger=given.ledger.open(),
         kafka=given.kafka.open(),

@@ -382,6 +382,10 @@ def _add_columns(spark: SparkSession, path: str, columns: str, table: DeltaTable
     _once(spark, path, statement)
 
 
+# Delta's two ways to say that a column is there, by where it notices: as it plans a change, and as it carries it out.
+_THERE_ALREADY = ("FIELD_ALREADY_EXISTS", "DELTA_DUPLICATE_COLUMNS_FOUND")
+
+
 def _once(spark: SparkSession, path: str, statement: Callable[[], str | None]) -> None:
     """Change a table; another run that makes the same change at the same moment is no error."""
     for tries in range(1, CREATE_TRIES + 1):
@@ -392,7 +396,7 @@ def _once(spark: SparkSession, path: str, statement: Callable[[], str | None]) -
             with delta_errors(path):
                 spark.sql(text)
         except Exception as error:
-            same = isinstance(error, SupersededAttemptError) or "FIELD_ALREADY_EXISTS" in str(error)
+            same = isinstance(error, SupersededAttemptError) or any(it in str(error) for it in _THERE_ALREADY)
             if not same or tries == CREATE_TRIES:
                 raise
         else:

@@ -10,7 +10,7 @@ import pytest
 
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from resources.lake import Lake, name_of, parts_of
+from resources.lake import Lake, create_table, name_of, parts_of
 
 STREAM, TABLE = "orders", "raw"
 
@@ -70,3 +70,43 @@ def test_a_list_of_columns_is_split_outside_of_brackets() -> None:
         "a`b",
         "odd name",
     ]
+
+
+@pytest.mark.parametrize("said", ["FIELD_ALREADY_EXISTS", "DELTA_DUPLICATE_COLUMNS_FOUND.ADDING_COLUMNS"])
+def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lake, said: str) -> None:
+    path = lake.path(STREAM, TABLE)
+    asked: list[str] = []
+
+    class Session:
+        """Spark, of which another run is ahead by one column at the first statement."""
+
+        def sql(self, statement: str) -> None:
+            asked.append(statement)
+            if len(asked) == 1:
+                _add_column(path, "first")
+                raise RuntimeError(f"[{said}] found")
+            _add_column(path, "second")
+
+    create_table(Session(), path, "slice STRING, first STRING, second STRING", ["slice"])  # type: ignore[arg-type]
+    assert [statement.split("COLUMNS ")[1] for statement in asked] == [
+        "(first STRING, second STRING)",
+        "(second STRING)",
+    ]
+
+
+def test_an_error_of_a_change_that_nobody_else_makes_is_told(lake: Lake) -> None:
+    class Session:
+        """Spark, which refuses the statement."""
+
+        def sql(self, statement: str) -> None:
+            raise RuntimeError("no space")
+
+    with pytest.raises(RuntimeError, match="no space"):
+        create_table(Session(), lake.path(STREAM, TABLE), "slice STRING, first STRING", ["slice"])  # type: ignore[arg-type]
+
+
+def _add_column(path: str, name: str) -> None:
+    from deltalake import DeltaTable, Field
+    from deltalake.schema import PrimitiveType
+
+    DeltaTable(path).alter.add_columns([Field(name, PrimitiveType("string"))])
