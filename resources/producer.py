@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -32,9 +33,10 @@ POLL_SECONDS = 0.1
 CLOSE_SECONDS = 60.0
 # So many ids an error's text names; `counts` has them all.
 NAMED = 20
-# Records that wait here, and records that the client has: at 50 ms to the broker these are 200,000 a second.
-MOST_QUEUED = 100_000
-MOST_WITH_CLIENT = 10_000
+# Records that the client has: as many as can be on their way at once, five requests of librdkafka's 10,000 each.
+MOST_WITH_CLIENT = 50_000
+# Records that wait here for the client. More would be no faster: they only cost memory.
+MOST_QUEUED = 10_000
 # `send` takes in reports that often. At each record, taking in would cost more than sending.
 TAKE_IN_SECONDS = 0.005
 PURGE_SECONDS = 10.0
@@ -248,37 +250,21 @@ class Counts:
         return f"{self.sent:,} sent: {self.delivered:,} delivered, {self.outstanding:,} outstanding{errors}{ends}"
 
 
+OnDelivered = Callable[[str], None]
 OnOutcome = Callable[[Outcome], None]
 Key = tuple[str, bytes]
 
 
-class _Entry:
-    """A record that was taken, with what its sender wants to hear of it."""
+# A record that was taken, its id, and what its sender wants to hear of it.
+_Taken = tuple[Record, str, OnDelivered | None, OnOutcome | None]
+# The call that takes in its delivery report; `args` is what was taken. One is made for every record: an object of a
+# class of ours takes three times as long to make and to call.
+_Entry = partial[None]
 
-    __slots__ = ("on_delivered", "on_outcome", "record", "record_id", "reported")
 
-    def __init__(
-        self,
-        record: Record,
-        record_id: str,
-        on_delivered: Callable[[str], None] | None,
-        on_outcome: OnOutcome | None,
-        reported: Callable[[_Entry, KafkaError | None, Message], None],
-    ) -> None:
-        self.record = record
-        self.record_id = record_id
-        self.on_delivered = on_delivered
-        self.on_outcome = on_outcome
-        self.reported = reported
-
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        """Take in the client's delivery report: the entry is the callback, which saves an object a record."""
-        self.reported(self, error, message)
-
-    @property
-    def key(self) -> Key | None:
-        """What its order is kept by; without a key there is no order."""
-        return None if self.record.key is None else (self.record.topic, self.record.key)
+def _key(record: Record) -> Key | None:
+    """What its order is kept by; without a key there is no order."""
+    return None if record.key is None else (record.topic, record.key)
 
 
 class ReliableProducer:
@@ -301,7 +287,9 @@ class ReliableProducer:
         self._client: Producer = Producer(dict(properties))
         self._on_failure = on_failure
         self._queue: deque[_Entry] = deque()
-        self._with_client: dict[_Entry, None] = {}
+        self._with_client = 0
+        # Once it gives up: of each topic, the records that had no report until then.
+        self._late: Counter[str] | None = None
         self._taken_in = 0.0
         self.stopped: dict[Key, str] = {}
         """Topic and key of each stopped key, with the id of the record that failed."""
@@ -318,7 +306,7 @@ class ReliableProducer:
         self,
         record: Record,
         record_id: str | None = None,
-        on_delivered: Callable[[str], None] | None = None,
+        on_delivered: OnDelivered | None = None,
         *,
         on_outcome: OnOutcome | None = None,
     ) -> None:
@@ -339,42 +327,48 @@ class ReliableProducer:
         if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
             self.poll()
         name = str(self.counts.sent) if record_id is None else record_id
-        entry = _Entry(record, name, on_delivered, on_outcome, self._reported)
         if self.stopped:
-            self._see_not_stopped(entry)
-        while len(self._queue) >= MOST_QUEUED:
-            self.poll(POLL_SECONDS)
-        if not self._queue and len(self._with_client) < MOST_WITH_CLIENT:
-            self._hand_over(entry)
-        else:
+            self._see_not_stopped(record, name)
+        entry = partial(self._reported, record, name, on_delivered, on_outcome)
+        if self._queue or self._with_client >= MOST_WITH_CLIENT:
+            self._wait_for_room()
             self._queue.append(entry)
+        else:
+            self._hand_over(record, entry)
         self.counts.sent += 1
 
-    def _see_not_stopped(self, entry: _Entry) -> None:
-        if entry.key is not None and entry.key in self.stopped:
+    def _wait_for_room(self) -> None:
+        while len(self._queue) >= MOST_QUEUED:
+            self.poll(POLL_SECONDS)
+
+    def _see_not_stopped(self, record: Record, record_id: str) -> None:
+        key = _key(record)
+        if key is not None and key in self.stopped:
             raise KeyStoppedError(
-                f"records of key {entry.key[1]!r} of {entry.key[0]} are stopped: {entry.record_id} was not sent",
-                found=f"record {self.stopped[entry.key]} of it failed",
+                f"records of key {key[1]!r} of {key[0]} are stopped: {record_id} was not sent",
+                found=f"record {self.stopped[key]} of it failed",
                 remedy="settle that record and those in `handed_back`, then send them in order with a new producer",
             )
 
     def _pump(self) -> None:
         """Give the client what waits, as long as it has room; records of stopped keys are handed back instead."""
-        while self._queue and len(self._with_client) < MOST_WITH_CLIENT:
+        while self._queue and self._with_client < MOST_WITH_CLIENT:
             entry = self._queue.popleft()
-            if entry.key is not None and entry.key in self.stopped:
-                self.handed_back.setdefault(entry.key, []).append(entry.record_id)
-                self._settle(entry, Outcome(entry.record.topic, -1, -1, -1, NOT_SENT))
+            record, record_id, *_ = entry.args
+            key = _key(record)
+            if key is not None and key in self.stopped:
+                self.handed_back.setdefault(key, []).append(record_id)
+                self._settle(entry.args, _nowhere(record, NOT_SENT))
                 continue
             try:
-                self._hand_over(entry)
+                self._hand_over(record, entry)
             except RecordRefusedError as error:
-                self._ended(entry, Outcome(entry.record.topic, -1, -1, -1, str(error.found)))
+                self._ended(entry.args, _nowhere(record, str(error.found)))
             except UndeliveredError:  # no producer takes it any more; those under way end by themselves
-                self._ended(entry, Outcome(entry.record.topic, -1, -1, -1, NOT_SENT))
+                self._ended(entry.args, _nowhere(record, NOT_SENT))
 
-    def _hand_over(self, entry: _Entry) -> None:
-        topic, key, value, headers, partition, timestamp = entry.record
+    def _hand_over(self, record: Record, entry: _Entry) -> None:
+        topic, key, value, headers, partition, timestamp = record
         more: dict[str, Any] = {}
         if headers:
             more["headers"] = list(headers)
@@ -391,35 +385,49 @@ class ReliableProducer:
             except self._client_error as error:
                 raise _refusal(topic, error.args[0], self.counts) from error
             else:
-                self._with_client[entry] = None
+                self._with_client += 1
                 return
 
-    def _reported(self, entry: _Entry, error: KafkaError | None, message: Message) -> None:
-        del self._with_client[entry]
-        if error is None and entry.on_outcome is None:
-            self._delivered(entry)
-        else:
-            self._ended(entry, _outcome(entry.record.topic, error, message))
+    def _reported(
+        self,
+        record: Record,
+        record_id: str,
+        on_delivered: OnDelivered | None,
+        on_outcome: OnOutcome | None,
+        error: KafkaError | None,
+        message: Message,
+    ) -> None:
+        """Take in the client's delivery report."""
+        self._with_client -= 1
+        if error is None and on_outcome is None:
+            self._delivered(record_id, on_delivered)
+            return
+        if self._late is not None and error is not None:
+            self._late[record.topic] += 1
+        self._ended((record, record_id, on_delivered, on_outcome), _outcome(record.topic, error, message))
 
-    def _delivered(self, entry: _Entry) -> None:
+    def _delivered(self, record_id: str, on_delivered: OnDelivered | None) -> None:
         self.counts.delivered += 1
-        if entry.on_delivered is not None:
-            entry.on_delivered(entry.record_id)
+        if on_delivered is not None:
+            on_delivered(record_id)
 
-    def _ended(self, entry: _Entry, outcome: Outcome) -> None:
-        if outcome.end is not End.DELIVERED and self._on_failure is OnFailure.STOP_KEY and entry.key is not None:
-            self.stopped.setdefault(entry.key, entry.record_id)
-        self._settle(entry, outcome)
+    def _ended(self, taken: _Taken, outcome: Outcome) -> None:
+        record, record_id, *_ = taken
+        key = _key(record)
+        if outcome.end is not End.DELIVERED and self._on_failure is OnFailure.STOP_KEY and key is not None:
+            self.stopped.setdefault(key, record_id)
+        self._settle(taken, outcome)
 
-    def _settle(self, entry: _Entry, outcome: Outcome) -> None:
+    def _settle(self, taken: _Taken, outcome: Outcome) -> None:
+        _, record_id, on_delivered, on_outcome = taken
         if outcome.error is None:
-            self._delivered(entry)
+            self._delivered(record_id, on_delivered)
         else:
             self.counts.failed[outcome.error] += 1
             ids = self.counts.not_delivered if outcome.end is End.NOT_DELIVERED else self.counts.unknown
-            ids.append(entry.record_id)
-        if entry.on_outcome is not None:
-            entry.on_outcome(outcome)
+            ids.append(record_id)
+        if on_outcome is not None:
+            on_outcome(outcome)
 
     def poll(self, seconds: float = 0) -> None:
         """Take in delivery reports that have come, waiting so long at the most for the first one."""
@@ -454,10 +462,10 @@ class ReliableProducer:
 
     def _give_up(self) -> Counter[str]:
         """End what is still outstanding; returns how many of each topic that was."""
-        late = Counter(entry.record.topic for entry in [*self._with_client, *self._queue])
+        late = self._late = Counter(entry.args[0].topic for entry in self._queue)
         while self._queue:
-            entry = self._queue.popleft()
-            self._settle(entry, Outcome(entry.record.topic, -1, -1, -1, NOT_SENT))
+            taken = self._queue.popleft().args
+            self._settle(taken, _nowhere(taken[0], NOT_SENT))
         if self._with_client:
             self._client.purge(in_queue=True, in_flight=True, blocking=True)
             deadline = time.monotonic() + PURGE_SECONDS
@@ -468,11 +476,11 @@ class ReliableProducer:
     def _undelivered(self, seconds: float, late: Counter[str]) -> UndeliveredError:
         left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
         waited = f"; without a report after {seconds:g} s: {left}" if left else ""
-        silent = [entry.record_id for entry in self._with_client]
-        ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", [*self.counts.unknown, *silent])
+        silent = f"; of {self._with_client:,} the client never told" if self._with_client else ""
+        ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", self.counts.unknown)
         return UndeliveredError(
             "not every record was delivered",
-            found=f"{self.counts}{waited}{ids}",
+            found=f"{self.counts}{waited}{silent}{ids}",
             remedy=(
                 "see that the brokers answer and the topics exist, then send again those that were not delivered; "
                 "look for those that are unknown in the topic first, or they may come twice"
@@ -500,6 +508,10 @@ def _named(end: str, ids: Sequence[str]) -> str:
         return ""
     more = f" and {len(ids) - NAMED:,} more" if len(ids) > NAMED else ""
     return f"; {end}: {', '.join(ids[:NAMED])}{more}"
+
+
+def _nowhere(record: Record, error: str) -> Outcome:
+    return Outcome(record.topic, -1, -1, -1, error)
 
 
 def _outcome(topic: str, error: KafkaError | None, message: Message) -> Outcome:
