@@ -25,6 +25,7 @@ from highwater.erasing import Erased, remaining
 from highwater.errors import UnbalancedError
 from highwater.gaps import Place, ranges_of
 from highwater.proof import Proof
+from highwater.tables import COMMON
 from resources.lake import query, query_all, replace_slices, rows_at, slice_is_one_of
 from resources.spark import delta_errors
 
@@ -72,7 +73,7 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
         DependencyAwayError: the lake could not be read.
     """
     found, mine = Found(), _IS_KEY.format(digest=digest)
-    tables = {name: lake.table(stream.name, name) for name in ("raw", "events", "rejects", "dlq", "current")}
+    tables = {name: lake.table(stream.name, name) for name in COMMON}
     there = {name: table for name, table in tables.items() if table is not None}
     if "raw" in there:
         where = 'slice, "partition", "offset", arrow_cast("timestamp", \'Int64\') AS us, value IS NULL AS tombstone'

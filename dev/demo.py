@@ -41,6 +41,7 @@ from dev.reconcile import reconcile
 from dev.stack import Stack
 from highwater import settings
 from highwater.errors import ConfigurationError, HighwaterError, PermanentError, TemporaryError
+from highwater.tables import COMMON
 from orchestration.origin_counts import Ends, count_ends
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -49,9 +50,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-TABLES = ("raw", "events", "rejects", "dlq", "current")
 # The streams, each with its tables.
-STREAMS = {"orders": (*TABLES, "metrics"), "payments": TABLES}
+STREAMS = {"orders": (*COMMON, "metrics"), "payments": COMMON}
 # Its records wait ten seconds; those of the next tier wait for longer than the demonstration lasts.
 FIRST_TIER = "orders.dlq.1"
 SEED = 20_260_101

@@ -18,7 +18,7 @@ from highwater.declaration import Severity
 from highwater.errors import BlockedError
 from orchestration.check_results import warned
 from orchestration.checks import CHECKS
-from orchestration.stream_assets import PUBLISHED, table_key, tables_of
+from orchestration.stream_assets import BY_NAME, table_key
 
 if TYPE_CHECKING:
     from dagster._core.storage.asset_check_execution_record import AssetCheckPartitionInfo
@@ -63,7 +63,7 @@ def _still_true(info: AssetCheckPartitionInfo) -> bool:
 
 
 def _blocking_above(stream: Stream, table: str) -> list[dg.AssetCheckKey]:
-    above = _above(stream, table)
+    above = _above(table)
     return [
         dg.AssetCheckKey(table_key(stream, checks.table), name)
         for checks in CHECKS
@@ -73,7 +73,7 @@ def _blocking_above(stream: Stream, table: str) -> list[dg.AssetCheckKey]:
     ]
 
 
-def _above(stream: Stream, table: str) -> set[str]:
+def _above(table: str) -> set[str]:
     """The tables that a table is made from, however many lie in between."""
-    direct = next((one.above for one in (*tables_of(stream), PUBLISHED) if one.name == table), ())
-    return set(direct).union(*(_above(stream, name) for name in direct))
+    direct = BY_NAME[table].above if table in BY_NAME else ()
+    return set(direct).union(*(_above(name) for name in direct))

@@ -20,6 +20,7 @@ from assets.erasing import Found, erase, find
 from highwater.erasing import Erasure, moment_of, see_digest
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.portions import portions
+from highwater.tables import COMMON
 from orchestration import standing
 from orchestration.history import past_publishing, past_runs
 from orchestration.requests import in_flight
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = 60
 TRIES = 3
-TABLES = ("raw", "events", "rejects", "dlq", "current")
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Outcome:
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The slices as names of columns and rows."""
-        rows = [[key, *[str(counts.get(name, 0)) for name in TABLES]] for key, counts in sorted(self.rows.items())]
-        return ["slice", *TABLES], rows
+        rows = [[key, *[str(counts.get(name, 0)) for name in COMMON]] for key, counts in sorted(self.rows.items())]
+        return ["slice", *COMMON], rows
 
 
 def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: datetime) -> Outcome:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.gaps import offsets_in
 from highwater.plans import left_to_read
 from highwater.slices import ranges_to_plain
+from highwater.tables import BY_SLICE
 from highwater.wording import number
 from orchestration.check_results import check_keys
 from orchestration.standing import attempts_of, committed
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from resources.lake import Lake, Size
     from resources.ledger import Ledger
 
-TABLES = ("raw", "events", "rejects", "dlq")
 MOST_RUNS = 10
 
 
@@ -232,8 +232,8 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
     [piece] = ledger.get([key])
     proofs = committed(lake, stream, [key])
     standing = attempts_of(lake, stream, proofs)
-    sizes = {table: lake.sizes(stream.name, table, [key]).get(key) for table in TABLES}
-    commits = [_commit(table, proofs[table].get(key), sizes[table]) for table in TABLES]
+    sizes = {table: lake.sizes(stream.name, table, [key]).get(key) for table in BY_SLICE}
+    commits = [_commit(table, proofs[table].get(key), sizes[table]) for table in BY_SLICE]
     lost = [loss for loss in ledger.losses(stream.name) if left_to_read(piece, [loss]) != piece]
     leases = ledger.leases()
     return Explained(

@@ -26,6 +26,7 @@ from assets.origins import SEEN
 from assets.sent import TABLE as PUBLISHED
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.portions import portions
+from highwater.tables import tables_of
 from highwater.upkeep import LONGEST_RUN, PARTITIONS_A_COMMIT, RUN_RETRIES, Horizon, to_compact, whole_hours
 from orchestration.history import past_runs
 from orchestration.requests import in_flight
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
     from assets.work import Work
 
-TABLES = ("raw", "events", "rejects", "dlq", "current")
 WITHOUT_A_JVM = (METRICS, PUBLISHED)
 # A night's slices are folded even where a run would wait for more: readers begin the day with few partitions.
 FOLD_FROM = 10
@@ -156,8 +156,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
     busy = in_flight(past_runs(instance, stream, order, now)) if instance else frozenset()
     later = _read_later(work)
     found = []
-    more = {METRICS: stream.metrics, PUBLISHED: stream.publishes}
-    for name in (*TABLES, *(name for name, declared in more.items() if declared)):
+    for name in tables_of(stream):
         table = work.lake.table(stream.name, name)
         if table is None:
             continue

@@ -22,6 +22,7 @@ from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError
 from highwater.reclaims import Reclaim, numbers, stale
+from highwater.tables import stages_of
 from orchestration.left_over import left_over, same
 from orchestration.parked import Choice
 from resources.lake import query_all
@@ -170,7 +171,7 @@ def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[
     log(f"{len(found.meant):,} taken back by {asked.by}: {asked.because}")
     _tell_retired(ledger, stream, found.slices, log)
     if found.meant:
-        log(f"now materialise {', '.join(_to_do(stream))} of {_some(found.slices)}")
+        log(f"now materialise {', '.join(stages_of(stream)[1:])} of {_some(found.slices)}")
     return found
 
 
@@ -185,10 +186,6 @@ def _tell_retired(ledger: Ledger, stream: Stream, keys: Sequence[str], log: Call
     if retired := sorted(ledger.retired.among(keys)):
         back = f"highwater recall-keys {stream.name} {retired[0]} {retired[-1]} --yes"
         log(f"{len(retired):,} of {len(keys):,} slices have a retired key: first {back}")
-
-
-def _to_do(stream: Stream) -> list[str]:
-    return ["events", "rejects", "dlq", "current", *(["metrics"] if stream.metrics else [])]
 
 
 def _some(keys: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from highwater.folding import BASE, RECENT, Fold
 from highwater.proof import Proof
 from highwater.slices import SliceKey
+from highwater.tables import stages_of
 from orchestration.verdicts import Attempts, Verdict, conserved, in_order
 from orchestration.version_questions import SAMPLES, Found, Scope, portions
 from resources.lake import proofs_in, query, query_all, rows_by_slice, slice_is_one_of
@@ -137,8 +138,7 @@ def committed(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> 
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.
     """
-    tables = ("raw", "events", "rejects", "dlq", *(["metrics"] if stream.metrics else []))
-    return {table: lake.committed(stream.name, table, keys) for table in tables}
+    return {name: lake.committed(stream.name, name, keys) for name in stages_of(stream) if name != "current"}
 
 
 def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Attempts:

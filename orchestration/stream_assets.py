@@ -12,6 +12,7 @@ import dagster as dg
 
 from highwater.errors import UnknownSliceError
 from highwater.log_fields import fields, of_slices
+from highwater.tables import stages_of, tables_of
 from orchestration import metadata
 from orchestration.breaking import watched
 from orchestration.dependencies import guards_of, see_lake_there
@@ -94,9 +95,7 @@ PUBLISHED = Table(
 )
 
 
-def tables_of(stream: "Stream") -> tuple[Table, ...]:
-    """The tables of a stream, upstream first."""
-    return (*TABLES, METRICS) if stream.metrics else TABLES
+BY_NAME = {table.name: table for table in (*TABLES, METRICS, PUBLISHED)}
 
 
 def topic_key(stream: "Stream") -> dg.AssetKey:
@@ -110,8 +109,8 @@ def table_key(stream: "Stream", table: str) -> dg.AssetKey:
 
 
 def table_keys(stream: "Stream") -> list[dg.AssetKey]:
-    """The keys of all tables of a stream, upstream first."""
-    return [table_key(stream, table.name) for table in tables_of(stream)]
+    """The keys of the tables that a run takes its slices through, upstream first."""
+    return [table_key(stream, name) for name in stages_of(stream)]
 
 
 def topic_spec(stream: "Stream") -> dg.AssetSpec:
@@ -129,7 +128,7 @@ def topic_spec(stream: "Stream") -> dg.AssetSpec:
 
 def table_assets(stream: "Stream") -> list[dg.AssetsDefinition]:
     """The tables of a stream."""
-    return [_table_asset(stream, table) for table in (*tables_of(stream), *([PUBLISHED] if stream.publishes else []))]
+    return [_table_asset(stream, BY_NAME[name]) for name in tables_of(stream)]
 
 
 def _table_asset(stream: "Stream", table: Table) -> dg.AssetsDefinition:

@@ -21,7 +21,7 @@ from highwater.errors import OutOfTurnError
 from highwater.holding import in_the_way
 from orchestration.requests import Request, histories
 from orchestration.standing import attempts
-from orchestration.stream_assets import table_key, tables_of
+from orchestration.stream_assets import table_keys
 
 if TYPE_CHECKING:
     from assets.work import Work
@@ -180,7 +180,7 @@ def behind(
         return bool(holds)
     [first] = ledger.get(keys[:1])
     before = ledger.preceding(stream.name, stream.topic, first.ordinal, 1)
-    last = table_key(stream, tables_of(stream)[-1].name)
+    last = table_keys(stream)[-1]
     return any(piece.key not in instance.get_materialized_partitions(last) for piece in before)
 
 

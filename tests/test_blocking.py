@@ -21,11 +21,12 @@ from assets.work import SliceReport
 from highwater.declaration import CAN_BLOCK, CHECKS, Severity
 from highwater.errors import BlockedError, DeclarationError
 from highwater.proof import Proof
+from highwater.tables import stages_of
 from orchestration import checks, stream_assets
 from orchestration.blocking import see_not_blocked
 from orchestration.build import build_defs
 from orchestration.check_results import failing_checks
-from orchestration.stream_assets import table_key, tables_of
+from orchestration.stream_assets import table_key
 from resources.ledger import Ledger
 from tests.version_tables import FIRST, SECOND, Planted, event
 
@@ -90,7 +91,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
 
 
 def test_what_blocks_keeps_its_run_and_later_ones_from_what_is_downstream(runs: Runs) -> None:
-    every = [table.name for table in tables_of(BLOCKS)]
+    every = stages_of(BLOCKS)
     assert runs.run(BLOCKS, FIRST)
     assert sorted(runs.taken) == sorted(every)
     runs.planted.events += [event(4, 1, "x", status="paid")]

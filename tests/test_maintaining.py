@@ -168,7 +168,7 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     monkeypatch.setattr(published, "_topic_id", lambda *_: topic_id)
     monkeypatch.setattr("highwater.upkeep.FEWEST_FILES", 2)
     monkeypatch.setattr(maintaining, "whole_hours", lambda _: 0)
-    monkeypatch.setattr(maintaining, "TABLES", ())  # the others need Spark
+    monkeypatch.setattr(maintaining, "tables_of", lambda _: ["published"])  # the others need Spark
     pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
     for n, piece in enumerate(pieces):
         tables.decide(piece, [Event(0, n, f"o{n}")])

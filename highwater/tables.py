@@ -1,0 +1,27 @@
+"""The tables of a stream, by name.
+
+What belongs here: which tables a stream has, and their order. What does not: their columns (`assets`), or what Dagster
+says of them (`orchestration.stream_assets`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+# In these a slice is a partition of its own, with a proof; `current` folds slices together.
+BY_SLICE = ("raw", "events", "rejects", "dlq")
+# What every stream has.
+COMMON = (*BY_SLICE, "current")
+
+
+def stages_of(stream: Stream) -> tuple[str, ...]:
+    """The tables that a run takes its slices through, upstream first."""
+    return (*COMMON, "metrics") if stream.metrics else COMMON
+
+
+def tables_of(stream: Stream) -> tuple[str, ...]:
+    """All tables of a stream, upstream first: `published` follows the prefix of slices that are done."""
+    return (*stages_of(stream), "published") if stream.publishes else stages_of(stream)
