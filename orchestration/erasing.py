@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from assets.work import Work
     from highwater.declaration import Stream
     from highwater.erasing import Erased
+    from resources.erasures import Erasures
 
 LEASE_SECONDS = 60
 TRIES = 3
@@ -106,7 +107,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
     asked.see_complete()
     stream, ledger = work.stream, work.ledger
     found = find(work.lake, stream, asked.digest)
-    begun = [key for key, all_ in ledger.erasures.of_key(stream.name, asked.digest).items() if not all_[-1].done_at]
+    begun = _begun(ledger.erasures, stream, asked.digest)
     keys = sorted({*found.rows, *begun})
     later = _not_now(work, instance, keys, begun, now)
     if instance is None:
@@ -168,18 +169,22 @@ def _erased(
     work: Work, digest: str, number: int, found: Found, keys: Sequence[str], later: Collection[str]
 ) -> list[str]:
     erasures, done = work.ledger.erasures, list[str]()
+    open_ = _begun(erasures, work.stream, digest)
     wanted = [key for key in keys if key not in later]
-    most = work.stream.limits.slices_a_run
-    for some in portions(wanted, most):
-        known = {key: all_[-1] for key, all_ in erasures.of_key(work.stream.name, digest).items() if key in some}
-        open_ = {key: one for key, one in known.items() if one.done_at is None}
-        fresh = {key: found.erased(key) for key in some if key not in open_}
-        erasures.begin(number, [*fresh.values()])
-        _try(replace(work, slices=work.ledger.get(some)), digest, {**fresh, **open_})
+    for some in portions(wanted, work.stream.limits.slices_a_run):
+        taken = {key: open_.get(key) or found.erased(key) for key in some}
+        erasures.begin(number, [one for key, one in taken.items() if key not in open_])
+        _try(replace(work, slices=work.ledger.get(some)), digest, taken)
         erasures.done(some, digest, datetime.now(UTC))
         done += some
         work.log(f"erased from {len(done):,} of {len(wanted):,} slices")
     return done
+
+
+def _begun(erasures: Erasures, stream: Stream, digest: str) -> dict[str, Erased]:
+    """What an erasure of the key began to take from slices, and did not finish."""
+    newest = {key: all_[-1] for key, all_ in erasures.of_key(stream.name, digest).items()}
+    return {key: one for key, one in newest.items() if one.done_at is None}
 
 
 def _try(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
