@@ -237,7 +237,7 @@ def forgiven(runs: Iterable[PastRun], floor: datetime | None, accepted: Mapping[
 
 
 @dataclass(frozen=True)
-class Held:
+class Stopped:
     """What a breaker that is not closed makes of the slices that are not done.
 
     Args:
@@ -251,7 +251,7 @@ class Held:
     probe: str | None = None
 
 
-def hold(
+def stop(
     circuit: Circuit,
     lacking: Mapping[str, Collection[str]],
     main: Collection[str],
@@ -261,8 +261,8 @@ def hold(
     now: datetime,
     *,
     away: bool = False,
-) -> Held:
-    """Hold the slices whose decision the breaker does not allow; what was decided before is finished.
+) -> Stopped:
+    """Stop the slices whose decision the breaker does not allow; what was decided before is finished.
 
     The probe is the oldest slice that was never refused, if there is one; else the one whose refusal is the longest
     ago. So a slice that is refused whatever is mended keeps back no other.
@@ -278,7 +278,7 @@ def hold(
         away: whether the reference table is left alone, so that nothing can be decided.
     """
     if circuit.closed and not away:
-        return Held()
+        return Stopped()
     passing = () if away else accepted
     undecided = [key for key, tables in lacking.items() if "events" in tables and key not in passing]
     waiting = [key for key in undecided if "raw" not in lacking[key]]
@@ -292,7 +292,7 @@ def hold(
     else:
         candidates = []
     probe = next((key for key in candidates if key not in busy), None)
-    return Held(frozenset(waiting), frozenset(undecided) - frozenset(waiting), probe)
+    return Stopped(frozenset(waiting), frozenset(undecided) - frozenset(waiting), probe)
 
 
 def probe_requests(probe: str | None, now: datetime) -> list[Request]:

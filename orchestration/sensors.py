@@ -1,7 +1,7 @@
 """The sensors: planning, retries, repair and the mirror of each stream, and the alerts of all.
 
-What belongs here: the shells that Dagster ticks. What does not: what a tick does (`orchestration.ticks`) and decides
-(`orchestration.requests`).
+What belongs here: the shells that Dagster ticks. What does not: what a tick does (`orchestration.ticks`,
+`orchestration.repairing`) and decides (`orchestration.requests`).
 """
 
 import json
@@ -16,8 +16,9 @@ from highwater.log_fields import fields
 from orchestration import alerts
 from orchestration.mirror import mirror
 from orchestration.publishing import publish
+from orchestration.repairing import repair
 from orchestration.resources import settings
-from orchestration.ticks import Tick, plan, repair, retry, run_requests
+from orchestration.ticks import Tick, plan, retry, run_requests
 from resources.webhook import post
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""What the sensors and the schedule do in one tick.
+"""What the planning sensors and the schedule do in one tick.
 
 What belongs here: reading ledger, lake and Dagster, deciding by `orchestration.requests`, and the order of the steps:
-the ledger first, then Dagster's keys, then runs (I1). What does not: planning itself (`orchestration.planning`).
+the ledger first, then Dagster's keys, then runs (I1). What does not: planning itself (`orchestration.planning`), and
+repair (`orchestration.repairing`).
 """
 
 from __future__ import annotations
@@ -14,37 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from highwater.breaker import rested
 from highwater.errors import PermanentError, TopicAbsentError, UnknownSliceError
-from orchestration import metadata, observation, standing
-from orchestration.dependencies import (
-    came_back,
-    kafka_guard,
-    lake_guard,
-    lookup_away,
-    lookup_rests,
-    see_kafka_awake,
-    see_lake_there,
-)
-from orchestration.history import materialised, past_runs
+from orchestration import metadata, observation
+from orchestration.dependencies import kafka_guard, lookup_rests
 from orchestration.partitions import unknown_to
-from orchestration.requests import (
-    RETRY,
-    Held,
-    Repair,
-    RepairRules,
-    Request,
-    decide_repair,
-    first_requests,
-    forgiven,
-    hold,
-    in_flight,
-    probe_requests,
-    repair_requests,
-)
-from orchestration.stream_assets import STREAM_TAG, TIER_TAG, table_key, table_keys, topic_key
-from orchestration.turns import behind, hold_lines, released, standing_holds, take_turn, turn_lines
-from orchestration.workers import end_runs_without_worker
+from orchestration.requests import RETRY, Request, first_requests
+from orchestration.stream_assets import STREAM_TAG, TIER_TAG, table_key, topic_key
+from orchestration.turns import behind, hold_lines
 from resources.guards import guarded
 
 if TYPE_CHECKING:
@@ -53,7 +30,6 @@ if TYPE_CHECKING:
     from highwater.holding import Hold
     from highwater.slices import Slice
     from orchestration.planning import Tick as Planning
-    from orchestration.verdicts import Attempts
     from resources.ledger import Ledger
 
 # The planner looks back so far beyond its own plans, and further where Dagster lacks some of these.
@@ -64,7 +40,6 @@ PAGE = 500
 # The cursor that begins again; Dagster takes an empty one for "as it was".
 OLDEST = "oldest"
 OBSERVE_EVERY = timedelta(minutes=1)
-RULES = RepairRules()
 
 
 @dataclass(frozen=True)
@@ -239,91 +214,6 @@ def plan_and_add(instance: dg.DagsterInstance, resources: Any, stream: Stream) -
     return tick
 
 
-def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None) -> Tick:
-    """Request what is not done and nobody works on; tell Dagster what the lake holds and Dagster forgot.
-
-    Every tick asks the lake for the slices that Dagster lacks, and for the next page of all: so whatever ledger, lake
-    and Dagster disagree on is found, and a tick costs the same after any number of slices. Runs whose worker is gone
-    are ended first, so that they count as what they are.
-
-    Raises:
-        TemporaryError: the lake or the ledger is away; nothing was decided.
-    """
-    now = datetime.now(UTC)
-    ledger, lake = resources.ledger.open(), resources.lake.open()
-    ended = end_runs_without_worker(instance, ledger, stream, now)
-    see_kafka_awake(ledger, now)
-    order = list(instance.get_dynamic_partitions(stream.partitions_name))
-    page, cursor = next_page(ledger, stream, cursor)
-    retired = ledger.retired.among([piece.key for piece in page])
-    lost = _lost([piece for piece in page if piece.key not in retired], order, now)
-    strange, suspects = _suspects(instance, ledger, stream, order)
-    slices = {piece.key: piece for piece in (*suspects, *page)}
-    with guarded(lake_guard(ledger, lake, stream)):
-        see_lake_there(ledger, lake)
-        held = standing.attempts(lake, stream, list(slices))
-    lacking = {key: tables for key in slices if (tables := held.lacking(key))}
-    # A slice that the lake has lost since needs its key again.
-    damaged = [key for key in lacking if key in retired]
-    if damaged:
-        ledger.retired.recall(damaged, now)
-        lost += [key for key in damaged if key not in set(order)]
-    order += lost
-    main = {key for key, piece in slices.items() if piece.topic == stream.topic}
-    breaker, away = ledger.breakers.circuit(stream.name), lookup_away(ledger, lake, stream)
-    if breaker.takes_probe(now) and not any("events" in lacking.get(key, ()) for key in main):
-        breaker = ledger.breakers.settle(stream.name, (), lambda circuit, _: (rested(circuit, now), ()))
-    holds = standing_holds(ledger, stream, [key for key in slices if "events" not in lacking.get(key, ())])
-    accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(list(lacking)).items()}
-    refused = [one.slice_key for one in ledger.breakers.refused(stream.name)]
-    let_go = {**accepted, **released(ledger, lacking)}
-    runs = forgiven(past_runs(instance, stream, order, now), _floor(ledger, stream, breaker), let_go)
-    in_order = sorted(main & lacking.keys(), key=lambda key: slices[key].ordinal) if stream.ordered else []
-    probes = set(in_order[:1]) if stream.ordered else main
-    stopped = hold(breaker, lacking, probes, accepted, refused, in_flight(runs), now, away=away)
-    undone = {key: lacking[key] for key in in_order} if breaker.closed and not away else {}
-    planned_at = {key: slices[key].planned_at for key in lacking}
-    # A slice that is blocked would keep those from going on that were asked for with it.
-    most = 1 if stream.blocks else stream.limits.slices_a_run
-    turn = take_turn(undone, planned_at, order, runs, [one.slice_key for one in holds], now, RULES, most)
-    others = lacking.keys() - stopped.waiting - (undone.keys() - turn.raw_alone)
-    missing = {key: at for key, at in planned_at.items() if key in others}
-    found = decide_repair(missing, runs, now, RULES)
-    forgotten = forgotten_events(instance, stream, [slices[key] for key in slices if key not in retired], held)
-    raw_alone = stopped.raw_alone | turn.raw_alone
-    requests = repair_requests(order, found.due, most, now, main, raw_alone=raw_alone, alone=refused)
-    return Tick(
-        keys=lost,
-        requests=[*turn.requests(now), *requests, *probe_requests(stopped.probe, now)],
-        lines=[
-            *ended_lines(ended),
-            *repair_lines(found, lost, forgotten, strange),
-            *held_lines(breaker, stopped, away),
-            *turn_lines(turn, holds),
-        ],
-        events=forgotten,
-        cursor=cursor,
-    )
-
-
-def _floor(ledger: Ledger, stream: Stream, breaker: Circuit) -> datetime | None:
-    """Runs that ended before count no more: what they failed by was a breaker, which closed since."""
-    times = [breaker.since if breaker.closed else None, came_back(ledger, stream)]
-    return max((at for at in times if at is not None), default=None)
-
-
-def ended_lines(ended: Sequence[str]) -> list[str]:
-    """The runs that ended with their worker, for the tick's log."""
-    return [f"{len(ended)} runs failed, their worker is gone: {_some(ended)}"] if ended else []
-
-
-def held_lines(breaker: Circuit, held: Held, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
-    """What repair did not ask for because of the breaker, for the tick's log."""
-    probe = [] if held.probe is None else [f"requested as the breaker's probe: {held.probe}"]
-    waiting = [f"{len(held.waiting)} wait for the breaker"] if held.waiting else []
-    return [*breaker_lines(breaker, rests), *probe, *waiting]
-
-
 def next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
     """The slices after the cursor, and the cursor behind them, or OLDEST.
 
@@ -335,67 +225,6 @@ def next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[
     except UnknownSliceError:
         page = ledger.slices(stream.name, limit=PAGE)
     return page, page[-1].key if len(page) == PAGE else OLDEST
-
-
-def _suspects(
-    instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, order: Sequence[str]
-) -> tuple[list[str], list[Slice]]:
-    """Keys that the ledger does not hold, and slices that Dagster holds as not materialised, the oldest first."""
-    done = materialised(instance, stream)
-    keys = [key for key in order if key not in done][:PAGE]
-    try:
-        return [], ledger.get(keys)
-    except UnknownSliceError:
-        planned = {piece.key: piece for piece in ledger.slices(stream.name)}
-        return [key for key in keys if key not in planned], [planned[key] for key in keys if key in planned]
-
-
-def _lost(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[str]:
-    """Slices whose keys Dagster lacks; the youngest are left to the planner, whose keys may be on their way."""
-    known = set(order)
-    return [piece.key for piece in page if piece.key not in known and now - piece.planned_at >= RULES.grace]
-
-
-def forgotten_events(
-    instance: dg.DagsterInstance, stream: Stream, slices: Sequence[Slice], held: Attempts
-) -> list[dg.AssetMaterialization]:
-    """Materialisations that the lake proves and Dagster does not hold, as many as one tick reports."""
-    found: list[dg.AssetMaterialization] = []
-    for name, attempts in held.tables().items():
-        key = table_key(stream, name)
-        known = instance.get_materialized_partitions(key)
-        found += [
-            dg.AssetMaterialization(
-                key,
-                partition=piece.key,
-                description="The lake holds this slice; Dagster had no record of it.",
-                metadata={"offsets": metadata.offset_table(piece), "attempt": attempts[piece.key]},
-            )
-            for piece in slices
-            if piece.key in attempts and piece.key not in known
-        ]
-    return found[: RULES.slices_a_tick * len(table_keys(stream))]
-
-
-def repair_lines(
-    found: Repair, lost: Sequence[str], forgotten: Sequence[dg.AssetMaterialization], strange: Sequence[str]
-) -> list[str]:
-    """What repair did, for the tick's log."""
-    told = {
-        "keys added again": lost,
-        "requested again": list(found.due),
-        "due and above the limit of a tick": found.held_back,
-        "being worked on": found.in_flight,
-        "waiting for the next attempt": list(found.waiting),
-        f"given up for a day after {RULES.attempts} runs, look at them": found.given_up,
-        "told to Dagster again": sorted({event.partition or "" for event in forgotten}),
-        "not in the ledger, delete their keys from Dagster": strange,
-    }
-    return [f"{len(keys)} {what}: {_some(keys)}" for what, keys in told.items() if keys]
-
-
-def _some(keys: Sequence[str]) -> str:
-    return ", ".join(keys) if len(keys) <= 5 else f"{', '.join(keys[:3])} .. {keys[-1]}"
 
 
 def _times(cursor: str | None) -> dict[str, datetime]:

@@ -39,7 +39,9 @@ from orchestration.breaking import watched
 from orchestration.build import build_defs
 from orchestration.cli import main
 from orchestration.plan_status import stream_status
-from orchestration.requests import PastRun, forgiven, hold
+from orchestration.repairing import RULES as REPAIR
+from orchestration.repairing import repair
+from orchestration.requests import PastRun, forgiven, stop
 from orchestration.stream_assets import table_key
 from resources import breakers
 from resources import ledger_schema as schema
@@ -512,7 +514,7 @@ def test_a_probe_that_fails_begins_the_cool_down_again_whatever_failed(
 UNDECIDED, UNREAD, HALF = ("events", "rejects", "dlq", "current"), ("raw", "events", "rejects"), ("dlq",)
 
 
-def held(circuit: Circuit, now: datetime = NOON, **changes: Any) -> tuple[set[str], set[str], str | None]:
+def stopped(circuit: Circuit, now: datetime = NOON, **changes: Any) -> tuple[set[str], set[str], str | None]:
     asked: dict[str, Any] = {
         "lacking": {"a": UNDECIDED, "b": UNDECIDED, "c": UNREAD, "d": HALF, "t": UNDECIDED},
         "main": {"a", "b", "c", "d"},
@@ -521,33 +523,33 @@ def held(circuit: Circuit, now: datetime = NOON, **changes: Any) -> tuple[set[st
         "busy": (),
         **changes,
     }
-    found = hold(circuit, now=now, **asked)
+    found = stop(circuit, now=now, **asked)
     return set(found.waiting), set(found.raw_alone), found.probe
 
 
-def test_closed_it_holds_nothing() -> None:
-    assert held(Circuit(since=NOON)) == (set(), set(), None)
+def test_closed_it_stops_nothing() -> None:
+    assert stopped(Circuit(since=NOON)) == (set(), set(), None)
 
 
-def test_open_it_holds_what_is_to_be_decided_and_lets_raw_and_finishing_be() -> None:
-    assert held(OPEN) == ({"a", "b", "t"}, {"c"}, None)
-    assert held(OPEN, accepted={"b"}) == ({"a", "t"}, {"c"}, None)
+def test_open_it_stops_what_is_to_be_decided_and_lets_raw_and_finishing_be() -> None:
+    assert stopped(OPEN) == ({"a", "b", "t"}, {"c"}, None)
+    assert stopped(OPEN, accepted={"b"}) == ({"a", "t"}, {"c"}, None)
 
 
 def test_the_probe_is_a_slice_of_the_topic_that_was_refused_never_or_longest_ago() -> None:
     later = NOON + minutes(5)
-    assert held(OPEN, later)[2] == "a"
-    assert held(OPEN, later, refused=["a"])[2] == "b"
-    assert held(OPEN, later, refused=["b", "a"])[2] == "b"
-    assert held(OPEN, later, busy={"a"})[2] is None, "its run is on the way; no second one is sent"
-    assert held(OPEN, later, lacking={"t": UNDECIDED, "c": UNREAD})[2] is None
+    assert stopped(OPEN, later)[2] == "a"
+    assert stopped(OPEN, later, refused=["a"])[2] == "b"
+    assert stopped(OPEN, later, refused=["b", "a"])[2] == "b"
+    assert stopped(OPEN, later, busy={"a"})[2] is None, "its run is on the way; no second one is sent"
+    assert stopped(OPEN, later, lacking={"t": UNDECIDED, "c": UNREAD})[2] is None
 
 
 def test_a_probe_whose_run_was_lost_is_requested_again() -> None:
     probing = replace(OPEN, probe="b", until=NOON + minutes(30))
-    assert held(probing)[2] == "b"
-    assert held(probing, busy={"b"})[2] is None
-    assert held(probing, lacking={"a": UNDECIDED, "b": HALF})[2] is None
+    assert stopped(probing)[2] == "b"
+    assert stopped(probing, busy={"b"})[2] is None
+    assert stopped(probing, lacking={"a": UNDECIDED, "b": HALF})[2] is None
 
 
 def test_runs_from_before_the_breaker_closed_count_no_more() -> None:
@@ -574,13 +576,13 @@ class Repairing:
 
     def fail_often(self, key: str) -> None:
         """As often as repair asks in a day."""
-        for _ in range(ticks.RULES.attempts):
+        for _ in range(REPAIR.attempts):
             tags = {"dagster/partition": key, "highwater/stream": "orders"}
             self.instance.add_run(dg.DagsterRun("orders_slice", tags=tags, status=dg.DagsterRunStatus.FAILURE))
 
     def tick(self) -> tuple[list[tuple[list[str], bool, str]], ticks.Tick]:
         """Keys, whether raw alone, and who asks; and the tick."""
-        found = ticks.repair(self.instance, self.resources, self.stream, None)
+        found = repair(self.instance, self.resources, self.stream, None)
         return [([*r.keys], r.raw_alone, r.purpose) for r in found.requests], found
 
 
@@ -592,7 +594,7 @@ def repairing(tmp_path: Path) -> Any:
         yield made
 
 
-def test_repair_holds_what_is_in_raw_and_reads_on(repairing: Repairing) -> None:
+def test_repair_stops_what_is_in_raw_and_reads_on(repairing: Repairing) -> None:
     opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
     requests, tick = repairing.tick()
     assert requests == [([FOUR.key], True, "repair")]

@@ -192,15 +192,15 @@ def test_killed_between_plan_and_key_and_between_key_and_run(series: Series, mon
 
 def repaired(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What the sensor of repair requests, without its grace for slices that the planner may still request."""
-    from orchestration import ticks
+    from orchestration import repairing
     from orchestration.resources import LakeResource, LedgerResource
 
-    monkeypatch.setattr(ticks, "RULES", replace(ticks.RULES, grace=timedelta()))
+    monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=timedelta()))
     for name in (settings.HOME, settings.KAFKA_BOOTSTRAP):
         monkeypatch.setenv(name, deployment.environment[name])
     connections = SimpleNamespace(ledger=LedgerResource(), lake=LakeResource())
     with deployment.instance() as instance:
-        tick = ticks.repair(instance, connections, deployment.stream, None)
+        tick = repairing.repair(instance, connections, deployment.stream, None)
     return [request.keys for request in tick.requests]
 
 

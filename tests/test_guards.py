@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from assets.parsing import see_lookup
 from dev.processes import LOOPBACK
 from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError, HighwaterError, PermanentError
-from orchestration import alerts, ticks
+from orchestration import alerts, repairing, ticks
 from orchestration.dependencies import guards_of, lookup_guards
 from orchestration.plan_status import stream_status
-from orchestration.requests import hold
+from orchestration.requests import stop
 from resources import guards
 from resources.breakers import Dependency
 from resources.guards import COOL_DOWN, FAILURES, Guard, guarded
@@ -241,7 +241,7 @@ def test_a_broker_that_is_away_gets_no_connection_while_its_breaker_is_open(
     with pytest.raises(BreakerOpenError):
         ticks.retry(instance, resources, STREAM)
     with pytest.raises(BreakerOpenError):
-        ticks.repair(instance, resources, STREAM, None)
+        repairing.repair(instance, resources, STREAM, None)
     heard: list[Any] = []
     assert "not measured" in " ".join(alerts.tick(ledger, kafka, lake, [STREAM], heard.append))
     assert [(alert.stream, alert.what) for alert in heard] == [("the deployment", "circuit breaker of kafka")]
@@ -328,7 +328,7 @@ def test_a_reference_table_that_is_away_is_not_asked_and_raw_goes_on(
 
 def test_nothing_is_a_probe_while_the_reference_table_is_left_alone() -> None:
     asked = {"lacking": {"a": UNDECIDED, "b": UNREAD}, "main": {"a", "b"}, "accepted": {"a"}, "refused": (), "busy": ()}
-    found = hold(OPEN, now=OPEN.until, away=True, **asked)  # type: ignore[arg-type]
+    found = stop(OPEN, now=OPEN.until, away=True, **asked)  # type: ignore[arg-type]
     assert (set(found.waiting), set(found.raw_alone), found.probe) == ({"a"}, {"b"}, None)
 
 

@@ -20,7 +20,7 @@ from highwater.breaker import Circuit
 from highwater.declaration import Limits, Stream
 from highwater.proof import Proof
 from highwater.slices import Slice
-from orchestration import ticks, workers
+from orchestration import repairing, ticks, workers
 from orchestration.build import build_defs
 from orchestration.stream_assets import TABLES, table_key, topic_key
 from resources.groups import held
@@ -241,7 +241,7 @@ def test_a_run_whose_worker_is_gone_is_ended_and_its_slices_are_asked_for(
     ours = ticking()
     ours.tick("orders_planner")
     _later(ours)
-    monkeypatch.setattr(ticks, "RULES", replace(ticks.RULES, grace=SOON, first_wait=SOON))
+    monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=SOON, first_wait=SOON))
     monkeypatch.setattr(workers, "LEASE_SECONDS", 0.0)
     keys = ours.keys()
     ours.run(keys[:3], dg.DagsterRunStatus.STARTED)
@@ -350,7 +350,7 @@ def test_a_key_that_somebody_added_by_hand_is_named_and_holds_nothing_up(ticking
     ours.instance.add_dynamic_partitions("orders_slices", ["orders@' OR 1=1"])
     context = ours.evaluate("orders_repair")
     assert len(context.run_requests) == 1
-    lines = ticks.repair(ours.instance, SimpleNamespace(**(ours.defs.resources or {})), ours.stream, None).lines
+    lines = repairing.repair(ours.instance, SimpleNamespace(**(ours.defs.resources or {})), ours.stream, None).lines
     assert "1 not in the ledger, delete their keys from Dagster: orders@' OR 1=1" in lines
 
 
@@ -450,7 +450,7 @@ def test_repair_asks_for_slices_of_tiers_in_runs_of_their_own(
     tiers_of(ours, records=10)
     time.sleep(1.3)
     ours.tick("orders_dlq_retries")
-    monkeypatch.setattr(ticks, "RULES", replace(ticks.RULES, grace=SOON))
+    monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=SOON))
     asked = {r.tags["dagster/asset_partition_range_start"]: r.tags for r in ours.tick("orders_repair").run_requests}
     main, tier = ours.keys()
     assert set(asked) == {main, tier}

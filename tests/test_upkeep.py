@@ -23,7 +23,7 @@ from highwater.errors import ConfigurationError, DeclarationError, DependencyAwa
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from highwater.upkeep import Horizon, Key, Part, candidates, to_compact
-from orchestration import retiring, ticks
+from orchestration import repairing, retiring, ticks
 from orchestration.cli import main
 from orchestration.explaining import explain
 from orchestration.stream_assets import table_key
@@ -195,7 +195,7 @@ def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> N
     assert ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
     cursor: str | None = None
     for _ in range(len(ours.keys) // ticks.PAGE):
-        tick = ticks.repair(ours.instance, ours.resources, STREAM, cursor)
+        tick = repairing.repair(ours.instance, ours.resources, STREAM, cursor)
         assert list(tick.keys) == []
         assert {event.partition for event in tick.events} & set(dry.retired) == set()
         cursor = tick.cursor
@@ -269,7 +269,7 @@ def test_a_retired_slice_that_the_lake_lost_gets_its_key_again(deployment: Deplo
     ours.retire()
     lost = ours.keys[3]
     ours._fill("events", [one for one in ours.slices if one.key != lost])
-    tick = ticks.repair(ours.instance, ours.resources, STREAM, None)
+    tick = repairing.repair(ours.instance, ours.resources, STREAM, None)
     assert list(tick.keys) == [lost]
     assert lost in {request.keys[0] for request in tick.requests}
     assert ours.ledger.retired.among([lost]) == set()
@@ -320,5 +320,5 @@ def test_the_command_brings_keys_back(deployment: Deployment, tmp_path: Path) ->
     ran = CliRunner().invoke(main, command, env=environment)
     assert ran.exit_code == 0, ran.output
     assert json.loads(ran.stdout)["keys"] == ours.keys[:2]
-    tick = ticks.repair(ours.instance, ours.resources, STREAM, None)
+    tick = repairing.repair(ours.instance, ours.resources, STREAM, None)
     assert list(tick.keys) == ours.keys[:2], "without DAGSTER_HOME repair adds them"

@@ -1,0 +1,267 @@
+"""What the sensor of repair does in one tick: what is not done and nobody works on is asked for again.
+
+What belongs here: reading ledger, lake and Dagster, what that means for the slices together, and the tick's sentences.
+What does not: which slice is due (`orchestration.requests`), and turns (`orchestration.turns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from highwater.breaker import rested
+from highwater.errors import UnknownSliceError
+from orchestration import metadata, standing
+from orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
+from orchestration.history import materialised, past_runs
+from orchestration.requests import (
+    RepairRules,
+    decide_repair,
+    forgiven,
+    in_flight,
+    probe_requests,
+    repair_requests,
+    stop,
+)
+from orchestration.stream_assets import table_key, table_keys
+from orchestration.ticks import PAGE, Tick, breaker_lines, next_page
+from orchestration.turns import released, standing_holds, take_turn, turn_lines
+from orchestration.workers import end_runs_without_worker
+from resources.guards import guarded
+
+if TYPE_CHECKING:
+    from highwater.breaker import Circuit
+    from highwater.declaration import Stream
+    from highwater.holding import Hold
+    from highwater.slices import Slice
+    from orchestration.requests import PastRun, Repair, Request, Stopped
+    from orchestration.turns import Turn
+    from orchestration.verdicts import Attempts
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+RULES = RepairRules()
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The slices that a tick looks at, as ledger, lake and Dagster have them.
+
+    Args:
+        slices: by key: those that Dagster lacks first, then the page.
+        main: those of the main topic.
+        there: what stands of them in the tables.
+        lacking: those that are not done, with the tables that they are not in.
+        order: Dagster's keys in its order, then the lost ones.
+        lost: keys that Dagster is to hold, and does not.
+        retired: those of the page whose keys were retired.
+        strange: keys that Dagster holds and the ledger does not.
+        cursor: where the next tick looks.
+    """
+
+    slices: Mapping[str, Slice]
+    main: frozenset[str]
+    there: Attempts
+    lacking: Mapping[str, tuple[str, ...]]
+    order: Sequence[str]
+    lost: Sequence[str]
+    retired: Collection[str]
+    strange: Sequence[str]
+    cursor: str
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """What keeps slices from being decided, and whom it lets through.
+
+    Args:
+        breaker: the stream's.
+        away: whether the reference table is left alone.
+        holds: the slices that are held.
+        accepted: slices that a person lets through the breaker, and when.
+        refused: slices that the breaker refused, the longest ago first.
+    """
+
+    breaker: Circuit
+    away: bool
+    holds: Sequence[Hold]
+    accepted: Mapping[str, datetime]
+    refused: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """What is asked for, and what is not."""
+
+    stopped: Stopped
+    turn: Turn
+    repair: Repair
+    requests: Sequence[Request]
+
+
+def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None) -> Tick:
+    """Request what is not done and nobody works on; tell Dagster what the lake holds and Dagster forgot.
+
+    Every tick asks the lake for the slices that Dagster lacks, and for the next page of all: so whatever ledger, lake
+    and Dagster disagree on is found, and a tick costs the same after any number of slices. Runs whose worker is gone
+    are ended first, so that they count as what they are.
+
+    Raises:
+        TemporaryError: the lake or the ledger is away; nothing was decided.
+    """
+    now = datetime.now(UTC)
+    ledger, lake = resources.ledger.open(), resources.lake.open()
+    ended = end_runs_without_worker(instance, ledger, stream, now)
+    see_kafka_awake(ledger, now)
+    seen = _look(instance, ledger, lake, stream, cursor, now)
+    gate = _gate(ledger, lake, stream, seen, now)
+    let_go = {**gate.accepted, **released(ledger, seen.lacking)}
+    runs = forgiven(past_runs(instance, stream, seen.order, now), _floor(ledger, stream, gate.breaker), let_go)
+    decided = _decide(stream, seen, gate, runs, now)
+    live = [piece for key, piece in seen.slices.items() if key not in seen.retired]
+    forgotten = forgotten_events(instance, stream, live, seen.there)
+    return Tick(
+        keys=seen.lost,
+        requests=decided.requests,
+        lines=[
+            *ended_lines(ended),
+            *repair_lines(decided.repair, seen.lost, forgotten, seen.strange),
+            *stopped_lines(gate.breaker, decided.stopped, gate.away),
+            *turn_lines(decided.turn, gate.holds),
+        ],
+        events=forgotten,
+        cursor=seen.cursor,
+    )
+
+
+def _look(
+    instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, cursor: str | None, now: datetime
+) -> _Seen:
+    order = list(instance.get_dynamic_partitions(stream.partitions_name))
+    page, cursor = next_page(ledger, stream, cursor)
+    retired = ledger.retired.among([piece.key for piece in page])
+    lost = _lost([piece for piece in page if piece.key not in retired], order, now)
+    strange, suspects = _suspects(instance, ledger, stream, order)
+    slices = {piece.key: piece for piece in (*suspects, *page)}
+    with guarded(lake_guard(ledger, lake, stream)):
+        see_lake_there(ledger, lake)
+        there = standing.attempts(lake, stream, list(slices))
+    lacking = {key: tables for key in slices if (tables := there.lacking(key))}
+    # A slice that the lake has lost since needs its key again.
+    damaged = [key for key in lacking if key in retired]
+    if damaged:
+        ledger.retired.recall(damaged, now)
+        lost += [key for key in damaged if key not in set(order)]
+    main = frozenset(key for key, piece in slices.items() if piece.topic == stream.topic)
+    return _Seen(slices, main, there, lacking, [*order, *lost], lost, retired, strange, cursor)
+
+
+def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, now: datetime) -> _Gate:
+    undecided = {key for key, tables in seen.lacking.items() if "events" in tables}
+    breaker, away = ledger.breakers.circuit(stream.name), lookup_away(ledger, lake, stream)
+    if breaker.takes_probe(now) and not undecided & seen.main:
+        breaker = ledger.breakers.settle(stream.name, (), lambda circuit, _: (rested(circuit, now), ()))
+    holds = standing_holds(ledger, stream, seen.slices.keys() - undecided)
+    accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(list(seen.lacking)).items()}
+    refused = [one.slice_key for one in ledger.breakers.refused(stream.name)]
+    return _Gate(breaker, away, holds, accepted, refused)
+
+
+def _decide(stream: Stream, seen: _Seen, gate: _Gate, runs: Sequence[PastRun], now: datetime) -> _Decided:
+    lacking, main = seen.lacking, seen.main
+    in_order = sorted(main & lacking.keys(), key=lambda key: seen.slices[key].ordinal) if stream.ordered else []
+    probes = set(in_order[:1]) if stream.ordered else main
+    stopped = stop(gate.breaker, lacking, probes, gate.accepted, gate.refused, in_flight(runs), now, away=gate.away)
+    undone = {key: lacking[key] for key in in_order} if gate.breaker.closed and not gate.away else {}
+    planned_at = {key: seen.slices[key].planned_at for key in lacking}
+    # A slice that is blocked would keep those from going on that were asked for with it.
+    most = 1 if stream.blocks else stream.limits.slices_a_run
+    turn = take_turn(undone, planned_at, seen.order, runs, [one.slice_key for one in gate.holds], now, RULES, most)
+    others = lacking.keys() - stopped.waiting - (undone.keys() - turn.raw_alone)
+    found = decide_repair({key: at for key, at in planned_at.items() if key in others}, runs, now, RULES)
+    raw_alone = stopped.raw_alone | turn.raw_alone
+    again = repair_requests(seen.order, found.due, most, now, main, raw_alone=raw_alone, alone=gate.refused)
+    return _Decided(stopped, turn, found, [*turn.requests(now), *again, *probe_requests(stopped.probe, now)])
+
+
+def _floor(ledger: Ledger, stream: Stream, breaker: Circuit) -> datetime | None:
+    """Runs that ended before count no more: what they failed by was a breaker, which closed since."""
+    times = [breaker.since if breaker.closed else None, came_back(ledger, stream)]
+    return max((at for at in times if at is not None), default=None)
+
+
+def _suspects(
+    instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, order: Sequence[str]
+) -> tuple[list[str], list[Slice]]:
+    """Keys that the ledger does not hold, and slices that Dagster holds as not materialised, the oldest first."""
+    done = materialised(instance, stream)
+    keys = [key for key in order if key not in done][:PAGE]
+    try:
+        return [], ledger.get(keys)
+    except UnknownSliceError:
+        planned = {piece.key: piece for piece in ledger.slices(stream.name)}
+        return [key for key in keys if key not in planned], [planned[key] for key in keys if key in planned]
+
+
+def _lost(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[str]:
+    """Slices whose keys Dagster lacks; the youngest are left to the planner, whose keys may be on their way."""
+    known = set(order)
+    return [piece.key for piece in page if piece.key not in known and now - piece.planned_at >= RULES.grace]
+
+
+def forgotten_events(
+    instance: dg.DagsterInstance, stream: Stream, slices: Sequence[Slice], there: Attempts
+) -> list[dg.AssetMaterialization]:
+    """Materialisations that the lake proves and Dagster does not hold, as many as one tick reports."""
+    found: list[dg.AssetMaterialization] = []
+    for name, attempts in there.tables().items():
+        key = table_key(stream, name)
+        known = instance.get_materialized_partitions(key)
+        found += [
+            dg.AssetMaterialization(
+                key,
+                partition=piece.key,
+                description="The lake holds this slice; Dagster had no record of it.",
+                metadata={"offsets": metadata.offset_table(piece), "attempt": attempts[piece.key]},
+            )
+            for piece in slices
+            if piece.key in attempts and piece.key not in known
+        ]
+    return found[: RULES.slices_a_tick * len(table_keys(stream))]
+
+
+def ended_lines(ended: Sequence[str]) -> list[str]:
+    """The runs that ended with their worker, for the tick's log."""
+    return [f"{len(ended)} runs failed, their worker is gone: {_some(ended)}"] if ended else []
+
+
+def repair_lines(
+    found: Repair, lost: Sequence[str], forgotten: Sequence[dg.AssetMaterialization], strange: Sequence[str]
+) -> list[str]:
+    """What repair did, for the tick's log."""
+    told = {
+        "keys added again": lost,
+        "requested again": list(found.due),
+        "due and above the limit of a tick": found.held_back,
+        "being worked on": found.in_flight,
+        "waiting for the next attempt": list(found.waiting),
+        f"given up for a day after {RULES.attempts} runs, look at them": found.given_up,
+        "told to Dagster again": sorted({event.partition or "" for event in forgotten}),
+        "not in the ledger, delete their keys from Dagster": strange,
+    }
+    return [f"{len(keys)} {what}: {_some(keys)}" for what, keys in told.items() if keys]
+
+
+def stopped_lines(breaker: Circuit, stopped: Stopped, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
+    """What repair did not ask for because of the breaker, for the tick's log."""
+    probe = [] if stopped.probe is None else [f"requested as the breaker's probe: {stopped.probe}"]
+    waiting = [f"{len(stopped.waiting)} wait for the breaker"] if stopped.waiting else []
+    return [*breaker_lines(breaker, rests), *probe, *waiting]
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(keys) if len(keys) <= 5 else f"{', '.join(keys[:3])} .. {keys[-1]}"
