@@ -10,14 +10,22 @@ from datetime import UTC, datetime
 import click
 
 from orchestration.accepting_rejects import Asked, act
-from orchestration.terminal import Deployment, as_json_option, deployment_of, print_json, print_lines
+from orchestration.terminal import (
+    Deployment,
+    as_json_option,
+    by_option,
+    deployment_of,
+    print_json,
+    print_lines,
+    sure_option,
+)
 
 
 @click.command("accept-rejects")
 @click.argument("slices", metavar="SLICE...", nargs=-1, required=True)
 @click.option("--because", default="", help="Why; goes into the record.")
-@click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
-@click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown.")
+@by_option
+@sure_option
 @as_json_option
 @deployment_of
 def accept_rejects(

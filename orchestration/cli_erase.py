@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import click
 
@@ -15,6 +15,7 @@ from highwater.errors import TemporaryError
 from orchestration.terminal import (
     Deployment,
     as_json_option,
+    by_option,
     dagster_instance,
     deployment_of,
     print_json,
@@ -28,7 +29,7 @@ from orchestration.terminal import (
 @click.option("--key", help="The key, as text in UTF-8. It stays in your shell's history: see --digest.")
 @click.option("--digest", help="SHA-256 of the key's bytes in hexadecimal, instead of the key.")
 @click.option("--because", default="", help="Why; goes into the record. Needed with --yes.")
-@click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
+@by_option
 @click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be erased is shown.")
 @as_json_option
 @deployment_of
@@ -47,7 +48,6 @@ def erase(
     The ledger keeps a digest of the key, so that no slice that is read again, and no retry, brings them back. Needs
     Spark with --yes, as runs do.
     """
-    from assets.work import Work
     from highwater.erasing import digest_of
     from orchestration.erasing import Asked, act
     from orchestration.resources import session_of
@@ -62,9 +62,7 @@ def erase(
     lines: list[str] = []
     session: Any = session_of(deployment.settings) if sure else nullcontext(None)
     with session as spark, dagster_instance() as instance:
-        ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
-        work = Work(declared, [], cast("Any", spark), lake, ledger, kafka, lines.append)
-        found = act(work, instance, asked, datetime.now(UTC))
+        found = act(deployment.work(declared, spark, lines.append), instance, asked, datetime.now(UTC))
     if as_json:
         rows = {name: dict(counts) for name, counts in found.rows.items()}
         done = {"erased": [*found.done], "later": dict(found.later)}

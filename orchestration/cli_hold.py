@@ -10,15 +10,23 @@ from datetime import UTC, datetime
 import click
 
 from orchestration.releasing_holds import Asked, act
-from orchestration.terminal import Deployment, as_json_option, deployment_of, print_json, print_lines
+from orchestration.terminal import (
+    Deployment,
+    as_json_option,
+    by_option,
+    deployment_of,
+    print_json,
+    print_lines,
+    sure_option,
+)
 
 
 @click.command("release-hold")
 @click.argument("slice_key", metavar="SLICE")
 @click.option("--park", is_flag=True, help="Park the records that hold it; without it they go to the first tier.")
 @click.option("--because", default="", help="Why; goes into the record.")
-@click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
-@click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown.")
+@by_option
+@sure_option
 @as_json_option
 @deployment_of
 def release_hold(

@@ -18,6 +18,7 @@ from orchestration.terminal import (
     print_json,
     print_lines,
     print_table,
+    sure_option,
 )
 
 _NAMES = ("table", "files", "bytes", "stored files", "stored bytes", "joined", "removed", "seconds")
@@ -25,7 +26,7 @@ _NAMES = ("table", "files", "bytes", "stored files", "stored bytes", "joined", "
 
 @click.command()
 @click.argument("stream")
-@click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown.")
+@sure_option
 @as_json_option
 @deployment_of
 def maintain(
@@ -39,16 +40,13 @@ def maintain(
     Needs Spark, as runs do: SPARK_REMOTE, or a session in this process. Set DAGSTER_HOME, so that keys are looked at
     and slices that runs work on are left alone.
     """
-    from assets.work import Work
     from orchestration.maintaining import act
     from orchestration.resources import session_of
 
     declared = deployment.stream(stream)
     log: list[str] = []
     with session_of(deployment.settings) as spark, dagster_instance() as instance:
-        ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
-        work = Work(declared, [], spark, lake, ledger, kafka, log.append)
-        report = act(work, instance, datetime.now(UTC), sure=sure)
+        report = act(deployment.work(declared, spark, log.append), instance, datetime.now(UTC), sure=sure)
     if as_json:
         keys = None if report.keys is None else {"live": report.keys.live, "retired": [*report.keys.retired]}
         tables = [{**one.row, "notes": [*one.notes]} for one in report.tables]
@@ -74,7 +72,7 @@ def _row(row: dict[str, object]) -> list[str]:
 @click.argument("stream")
 @click.argument("first")
 @click.argument("last")
-@click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown.")
+@sure_option
 @as_json_option
 @deployment_of
 def recall_keys(

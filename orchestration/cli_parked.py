@@ -9,16 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from highwater.errors import UnknownSliceError
 from highwater.slices import SliceKey
-from orchestration.terminal import Deployment, as_json_option, deployment_of, print_json, print_lines, print_table
+from orchestration.terminal import (
+    Deployment,
+    as_json_option,
+    by_option,
+    deployment_of,
+    print_json,
+    print_lines,
+    print_table,
+    sure_option,
+)
 
 if TYPE_CHECKING:
-    from orchestration.parked import Parked
+    from orchestration.parked import Choice, Parked
 
 _MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"])
 
@@ -32,11 +42,26 @@ def _slice_keys(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """What each of the commands takes."""
+    """What each of the commands takes; what chooses records comes to it as one `Choice`."""
+
+    @wraps(command)
+    def chosen(
+        *,
+        reasons: tuple[str, ...],
+        slices: tuple[str, ...],
+        keys: tuple[str, ...],
+        since: datetime | None,
+        until: datetime | None,
+        **asked: Any,
+    ) -> None:
+        from orchestration.parked import Choice
+
+        command(choice=Choice(reasons, slices, keys, _in_utc(since), _in_utc(until)), **asked)
+
     for option in (
         as_json_option,
-        click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes."),
-        click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown."),
+        by_option,
+        sure_option,
         click.option("--limit", "most", type=click.IntRange(min=1), help="The oldest so many of those that are meant."),
         click.option("--until", type=_MOMENT, help="Published before this moment, in UTC."),
         click.option("--since", type=_MOMENT, help="Published at this moment or later, in UTC."),
@@ -47,8 +72,8 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--reason", "reasons", multiple=True, help="Only what was rejected for this reason; repeatable."),
         click.argument("stream"),
     ):
-        command = option(command)
-    return command
+        chosen = option(chosen)
+    return chosen
 
 
 @click.command("redrive-parked")
@@ -75,54 +100,23 @@ def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
 @click.option("--because", default="", help="Why they are taken back; goes into the record. Needed with --yes.")
 @_options
 @deployment_of
-def reclaim(
-    deployment: Deployment,
-    /,
-    *,
-    stream: str,
-    since: datetime | None,
-    until: datetime | None,
-    as_json: bool,
-    reasons: tuple[str, ...],
-    slices: tuple[str, ...],
-    keys: tuple[str, ...],
-    **asked: Any,
-) -> None:
+def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Choice, **asked: Any) -> None:
     """Take published records of STREAM back from its DLQ, so that a backfill of their slices decides them anew.
 
     --slice also means the slice of the main topic that read them. Copies on the tiers and the parked topic count no
     more from then on.
     """
-    from orchestration.parked import Choice
     from orchestration.reclaiming import Asked, act
 
-    choice = Choice(reasons, slices, keys, _in_utc(since), _in_utc(until))
     lines: list[str] = []
     found = act(deployment.ledger(), deployment.lake(), deployment.stream(stream), Asked(choice, **asked), lines.append)
-    if as_json:
-        told = {"meant": found.to_plain(), "slices": found.slices}
-        print_json({"stream": stream, "done": asked["sure"], "lines": lines, **told})
-        return
-    if found.meant:
-        print_table(*found.table)
-    print_lines(lines)
+    plain = {"stream": stream, "done": asked["sure"], "lines": lines, "meant": found.to_plain(), "slices": found.slices}
+    _print(plain if as_json else None, found.table, lines)
 
 
-def _act(
-    deployment: Deployment,
-    *,
-    stream: str,
-    since: datetime | None,
-    until: datetime | None,
-    as_json: bool,
-    reasons: tuple[str, ...],
-    slices: tuple[str, ...],
-    keys: tuple[str, ...],
-    **asked: Any,
-) -> None:
-    from orchestration.parked import Asked, Choice, act
+def _act(deployment: Deployment, *, stream: str, as_json: bool, choice: Choice, **asked: Any) -> None:
+    from orchestration.parked import Asked, act
 
-    choice = Choice(reasons, slices, keys, _in_utc(since), _in_utc(until))
     lines: list[str] = []
     found = act(
         deployment.ledger(),
@@ -132,11 +126,17 @@ def _act(
         Asked(choice, **asked),
         lines.append,
     )
-    if as_json:
-        print_json({"stream": stream, "done": asked["sure"], "lines": lines, "meant": _plain(found)})
+    plain = {"stream": stream, "done": asked["sure"], "lines": lines, "meant": _plain(found)}
+    _print(plain if as_json else None, found.table, lines)
+
+
+def _print(plain: object, table: tuple[list[str], list[list[str]]], lines: list[str]) -> None:
+    """As JSON where there is something for it; else the table, if it has rows, and the lines."""
+    if plain is not None:
+        print_json(plain)
         return
-    if found.waiting:
-        print_table(*found.table)
+    if table[1]:
+        print_table(*table)
     print_lines(lines)
 
 

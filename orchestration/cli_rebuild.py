@@ -6,17 +6,24 @@ What belongs here: arguments and output. What does not: what is done (`orchestra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import click
 
 from orchestration.terminal import (
     Deployment,
     as_json_option,
+    by_option,
     dagster_instance,
     deployment_of,
     print_json,
     print_lines,
     print_table,
 )
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
 
 
 @click.command("rebuild-ledger")
@@ -37,8 +44,7 @@ def rebuild_ledger(
     from orchestration.rebuilding import act
 
     declared = deployment.stream(stream)
-    with dagster_instance() as instance:
-        known = [] if instance is None else instance.get_dynamic_partitions(declared.partitions_name)
+    known = _known_to_dagster(declared)
     lines: list[str] = []
     ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
     found = act(ledger, lake, kafka, declared, known, lines.append, sure=sure)
@@ -64,15 +70,13 @@ def rebuild_current(
 
     For a table that was deleted or changed. Needs Spark, as runs do: SPARK_REMOTE, or a session in this process.
     """
-    from assets.work import Work
     from orchestration.rebuilding_current import act, table
     from orchestration.resources import session_of
 
     declared = deployment.stream(stream)
     lines: list[str] = []
     with session_of(deployment.settings) as spark:
-        ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
-        found = act(Work(declared, [], spark, lake, ledger, kafka, lines.append), sure=sure)
+        found = act(deployment.work(declared, spark, lines.append), sure=sure)
     if as_json:
         names, rows = table(found)
         samples = [dict(zip(names, row, strict=True)) for row in rows]
@@ -87,7 +91,7 @@ def rebuild_current(
 @click.command("rebuild-all")
 @click.argument("stream")
 @click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what would be written is shown.")
-@click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
+@by_option
 @click.option("--accepted-again", "again", is_flag=True, help="The topic of accepted events gets them once more.")
 @as_json_option
 @deployment_of
@@ -107,8 +111,7 @@ def rebuild_all(
     from orchestration.rebuilding_all import act
 
     declared = deployment.stream(stream)
-    with dagster_instance() as instance:
-        known = [] if instance is None else instance.get_dynamic_partitions(declared.partitions_name)
+    known = _known_to_dagster(declared)
     lines: list[str] = []
     ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
     found = act(ledger, lake, kafka, declared, known, lines.append, sure=sure, by=by, again=again)
@@ -117,3 +120,8 @@ def rebuild_all(
         print_json({"stream": stream, "written": sure, "copies": dict(found.copies), "losses": losses, "lines": lines})
     else:
         print_lines(lines)
+
+
+def _known_to_dagster(stream: Stream) -> Sequence[str]:
+    with dagster_instance() as instance:
+        return [] if instance is None else instance.get_dynamic_partitions(stream.partitions_name)

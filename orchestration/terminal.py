@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -22,7 +22,9 @@ from highwater.settings import Settings
 
 if TYPE_CHECKING:
     import dagster as dg
+    from pyspark.sql import SparkSession
 
+    from assets.work import Work
     from highwater.declaration import Stream
     from resources.kafka import Kafka
     from resources.lake import Lake
@@ -93,6 +95,12 @@ class Deployment:
 
         return Lake(self.settings.lake)
 
+    def work(self, stream: Stream, spark: SparkSession | None, log: Callable[[str], None]) -> Work:
+        """All of them for work on a stream; without a session for what needs none."""
+        from assets.work import Work
+
+        return Work(stream, [], cast("SparkSession", spark), self.lake(), self.ledger(), self.kafka(), log)
+
 
 def dagster_instance() -> AbstractContextManager[dg.DagsterInstance | None]:
     """Dagster's instance, or None where DAGSTER_HOME does not say where it is."""
@@ -105,6 +113,8 @@ def dagster_instance() -> AbstractContextManager[dg.DagsterInstance | None]:
 
 deployment_of = click.make_pass_decorator(Deployment)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+sure_option = click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown.")
+by_option = click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
 
 
 def error_plain(error: HighwaterError) -> dict[str, Any]:
