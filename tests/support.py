@@ -6,8 +6,12 @@ Expected values are computed here from the records that were sent, never by the 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from assets import current, dlq, events, metrics, raw, rejects
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import SliceReport, Work
+from dev.processes import wait_until
 from highwater.declaration import Limits
 from highwater.slices import OffsetRange, Slice
 
@@ -207,6 +212,41 @@ def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes 
             found[message.partition() or 0, message.offset() or 0] = (message.key(), message.value())
     consumer.close()
     return found
+
+
+@dataclass
+class Children:
+    """Processes of a module that do one task, each killed or stopped at a point of it, or not at all.
+
+    Args:
+        module: what they run.
+        task: what they do, without `point` and `sign`.
+    """
+
+    module: str
+    task: dict[str, Any]
+
+    def start(self, point: str | None = None, sign: signal.Signals = signal.SIGKILL) -> subprocess.Popen[bytes]:
+        told = json.dumps({**self.task, "point": point, "sign": sign.value})
+        return subprocess.Popen([sys.executable, "-m", self.module, told])
+
+    def end(self, point: str | None = None) -> int:
+        return self.start(point).wait(120)
+
+    def stop_and_overtake(self, point: str, see: Callable[[], None]) -> int:
+        """One stands still at the point while another does the task, and goes on then: how it ends."""
+        stopped = self.start(point, signal.SIGSTOP)
+        wait_until(lambda: _state(stopped.pid) == "T", 60, "the stop")
+        assert self.end() == 0
+        see()
+        os.kill(stopped.pid, signal.SIGCONT)
+        ended = stopped.wait(120)
+        see()
+        return ended
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assets import dlq, events, published, rejects
-from dev.processes import wait_until
 from highwater.declaration import Accepted
 from highwater.errors import TakenBackError, TopicDriftError
 from orchestration.published_checks import events_published
@@ -26,9 +23,8 @@ from resources.dlq_topics import ensure_accepted, see_accepted
 from tests.accept_child import FENCED, POINTS
 from tests.accepted import Event, Tables
 from tests.conftest import create_topic
-from tests.support import order_message
+from tests.support import Children, order_message
 from tests.test_dlq import published as read
-from tests.test_publication import _state as state_of
 
 if TYPE_CHECKING:
     from tests.support import Bench
@@ -44,7 +40,7 @@ class Publishing:
 
     def __init__(self, folder: Path, topic: str, bootstrap: str) -> None:
         create_topic(bootstrap, topic, 2, {})
-        self.folder, self.topic, self.bootstrap = folder, topic, bootstrap
+        self.topic, self.bootstrap = topic, bootstrap
         self.tables = Tables(folder, topic, bootstrap=bootstrap)
         self.pieces = [self.tables.plan(n, p0=ranges[0], p1=ranges[1]) for n, ranges in enumerate(SLICES)]
         # They finish out of order.
@@ -52,19 +48,13 @@ class Publishing:
             rows = [Event(p, at, f"o{p}-{at}", minute=at) for p, b in SLICES[n].items() for at in range(*b)]
             self.tables.decide(self.pieces[n], reversed(rows))
 
-    def start(self, point: str | None = None, sign: signal.Signals = signal.SIGKILL) -> subprocess.Popen[bytes]:
         task = {
-            "folder": str(self.folder),
-            "topic": self.topic,
+            "folder": str(folder),
+            "topic": topic,
             "slices": [piece.key for piece in self.pieces],
-            "bootstrap": self.bootstrap,
-            "point": point,
-            "sign": sign.value,
+            "bootstrap": bootstrap,
         }
-        return subprocess.Popen([sys.executable, "-m", "tests.accept_child", json.dumps(task)])
-
-    def end(self, point: str | None = None) -> int:
-        return self.start(point).wait(120)
+        self.children = Children("tests.accept_child", task)
 
     def see_each_once_in_order(self) -> None:
         found: dict[int, list[int]] = {0: [], 1: []}
@@ -87,11 +77,11 @@ def publishing(tmp_path: Path, bootstrap: str, request: pytest.FixtureRequest) -
 def test_killed_at_every_point_each_event_goes_out_once_and_in_order(publishing: Publishing) -> None:
     """What the ledger knows of it is lost after half of the deaths: Kafka's mark tells."""
     for number, point in enumerate(POINTS):
-        assert publishing.end(point) == -signal.SIGKILL, f"{point} was not reached"
+        assert publishing.children.end(point) == -signal.SIGKILL, f"{point} was not reached"
         if number % 2:
             with publishing.tables.ledger._writing() as connection:
                 connection.execute(ledger_schema.publications.delete())
-    assert publishing.end() == 0
+    assert publishing.children.end() == 0
     publishing.see_each_once_in_order()
     shape = ensure_accepted(publishing.tables.kafka, publishing.tables.stream)
     assert (shape.partitions, shape.config["cleanup.policy"]) == (2, "delete")
@@ -105,13 +95,7 @@ def test_killed_at_every_point_each_event_goes_out_once_and_in_order(publishing:
 
 def test_a_run_that_was_stopped_in_its_transaction_is_fenced(publishing: Publishing) -> None:
     """The one that stands still knows nothing of the other, and goes on: not a record of it is seen."""
-    stopped = publishing.start("half", signal.SIGSTOP)
-    wait_until(lambda: state_of(stopped.pid) == "T", 60, "the stop")
-    assert publishing.end() == 0
-    publishing.see_each_once_in_order()
-    os.kill(stopped.pid, signal.SIGCONT)
-    assert stopped.wait(120) == FENCED
-    publishing.see_each_once_in_order()
+    assert publishing.children.stop_and_overtake("half", publishing.see_each_once_in_order) == FENCED
 
 
 def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_it(bench: Bench) -> None:

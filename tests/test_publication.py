@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,12 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assets import dlq, events, raw, rejects
-from dev.processes import wait_until
 from highwater.errors import ConfigurationError
 from resources import ledger_schema
 from resources.dlq_topics import ensure
 from tests.publish_child import FENCED, POINTS
-from tests.support import Bench, order_message, read_topic
+from tests.support import Bench, Children, order_message, read_topic
 
 if TYPE_CHECKING:
     from highwater.slices import Slice
@@ -40,20 +35,14 @@ class Publishing:
         for stage in (raw, events, rejects):
             stage.materialise(bench.work(self.piece))
 
-    def start(self, point: str | None = None, sign: signal.Signals = signal.SIGKILL) -> subprocess.Popen[bytes]:
         task = {
-            "topic": self.bench.stream.topic,
+            "topic": bench.stream.topic,
             "slice": self.piece.key,
-            "lake": self.bench.lake.root,
-            "ledger": str(self.bench.ledger._url),
-            "bootstrap": self.bench.bootstrap,
-            "point": point,
-            "sign": sign.value,
+            "lake": bench.lake.root,
+            "ledger": str(bench.ledger._url),
+            "bootstrap": bench.bootstrap,
         }
-        return subprocess.Popen([sys.executable, "-m", "tests.publish_child", json.dumps(task)])
-
-    def end(self, point: str | None = None) -> int:
-        return self.start(point).wait(120)
+        self.children = Children("tests.publish_child", task)
 
     def see_each_once(self) -> None:
         found = read_topic(self.bench.bootstrap, self.bench.stream.tier_topics[0])
@@ -73,9 +62,9 @@ class Publishing:
 def test_killed_at_every_point_each_reject_is_published_once(bench: Bench) -> None:
     publishing = Publishing(bench)
     for point in POINTS:
-        assert publishing.end(point) == -signal.SIGKILL, f"{point} was not reached"
+        assert publishing.children.end(point) == -signal.SIGKILL, f"{point} was not reached"
         publishing.forget()
-    assert publishing.end() == 0
+    assert publishing.children.end() == 0
     publishing.see_each_once()
     published = bench.ledger.publications([publishing.piece.key])[publishing.piece.key]
     assert published.sent == RECORDS
@@ -83,10 +72,10 @@ def test_killed_at_every_point_each_reject_is_published_once(bench: Bench) -> No
 
 def test_a_mark_that_expired_is_known_from_the_ledger(bench: Bench) -> None:
     publishing = Publishing(bench)
-    assert publishing.end("recorded") == -signal.SIGKILL
+    assert publishing.children.end("recorded") == -signal.SIGKILL
     for _ in range(2):
         publishing.expire()
-        assert publishing.end() == 0
+        assert publishing.children.end() == 0
         publishing.see_each_once()
 
 
@@ -95,7 +84,7 @@ def test_the_mark_of_another_plan_is_not_counted(bench: Bench) -> None:
     publishing = Publishing(bench)
     decided = bench.lake.committed_at(bench.stream.name, "rejects", [publishing.piece.key])
     decision, version = decided[0][publishing.piece.key], decided[1]
-    assert publishing.end() == 0
+    assert publishing.children.end() == 0
     other = replace(publishing.piece, topic_id="another")
     with pytest.raises(ConfigurationError, match="another plan were published under this key"):
         dlq._publish(bench.work(other), other, decision, version, ensure(bench.kafka, bench.stream))
@@ -104,15 +93,4 @@ def test_the_mark_of_another_plan_is_not_counted(bench: Bench) -> None:
 
 def test_a_process_that_was_stopped_in_its_transaction_is_fenced(bench: Bench) -> None:
     publishing = Publishing(bench)
-    stopped = publishing.start("half", signal.SIGSTOP)
-    wait_until(lambda: _state(stopped.pid) == "T", 60, "the stop")
-    assert publishing.end() == 0
-    publishing.see_each_once()
-    os.kill(stopped.pid, signal.SIGCONT)
-    assert stopped.wait(120) == FENCED
-    publishing.see_each_once()
-
-
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - a file of the kernel's
-        return file.read().rpartition(")")[2].split()[0]
+    assert publishing.children.stop_and_overtake("half", publishing.see_each_once) == FENCED
