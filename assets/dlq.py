@@ -19,6 +19,7 @@ from assets import rejects
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
 from assets.events import ORIGIN_COLUMNS, require
 from assets.origins import DLQ as TABLE
+from assets.origins import covering
 from assets.reclaims import NUMBER, counted
 from assets.work import SliceReport, Work
 from highwater.envelope import ORIGIN, Envelope, wrapped
@@ -186,7 +187,7 @@ class _Waiting:
     def _records(self, places: Sequence[tuple[Any, ...]]) -> Iterator[Record]:
         mine = slice_is_one_of([self._piece.key])
         wanted = set(places)
-        where = f"proof IS NULL AND {mine} AND ({_covering(places)})"
+        where = f"proof IS NULL AND {mine} AND ({covering(places)})"
         columns = f"{_RECORD}, {count_in(self._table, NUMBER)} AS {NUMBER}"
         for row in stream_rows(self._table, f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORDER}"):
             if _place(row) in wanted:
@@ -238,18 +239,6 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def _copy(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What is published once: an origin, anew each time that it was taken back."""
     return (*_place(row), row[NUMBER])
-
-
-def _covering(places: Sequence[tuple[Any, ...]]) -> str:
-    """A predicate that holds for these origins, and for few others."""
-    offsets: dict[tuple[Any, ...], list[int]] = {}
-    for *where, offset in places:
-        offsets.setdefault(tuple(where), []).append(offset)
-    return " OR ".join(
-        f"(origin_topic = '{topic}' AND origin_generation = {generation} AND origin_partition = {partition} "
-        f"AND origin_offset BETWEEN {min(found)} AND {max(found)})"
-        for (topic, generation, partition), found in offsets.items()
-    )
 
 
 def _at(work: Work, name: str, version: int) -> DeltaTable:

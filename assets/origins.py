@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assets import foreign, reclaims
 from assets.dlq_copies import with_copies
@@ -47,6 +47,18 @@ def seen_now(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
         return taken_back
     theirs = piece.topic in work.stream.foreign_topics
     return {SEEN: events_version, **taken_back, **(foreign.seen_now(work) if theirs else {})}
+
+
+def covering(origins: Sequence[tuple[Any, ...]]) -> str:
+    """A predicate in SQL that holds for these origins, and in each partition for what lies between them."""
+    offsets: dict[tuple[Any, ...], list[int]] = {}
+    for *where, offset in origins:
+        offsets.setdefault(tuple(where), []).append(offset)
+    return " OR ".join(
+        f"(origin_topic = '{topic}' AND origin_generation = {generation} AND origin_partition = {partition} "
+        f"AND origin_offset BETWEEN {min(found)} AND {max(found)})"
+        for (topic, generation, partition), found in offsets.items()
+    )
 
 
 def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen) -> DataFrame:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assets import event_json, reclaims
 from assets.copies import MICROSECONDS, Twice, fields_of
+from assets.origins import covering
 from assets.sent import INCOMPLETE, SENDING, schema
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import UnbalancedError
@@ -315,15 +316,3 @@ class Batch:
             )
             for origin, one in sorted(gone.items())
         ]
-
-
-def covering(origins: Sequence[tuple[Any, ...]]) -> str:
-    """A predicate that holds for these origins, which are all of a slice from the first to the last."""
-    offsets: dict[tuple[Any, ...], list[int]] = {}
-    for *where, offset in origins:
-        offsets.setdefault(tuple(where), []).append(offset)
-    return " OR ".join(
-        f"(origin_topic = '{topic}' AND origin_generation = {generation} AND origin_partition = {partition} "
-        f"AND origin_offset BETWEEN {found[0]} AND {found[-1]})"
-        for (topic, generation, partition), found in offsets.items()
-    )
