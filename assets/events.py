@@ -63,7 +63,7 @@ def materialise(work: Work) -> list[SliceReport]:
     Raises:
         TemporaryError: raw of a slice is not there yet.
         BreakerOpenError: the stream's breaker lets none of them be decided.
-        TakenBackError: an event that was sent to the topic of accepted events would be rejected; nothing was committed.
+        RetractionError: an event that was sent to the accepted topic would be rejected; nothing was committed.
         SliceHeldError: records hold a slice; neither it nor what comes behind it was committed.
         RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.

@@ -20,7 +20,7 @@ from assets.sent import INCOMPLETE, SENDING, schema
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import UnbalancedError
 from highwater.portions import portions
-from highwater.publishing import Judged, Known, Late, State, judge, lets_go, second_deliveries, see_none_taken_back
+from highwater.publishing import Judged, Known, Late, State, judge, lets_go, second_deliveries, see_none_retracted
 from resources.lake import query_all, query_arrow, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ _ORIGIN = ", ".join(ORIGIN)
 
 
 class Outgoing(NamedTuple):
-    """A record to be sent: an event, or what takes one back.
+    """A record to be sent: an event, or what retracts one.
 
     Args:
         slice_key: the slice that sends it.
         origin: its identity.
         us: when it was published first, microseconds since 1970 in UTC.
         key: the record's key.
-        value: the event as JSON; None of what takes one back.
-        fingerprint: of its content; None of what takes one back.
+        value: the event as JSON; None of what retracts one.
+        fingerprint: of its content; None of what retracts one.
         judged: what becomes of it; None where what became of it before stands.
     """
 
@@ -68,11 +68,11 @@ class Batch:
     Args:
         stream: its declaration.
         events: the table, at that version.
-        rejects: the table, for the keys of what is taken back; None if there is none.
+        rejects: the table, for the keys of what is retracted; None if there is none.
         book: what became of events before.
         pieces: the slices, in the order of publication.
         decisions: their proofs in events.
-        accepted: slices of which a person allows that what was sent is taken back, with the time.
+        accepted: slices of which a person allows that what was sent is retracted, with the time.
     """
 
     stream: Stream
@@ -90,12 +90,12 @@ class Batch:
         return sum(self.decisions[piece.key].rows or 0 for piece in self.pieces)
 
     def records(self) -> Iterator[list[Outgoing]]:
-        """All events in the order of publication, in portions, then what takes events back.
+        """All events in the order of publication, in portions, then what retracts events.
 
         What fits into one portion is read once, everything else once for each call.
 
         Raises:
-            TakenBackError: what was sent of a slice is no event any more, and nobody allows that.
+            RetractionError: what was sent of a slice is no event any more, and nobody allows that.
         """
         if self._held:
             yield from self._held
@@ -111,7 +111,7 @@ class Batch:
                 yield portion
                 found.clear()
         self._see_all(count)
-        found.append(self._taken_back(seen))
+        found.append(self._retracted(seen))
         if self.rows <= WINDOW:
             self._held = found
         yield from found
@@ -283,7 +283,7 @@ class Batch:
         copies = Twice(self.stream, self.events, self.book, self.pieces, self.decisions).copies(self._known)
         return second_deliveries(copies, publishes.horizon) if copies else set()
 
-    def _taken_back(self, seen: set[Origin]) -> list[Outgoing]:
+    def _retracted(self, seen: set[Origin]) -> list[Outgoing]:
         """What was sent of the slices and is no event of them any more."""
         found: list[Outgoing] = []
         for piece in self.pieces:
@@ -293,17 +293,17 @@ class Batch:
                 if one.slice_key == piece.key and one.state is State.SENT and origin not in seen
             }
             allowed = lets_go(self.accepted.get(piece.key), [one.at for one in gone.values()])
-            see_none_taken_back(piece.key, gone, allowed=allowed)
+            see_none_retracted(piece.key, gone, allowed=allowed)
             found += self._retractions(piece, gone) if gone else []
         return found
 
     def _retractions(self, piece: Slice, gone: Mapping[Origin, Known]) -> list[Outgoing]:
-        """The records that take events back, with the keys that these have as rejects."""
-        assert self.rejects is not None, "what is taken back is among the rejects"
+        """The records that retract events, with the keys that these have as rejects."""
+        assert self.rejects is not None, "what is retracted is among the rejects"
         asked = f"SELECT {_ORIGIN}, {MICROSECONDS}, key FROM t WHERE proof IS NULL AND {slice_is_one_of([piece.key])}"
         rows = {Origin.of_row(row): row for row in query_all({"t": self.rejects}, asked)}
         # What is no reject either was lost by somebody else: that is never told to readers.
-        see_none_taken_back(piece.key, gone.keys() - rows.keys(), allowed=False)
+        see_none_retracted(piece.key, gone.keys() - rows.keys(), allowed=False)
         return [
             Outgoing(
                 piece.key,

@@ -54,7 +54,7 @@ def materialise(work: Work) -> list[SliceReport]:
 
     Raises:
         TemporaryError: a slice is not done yet, or one before it is not published.
-        TakenBackError: what was sent of a slice would be no event any more.
+        RetractionError: what was sent of a slice would be no event any more.
         TopicDriftError: the topic is not set up as it must be.
         TopicRecreatedError: the topic is not the one that was published to.
         SupersededAttemptError: another run publishes the same stream.
@@ -263,7 +263,7 @@ def _shared_headers(topic: str, generation: int, partition: int, slice_key: str)
 
 
 def _own_headers(judged: Judged) -> list[Header]:
-    """What is said of a record that is late; one in order has neither a revision nor is it taken back."""
+    """What is said of a record that is late; one in order has neither a revision nor is it retracted."""
     found: list[Header] = [] if judged.late is None else [(envelope.LATE, judged.late.value.encode())]
     if judged.revision:
         found.append((envelope.REVISION, b"%d" % judged.revision))

@@ -21,7 +21,7 @@ from assets.commit import LEASE_SECONDS
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, SupersededAttemptError, TopicRecreatedError
 from highwater.proof import Proof
-from highwater.publishing import Known, State, lets_go, see_none_taken_back
+from highwater.publishing import Known, State, lets_go, see_none_retracted
 from highwater.slices import SliceKey
 from resources.lake import open_table, proofs_in, query, query_all, query_arrow, slice_is_one_of
 from resources.small_tables import opened, replace_partitions
@@ -43,7 +43,7 @@ SENDING = "sending"
 INCOMPLETE = 0
 FORMAT = 1
 # So many are looked at before an error names some of them.
-MOST_TAKEN_BACK = 1_000
+MOST_RETRACTED = 1_000
 
 
 def schema() -> pa.Schema:
@@ -195,7 +195,7 @@ def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> None:
         accepted: what is accepted of them now: slice and origin.
 
     Raises:
-        TakenBackError: an event that was sent would be rejected, and nobody allows that (I6).
+        RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
         DependencyAwayError: the lake could not be read.
     """
     from pyspark.sql import functions as F
@@ -211,13 +211,13 @@ def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> None:
     # The last that were sent first: a leave that covers them covers the rest.
     gone = told.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")
     found: dict[str, dict[Origin, datetime | None]] = {}
-    for row in gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_TAKEN_BACK).collect():
+    for row in gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_RETRACTED).collect():
         at = None if row["us"] is None else datetime.fromtimestamp(row["us"] / 1e6, UTC)
         found.setdefault(row["slice"], {}).setdefault(Origin.of_row(row.asDict()), at)
     leaves = work.ledger.breakers.accepted([*found])
     for key, origins in found.items():
         leave = leaves[key].accepted_at if key in leaves else None
-        see_none_taken_back(key, origins, allowed=lets_go(leave, origins.values()))
+        see_none_retracted(key, origins, allowed=lets_go(leave, origins.values()))
 
 
 def _reached(work: Work, keys: Sequence[str]) -> list[str]:

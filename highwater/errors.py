@@ -85,10 +85,6 @@ class TopicTruncatedError(PermanentError):
     """A partition ends before the planned end: acknowledged history was cut off (I11, I16)."""
 
 
-class ShrunkError(PermanentError):
-    """Kafka would give fewer records for a slice than its commit recorded (I10)."""
-
-
 class UnbalancedError(PermanentError):
     """Raw, events and rejects of a slice do not add up: rows were changed by somebody else (I5)."""
 
@@ -101,8 +97,8 @@ class RejectsOverLimitError(PermanentError):
     """So many records of a slice would be rejected that it is left undecided as a whole."""
 
 
-class TakenBackError(PermanentError):
-    """An event that was sent to the topic of accepted events would be one no more (I6)."""
+class RetractionError(PermanentError):
+    """An event that was sent to the topic of accepted events would be retracted, and nobody allows that (I6)."""
 
 
 class TopicDriftError(PermanentError):

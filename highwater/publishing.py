@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from highwater.errors import TakenBackError
+from highwater.errors import RetractionError
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -128,7 +128,7 @@ def judge(slice_key: str, fingerprint: str, known: Known | None, *, again: bool,
 
 
 def lets_go(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) -> bool:
-    """Whether a person's leave covers what is taken back: one given before it was sent was of something else.
+    """Whether a person's leave covers what is retracted: one given before it was sent was of something else.
 
     Args:
         accepted_at: when the person gave it; None if nobody did.
@@ -137,16 +137,16 @@ def lets_go(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) ->
     return accepted_at is not None and all(at is not None and at < accepted_at for at in sent_at)
 
 
-def see_none_taken_back(slice_key: str, origins: Collection[Origin], *, allowed: bool) -> None:
-    """See that nothing that was sent of a slice would be no event any more, unless a person allows it.
+def see_none_retracted(slice_key: str, origins: Collection[Origin], *, allowed: bool) -> None:
+    """See that nothing that was sent of a slice would be retracted, unless a person allows it.
 
     Raises:
-        TakenBackError: something would.
+        RetractionError: something would.
     """
     if not origins or allowed:
         return
     few = ", ".join(f"{one.topic} partition {one.partition} offset {one.offset}" for one in sorted(origins)[:5])
-    raise TakenBackError(
+    raise RetractionError(
         f"{len(origins):,} events of {slice_key} were sent, and would be rejected now",
         stored=few + (" and more" if len(origins) > 5 else ""),
         found="rejected by today's rules, or lost from the table of events; nobody let them go since they were sent",

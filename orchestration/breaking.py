@@ -19,8 +19,8 @@ from highwater.errors import (
     HighwaterError,
     PermanentError,
     RejectsOverLimitError,
+    RetractionError,
     SliceHeldError,
-    TakenBackError,
     TemporaryError,
 )
 from orchestration.failures import is_last_try
@@ -63,7 +63,7 @@ def counts(error: Exception) -> bool:
     A temporary one does not: a dependency is away, or another run was first. A refused slice was counted when it was,
     and one whose events were sent before tells of the rules, and of nothing that comes in.
     """
-    return not isinstance(error, TemporaryError | RejectsOverLimitError | TakenBackError)
+    return not isinstance(error, TemporaryError | RejectsOverLimitError | RetractionError)
 
 
 def _failed(work: Work, error: Exception, tries_so_far: int) -> None:

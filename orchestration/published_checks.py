@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PUBLISHED = "events_published"
 _ORIGIN = ", ".join(ORIGIN)
-# What was taken back is no event.
+# What was retracted is no event.
 _UNLIKE = f"""
 SELECT slice, {_ORIGIN}, sum(e) AS in_events, sum(p) AS in_published
 FROM (SELECT slice, {_ORIGIN}, 1 AS e, 0 AS p FROM events WHERE proof IS NULL AND {{slices}}

@@ -15,7 +15,7 @@ import pytest
 
 from assets import dlq, events, published, rejects
 from highwater.declaration import Accepted
-from highwater.errors import TakenBackError, TopicDriftError
+from highwater.errors import RetractionError, TopicDriftError
 from orchestration.published_checks import events_published
 from resources import ledger_schema
 from resources.breakers import Acceptance
@@ -110,7 +110,7 @@ def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_i
     assert Counter(key for _, key, _, _ in read(bench.bootstrap, target)) == Counter(f"o{n}".encode() for n in range(6))
     fields = [replace(one, at_least=5) if one.name == "amount" else one for one in bench.stream.fields]
     bench.stream = replace(bench.stream, fields=tuple(fields))
-    with pytest.raises(TakenBackError, match=f"5 events of {piece.key} were sent"):
+    with pytest.raises(RetractionError, match=f"5 events of {piece.key} were sent"):
         events.materialise(bench.work(piece))
     assert len(bench.rows("events")) == 6
     bench.ledger.breakers.accept("orders", [Acceptance(piece.key, "too small", "ann", datetime.now(UTC))])

@@ -28,7 +28,7 @@ from highwater.errors import (
     DependencyAwayError,
     PermanentError,
     RejectsOverLimitError,
-    TakenBackError,
+    RetractionError,
     UnbalancedError,
     UnknownSliceError,
 )
@@ -419,13 +419,13 @@ def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
 
     def see_kept(_: Work, keys: Sequence[str], __: object) -> None:
         asked.append(keys)
-        raise TakenBackError("sent", remedy="mend the rule")
+        raise RetractionError("sent", remedy="mend the rule")
 
     monkeypatch.setattr(events, "see_kept", see_kept)
     told_of = counted(s1=(100, 100), s2=(100, 0))
     standing = Standing({TWO.key: Proof(TWO, 1, 100, {"rejects": 0})}, 0)
     nothing: Any = None
-    with pytest.raises(TakenBackError):
+    with pytest.raises(RetractionError):
         events._see_decidable(work(ONE, TWO), standing, [ONE, TWO], told_of, nothing)
     assert asked == [[ONE.key, TWO.key]]
     assert ledger.breakers.judgements([ONE.key, TWO.key]) == {}
@@ -457,7 +457,7 @@ def test_what_says_nothing_of_the_stream_is_no_failure(ledger: Ledger, work: Cal
     away = DependencyAwayError("the reference table is away", remedy="wait")
     for piece in (ONE, TWO, THREE, FOUR):
         fails(work(piece), away)
-        fails(work(piece), TakenBackError("events were sent, and would be rejected", remedy="mend the rule"))
+        fails(work(piece), RetractionError("events were sent, and would be rejected", remedy="mend the rule"))
         fails(work(piece), PermanentError("expired", remedy="look"), table="raw")
     see_within_limit(work(ONE), [ONE], {}, counted(s1=(10, 0)))
     fails(work(ONE, run="a backfill"), PermanentError("broken", remedy="look"))

@@ -19,8 +19,8 @@ from highwater.envelope import Origin
 from highwater.erasing import digest_of
 from highwater.errors import (
     ConfigurationError,
+    RetractionError,
     SupersededAttemptError,
-    TakenBackError,
     TemporaryError,
     TopicRecreatedError,
 )
@@ -195,12 +195,12 @@ def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tab
     tables.publish(piece)
     tables.decide(piece, orders(0, 0, 2), rejected=orders(0, 2, 3))
     tables.decide(other, orders(0, 3, 4))
-    with pytest.raises(TakenBackError, match="partition 0 offset 2") as caught:
+    with pytest.raises(RetractionError, match="partition 0 offset 2") as caught:
         tables.publish(piece)
     assert f"highwater accept-rejects {piece.key}" in caught.value.remedy
     assert len(log.records) == 3
     tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "over the limit", "ann", NOON)])
-    with pytest.raises(TakenBackError, match="partition 0 offset 2"):
+    with pytest.raises(RetractionError, match="partition 0 offset 2"):
         tables.publish(piece)  # that was said before they were sent, of the breaker
     tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "test data", "ann", datetime.now(UTC))])
     tables.publish(piece, other)
@@ -242,7 +242,7 @@ def test_what_another_lost_from_events_is_never_taken_back(tables: Tables, log: 
     tables.publish(piece)
     tables.decide(piece, orders(0, 0, 2))
     tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "", "ann", datetime.now(UTC))])
-    with pytest.raises(TakenBackError, match="offset 2"):
+    with pytest.raises(RetractionError, match="offset 2"):
         tables.publish(piece)
     assert len(log.records) == 3
 
@@ -305,7 +305,7 @@ def test_taking_back_goes_on_where_a_run_broke_off_by_the_same_leave(
     tables.decide(piece, orders(0, 0, 3))
     tables.publish(piece)
     tables.decide(piece, [], rejected=orders(0, 0, 3))
-    with pytest.raises(TakenBackError):
+    with pytest.raises(RetractionError):
         tables.publish(piece)  # these were sent after the leave
 
 
