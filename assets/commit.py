@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 from assets.work import SliceReport, Work
 from highwater.errors import SupersededAttemptError
 from highwater.log_fields import fields
-from resources.lake import replace_slices
 from resources.spark import is_connect
+from resources.spark_tables import replace_slices
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -24,8 +24,9 @@ from assets.work import SliceReport, Work
 from highwater.envelope import ORIGIN
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.folding import BASE, RECENT, Fold, Run, merged_runs
-from resources.lake import create_table, replace_slices, rows_at, slice_is_one_of
+from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
+from resources.spark_tables import create_table, replace_slices, rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -22,8 +22,9 @@ from assets.work import Work
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.folding import BASE, RECENT, Fold, merged_runs
 from highwater.slices import SliceKey
-from resources.lake import create_table, replace_slices, rows_at, slice_is_one_of
+from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
+from resources.spark_tables import create_table, replace_slices, rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

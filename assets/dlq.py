@@ -26,9 +26,10 @@ from highwater.envelope import ORIGIN, Envelope, wrapped
 from highwater.errors import ConfigurationError, DependencyAwayError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
 from resources.dlq_topics import Shape, ensure
-from resources.lake import count_in, create_table, query, replace_slices, rows_at, slice_is_one_of, stream_rows
+from resources.lake import count_in, query, slice_is_one_of, stream_rows
 from resources.producer import Record
 from resources.spark import delta_errors
+from resources.spark_tables import create_table, replace_slices, rows_at
 from resources.transactions import Mark, Transactions
 
 if TYPE_CHECKING:

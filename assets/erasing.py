@@ -26,8 +26,9 @@ from highwater.errors import UnbalancedError
 from highwater.gaps import Place, ranges_of
 from highwater.proof import Proof
 from highwater.tables import COMMON
-from resources.lake import query, query_all, replace_slices, rows_at, slice_is_one_of
+from resources.lake import query, query_all, slice_is_one_of
 from resources.spark import delta_errors
+from resources.spark_tables import replace_slices, rows_at
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -25,8 +25,9 @@ from assets.work import SliceReport, Work
 from highwater.envelope import ORIGIN
 from highwater.errors import TemporaryError
 from highwater.proof import Proof
-from resources.lake import create_table, slice_is_one_of
+from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
+from resources.spark_tables import create_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

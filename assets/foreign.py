@@ -19,7 +19,7 @@ from highwater import envelope, foreign
 from highwater.declaration import TOPIC_NAME
 from highwater.envelope import MOST_MILLISECONDS, ORIGIN
 from highwater.plans import Planned
-from resources.lake import rows_at
+from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

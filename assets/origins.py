@@ -17,7 +17,8 @@ from highwater import envelope
 from highwater.declaration import TOPIC_NAME
 from highwater.envelope import ORIGIN
 from highwater.routing import tier_of
-from resources.lake import rows_at, slice_is_one_of
+from resources.lake import slice_is_one_of
+from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, WindowSpec

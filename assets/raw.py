@@ -30,8 +30,8 @@ from highwater.proof import Proof
 from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice, merge_ranges
 from resources.history import compare
-from resources.lake import create_table
 from resources.spark import DIVERGED, delta_errors
+from resources.spark_tables import create_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

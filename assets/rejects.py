@@ -22,8 +22,9 @@ from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.proof import Proof
 from highwater.routing import destination
-from resources.lake import create_table, replace_slices, rows_at, slice_is_one_of
+from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
+from resources.spark_tables import create_table, replace_slices, rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -12,7 +12,7 @@ from assets import current, events, parsing, raw, rejects
 from assets.origins import with_origins
 from bench.harness import Result, Row, Variant, Verdict, alternate, timed
 from bench.world import Bed, World, fill, last_slices, source, whole_topic
-from resources.lake import create_table
+from resources.spark_tables import create_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

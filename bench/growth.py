@@ -21,7 +21,7 @@ from bench.world import Bed, World, fill, last_slices
 from highwater.folding import BASE, REST_BEFORE_BASE, Fold, Run
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from resources.lake import create_table, replace_slices
+from resources.spark_tables import create_table, replace_slices
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,6 +1,7 @@
 """The proof of a slice: what one commit recorded of it, beside its rows.
 
-What belongs here: the value and its written form. What does not: committing or reading it (`resources.lake`).
+What belongs here: the value and its written forms. What does not: reading it (`resources.lake`) or committing it
+(`resources.spark_tables`).
 
 A proof stands twice in the same Delta commit: in the commit's `userMetadata`, and in the table itself, as the one
 row of the slice whose column `proof` is not null. The second copy outlives Delta's log retention (30 days).
@@ -9,14 +10,32 @@ row of the slice whose column `proof` is not null. The second copy outlives Delt
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
 
 FORMAT = 1
+
+
+class Mark(Protocol):
+    """What stands in the column `proof` of a partition: the proof of a slice, or of a fold."""
+
+    @property
+    def key(self) -> str:
+        """The partition's value."""
+
+    @property
+    def attempt(self) -> int:
+        """The number that the compare-and-set compares."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for the commit's `userMetadata`."""
+
+    def to_json(self) -> str:
+        """The written form for the column."""
 
 
 @dataclass(frozen=True)
@@ -90,3 +109,8 @@ def _slice_of(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Sl
         ranges=ranges,
         planned_at=datetime.fromisoformat(plain["planned_at"]),
     )
+
+
+def user_metadata(proofs: Iterable[Mark]) -> str:
+    """The `userMetadata` of a commit that holds these slices."""
+    return json.dumps({"highwater": [proof.to_plain() for proof in proofs]}, separators=(",", ":"), sort_keys=True)

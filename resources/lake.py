@@ -1,50 +1,23 @@
-"""The lake: where the tables lie, what their commits proved, and how Spark commits a slice.
+"""The lake: where the tables lie, what they hold, and what their commits proved; read without a JVM.
 
-What belongs here: paths, creation of tables, proofs read without a JVM, and `replace_slices`. What does not: what
-the rows mean (`assets`), or commits without a JVM (`resources.small_tables`).
+What belongs here: paths, questions to tables, and proofs. What does not: what the rows mean (`assets`), or writing
+them, by Spark (`resources.spark_tables`) or without a JVM (`resources.small_tables`).
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
+from highwater.errors import LAKE, DependencyAwayError
 from highwater.proof import Proof
-from resources.spark import delta_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
-    from pyspark.sql import DataFrame, SparkSession
-
-# The message of the fence below; `resources.spark` knows it again among Spark's errors.
-SUPERSEDED = "HIGHWATER_SUPERSEDED"
-# Two first runs at once: the one that lost finds the table at its second try.
-CREATE_TRIES = 3
-
-
-class Mark(Protocol):
-    """What stands in the column `proof` of a partition: the proof of a slice, or of a fold."""
-
-    @property
-    def key(self) -> str:
-        """The partition's value."""
-
-    @property
-    def attempt(self) -> int:
-        """The number that the compare-and-set compares."""
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values for the commit's `userMetadata`."""
-
-    def to_json(self) -> str:
-        """The written form for the column."""
 
 
 class Lake:
@@ -346,204 +319,3 @@ def slice_is_one_of(keys: Iterable[str]) -> str:
 def count_in(table: DeltaTable, name: str) -> str:
     """A column of counts as SQL: 0 in rows, and in a table, from before it was there."""
     return f"coalesce({name}, 0)" if any(field.name == name for field in table.schema().fields) else "0"
-
-
-def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str]) -> None:
-    """Create a table if it is absent; first commits into a table that is not there yet would race.
-
-    One that is there gets the columns that it lacks: a field that was added to the stream, or a column of a newer
-    Highwater. Rows of before have null in them. A run under way writes on, without the new columns.
-
-    Args:
-        path: where it lies.
-        columns: the columns in SQL, without `proof`, which every table has.
-        searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
-    """
-    found = open_table(path)
-    if found is not None:
-        _add_columns(spark, path, columns, found)
-        return
-    statement = (
-        f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({columns}, proof STRING) USING delta PARTITIONED BY (slice) "
-        # With the proof among them, a look at the proofs opens only files that hold one.
-        f"TBLPROPERTIES ('delta.dataSkippingStatsColumns' = '{','.join([*searched, 'proof'])}')"
-    )
-    _once(spark, path, lambda: statement)
-
-
-def _add_columns(spark: SparkSession, path: str, columns: str, table: DeltaTable) -> None:
-    def statement() -> str | None:
-        """Asked at each try: another run may have added them meanwhile."""
-        table.update_incremental()
-        there = {field.name.lower() for field in table.schema().fields}
-        lacking = [column for column in parts_of(columns) if name_of(column) not in there]
-        return f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(lacking)})" if lacking else None
-
-    _once(spark, path, statement)
-
-
-# Delta's two ways to say that a column is there, by where it notices: as it plans a change, and as it carries it out.
-_THERE_ALREADY = ("FIELD_ALREADY_EXISTS", "DELTA_DUPLICATE_COLUMNS_FOUND")
-
-
-def _once(spark: SparkSession, path: str, statement: Callable[[], str | None]) -> None:
-    """Change a table; another run that makes the same change at the same moment is no error."""
-    for tries in range(1, CREATE_TRIES + 1):
-        text = statement()
-        if text is None:
-            return
-        try:
-            with delta_errors(path):
-                spark.sql(text)
-        except Exception as error:
-            same = isinstance(error, SupersededAttemptError) or any(it in str(error) for it in _THERE_ALREADY)
-            if not same or tries == CREATE_TRIES:
-                raise
-        else:
-            return
-
-
-def parts_of(columns: str) -> list[str]:
-    """The columns of a SQL list, split where a comma stands outside of brackets."""
-    parts, depth = [""], 0
-    for letter in columns:
-        depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts]
-
-
-def name_of(column: str) -> str:
-    """The name of a column in SQL, in lower case and without quotes."""
-    quoted = re.match(r"`((?:[^`]|``)+)`", column)
-    return (quoted[1].replace("``", "`") if quoted else column.split(maxsplit=1)[0]).lower()
-
-
-def rows_at(spark: SparkSession, path: str, version: int) -> DataFrame:
-    """The rows of a table, the proofs left out, as one version of it has them.
-
-    What was decided from proofs is computed from the rows of the same version: another commit may come between.
-    """
-    return spark.read.format("delta").option("versionAsOf", str(version)).load(path).where("proof IS NULL")
-
-
-def replace_slices(
-    spark: SparkSession,
-    path: str,
-    rows: DataFrame,
-    proofs: Sequence[Mark],
-    bases: Mapping[str, int],
-    *,
-    files: int,
-    spread: str,
-    replaced: str | None = None,
-    unchanged: Mapping[str, int] | None = None,
-) -> int:
-    """Commit slices: their rows and proofs replace exactly these slices, in one Delta commit (I4).
-
-    The commit is a compare-and-set. `bases` names the attempt that stood in the table when the caller looked, 0 for
-    none. The comparison is part of the written query, so it reads the snapshot that the commit is checked against:
-    a query that starts late, even one whose client is long gone, cannot overwrite a younger commit.
-
-    Args:
-        spark: the session.
-        path: the table.
-        rows: the rows, with the table's columns save `proof`.
-        proofs: one for each slice.
-        bases: for each slice key the attempt found in the table.
-        files: data files to write for each slice at the most; 0 leaves the rows as they are spread.
-        spread: the column whose value picks the file where a slice has several.
-        replaced: a predicate on `slice` that picks the partitions to replace, where they are others than the proofs'.
-        unchanged: further partitions that the rows rest on, with the attempt found in each, 0 for none.
-
-    Returns:
-        The version of the table after the commit.
-
-    Raises:
-        SupersededAttemptError: another attempt committed first; nothing was written.
-        DependencyAwayError: Spark or the storage is away.
-    """
-    keys = [proof.key for proof in proofs]
-    fenced = _proof_rows(spark, path, proofs, bases, unchanged or {})
-    whole = rows.unionByName(fenced, allowMissingColumns=True)
-    with delta_errors(path):
-        writer = _laid_out(whole, files, spread, alone=replaced is None and len(keys) == 1).write.format("delta")
-        if replaced is None and not any(bases.values()):
-            # The comparison makes sure that there is nothing to replace, so Delta need not look for it: 0.5 s less.
-            writer = writer.mode("append")
-        else:
-            writer = writer.mode("overwrite").option("replaceWhere", replaced or slice_is_one_of(keys))
-        writer.option("userMetadata", user_metadata(proofs)).save(path)
-        return last_version(spark)
-
-
-def user_metadata(proofs: Iterable[Mark]) -> str:
-    """The `userMetadata` of a commit that holds these slices."""
-    return json.dumps({"highwater": [proof.to_plain() for proof in proofs]}, separators=(",", ":"), sort_keys=True)
-
-
-def last_version(spark: SparkSession) -> int:
-    """The version of this session's last Delta commit."""
-    found = spark.conf.get("spark.databricks.delta.lastCommitVersionInSession")
-    return int(found) if found else -1
-
-
-def _proof_rows(
-    spark: SparkSession, path: str, proofs: Sequence[Mark], bases: Mapping[str, int], unchanged: Mapping[str, int]
-) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    planned = spark.createDataFrame(
-        [(p.key, p.to_json(), bases[p.key]) for p in proofs],
-        "slice STRING, planned STRING, base INT",
-    )
-    standing = _standing(spark, path, [p.key for p in proofs])
-    message = F.concat(F.lit(f"{SUPERSEDED}: "), "slice", F.lit(" stands at attempt "), F.col("attempt").cast("string"))
-    fenced = F.when(F.coalesce("attempt", F.lit(0)) == F.col("base"), F.col("planned")).otherwise(
-        F.raise_error(F.coalesce(message, F.lit(f"{SUPERSEDED}: the slice is gone")))
-    )
-    checked = planned.join(F.broadcast(standing), "slice", "left").select("slice", fenced.alias("proof"))
-    return _if_unchanged(checked, _standing(spark, path, list(unchanged)), unchanged) if unchanged else checked
-
-
-def _standing(spark: SparkSession, path: str, keys: Sequence[str]) -> DataFrame:
-    """The attempts that stand in some partitions of a table, as `slice` and `attempt`."""
-    return (
-        spark.read.format("delta")
-        .load(path)
-        .where(slice_is_one_of(keys))
-        .where("proof IS NOT NULL")
-        .selectExpr("slice", "CAST(get_json_object(proof, '$.attempt') AS INT) AS attempt")
-    )
-
-
-def _if_unchanged(checked: DataFrame, standing: DataFrame, unchanged: Mapping[str, int]) -> DataFrame:
-    """The rows, or an error in Spark when other attempts stand than those that are named."""
-    from pyspark.sql import functions as F
-
-    found = standing.agg(F.map_from_entries(F.collect_list(F.struct("slice", "attempt"))).alias("found"))
-    same = F.lit(True)  # noqa: FBT003 - a literal column
-    for key, attempt in unchanged.items():
-        same = same & (F.coalesce(F.try_element_at("found", F.lit(key)), F.lit(0)) == attempt)
-    message = F.concat(F.lit(f"{SUPERSEDED}: what the slice rests on changed: "), F.col("found").cast("string"))
-    return checked.crossJoin(F.broadcast(found)).select(
-        "slice", F.when(same, F.col("proof")).otherwise(F.raise_error(message)).alias("proof")
-    )
-
-
-def _laid_out(whole: DataFrame, files: int, spread: str, *, alone: bool) -> DataFrame:
-    """One file a small slice: its rows meet in as many tasks as it shall have files."""
-    from pyspark.sql import functions as F
-
-    if files == 0:
-        return whole
-    if alone and files == 1:
-        return whole.repartition(1)  # after the tasks that read: one task would read partition after partition
-    if alone:
-        return whole.coalesce(files)
-    if files == 1:
-        return whole.repartition("slice")
-    # By value, never by row number: a task that is run again must send every row where it went before.
-    return whole.repartition("slice", F.pmod(F.xxhash64(spread), F.lit(files)))

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
-from resources.lake import open_table, slice_is_one_of, user_metadata
+from highwater.proof import user_metadata
+from resources.lake import open_table, slice_is_one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    from resources.lake import Mark
+    from highwater.proof import Mark
 
 
 def opened(path: str, schema: pa.Schema, description: str) -> DeltaTable:

@@ -32,7 +32,7 @@ from orchestration import failures, ticks
 from orchestration.build import build_defs
 from orchestration.requests import RANGE_END, RANGE_START
 from orchestration.resources import KafkaResource, LakeResource, LedgerResource
-from resources import lake, spark
+from resources import spark, spark_tables
 from tests.crash_support import stream_on
 
 POLL = 0.005
@@ -314,7 +314,7 @@ def _slow_proofs(table: str, *, seconds: int) -> None:
     A condition on the proof's own rows would not do: joined with nothing that stands, they are worked out by the driver
     while it plans.
     """
-    real = lake._proof_rows
+    real = spark_tables._proof_rows
 
     def slow(spark: Any, path: str, *given: Any) -> Any:
         rows = real(spark, path, *given)
@@ -324,7 +324,7 @@ def _slow_proofs(table: str, *, seconds: int) -> None:
         slept = spark.range(1).where(sleep)
         return rows.crossJoin(slept).drop("id")
 
-    vars(lake)["_proof_rows"] = slow
+    vars(spark_tables)["_proof_rows"] = slow
 
 
 def _outlived(task: Task, table: Path, send: Send, *, wait: bool) -> int:

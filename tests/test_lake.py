@@ -10,7 +10,8 @@ import pytest
 
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from resources.lake import Lake, create_table, name_of, parts_of
+from resources.lake import Lake
+from resources.spark_tables import create_table, name_of, parts_of
 
 STREAM, TABLE = "orders", "raw"
 

@@ -26,7 +26,8 @@ from orchestration import maintaining
 from orchestration.build import build_defs
 from orchestration.maintaining import act, horizon_rule
 from resources.dlq_topics import Shape
-from resources.lake import open_table, rows_at
+from resources.lake import open_table
+from resources.spark_tables import rows_at
 from resources.upkeep import join_small, parts_of, removable, remove_files, stock_of, times_of
 from tests.accepted import Event, Log, Tables
 from tests.support import Bench, order_message, read_rows

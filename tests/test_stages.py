@@ -22,7 +22,7 @@ from highwater.errors import (
 )
 from highwater.folding import BASE, RECENT
 from highwater.proof import Proof
-from resources.lake import replace_slices
+from resources.spark_tables import replace_slices
 from tests.support import ORDERS, STAGES, Bench, Message, customers, order, order_message, read_rows, read_topic, rest
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from highwater.slices import OffsetRange, Slice
 from orchestration.checks import CHECKS, Sources
 from orchestration.verdicts import Verdict
 from resources.kafka import Kafka, PartitionState, TopicState
-from resources.lake import Lake, name_of, parts_of
+from resources.lake import Lake
 from resources.ledger import Ledger
+from resources.spark_tables import name_of, parts_of
 from tests.support import make_stream, order
 
 STREAM = make_stream("orders")
