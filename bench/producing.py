@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.harness import Result, Row, Verdict, alternate, timed
-from resources.producer import Record, ReliableProducer, producer_properties
+from resources.producer import Record, ReliableProducer
+from resources.producer_properties import producer_properties
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

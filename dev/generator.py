@@ -32,7 +32,8 @@ from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterE
 from highwater.settings import HOME, Settings
 from resources.kafka import Kafka
 from resources.outbox import Outbox
-from resources.producer import Outcome, Record, ReliableProducer, producer_properties
+from resources.producer import Outcome, Record, ReliableProducer
+from resources.producer_properties import producer_properties
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient

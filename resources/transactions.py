@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError
 from resources.kafka import READER
-from resources.producer import POLL_SECONDS, Record, producer_properties
+from resources.producer import POLL_SECONDS, Record
+from resources.producer_properties import producer_properties
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaException

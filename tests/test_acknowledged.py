@@ -19,7 +19,8 @@ from dev.processes import wait_until
 from dev.proxy import LossyProxy
 from highwater.declaration import Limits
 from orchestration.planning import Planner
-from resources.producer import Record, ReliableProducer, producer_properties
+from resources.producer import Record, ReliableProducer
+from resources.producer_properties import producer_properties
 from tests.conftest import create_topic
 from tests.support import Bench, make_bench, read_topic
 

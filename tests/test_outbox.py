@@ -17,7 +17,8 @@ from dev.generator import SOURCES, Order, Target, generate, outbox_file
 from resources.delivery import End
 from resources.kafka import Kafka
 from resources.outbox import ID_HEADER, Outbox
-from resources.producer import Outcome, Record, ReliableProducer, producer_properties
+from resources.producer import Outcome, Record, ReliableProducer
+from resources.producer_properties import producer_properties
 from tests.conftest import TopicFactory
 from tests.support import read_topic
 

@@ -21,8 +21,8 @@ from resources.producer import (
     RecordRefusedError,
     ReliableProducer,
     UndeliveredError,
-    producer_properties,
 )
+from resources.producer_properties import producer_properties
 from tests.conftest import TopicFactory, create_topic
 from tests.support import read_topic
 

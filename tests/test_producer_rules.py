@@ -14,7 +14,7 @@ from highwater.topic_rules import Finding, Level
 from orchestration.terminal import PERMANENT
 from resources.kafka import Kafka
 from resources.live_producer import live_producer, own_producers
-from resources.producer import producer_properties
+from resources.producer_properties import producer_properties
 from tests.scene import Scene
 from tests.support import make_stream
 
