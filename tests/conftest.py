@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from dev.broker import EmbeddedBroker
     from dev.spark_connect import SparkConnect
+    from resources.ledger import Ledger
     from tests.support import Bench
 
 TopicFactory = Callable[..., str]
@@ -48,6 +49,19 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers that are away are waited for half a second: for tests in which that only takes time."""
     for module in ("kafka", "topic_facts"):
         monkeypatch.setattr(f"resources.{module}.REQUEST_SECONDS", 0.5)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A ledger's, of the test's own."""
+    return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+
+
+@pytest.fixture
+def ledger(url: str) -> Ledger:
+    from resources.ledger import Ledger
+
+    return Ledger(url)
 
 
 @pytest.fixture(scope="session")

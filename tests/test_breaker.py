@@ -241,16 +241,6 @@ def test_what_nothing_mends_is_probed_less_and_less_often_and_still_twice_an_hou
 # The state in the ledger
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-
-
-@pytest.fixture
-def ledger(url: str) -> Ledger:
-    return Ledger(url)
-
-
 OPEN = Circuit(since=NOON, why="poison", until=NOON + minutes(5))
 
 

@@ -66,11 +66,6 @@ class Thing:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-
-
-@pytest.fixture
 def thing(url: str) -> Thing:
     return Thing(url)
 

@@ -200,16 +200,6 @@ def test_the_first_is_asked_for_again_and_again_a_held_one_every_ten_minutes() -
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-
-
-@pytest.fixture
-def ledger(url: str) -> Ledger:
-    return Ledger(url)
-
-
-@pytest.fixture
 def work(ledger: Ledger, tmp_path: Path) -> Callable[..., Work]:
     """Work without Spark and Kafka."""
 

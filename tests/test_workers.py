@@ -68,11 +68,6 @@ def test_a_lease_names_stream_and_run(tags: dict[str, str], assets: list[list[st
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-
-
-@pytest.fixture
 def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     with instance_for_test(overrides=SETTINGS, temp_dir=str(tmp_path)) as made:
         yield made
