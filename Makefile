@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up cluster test test-crashes test-fast soak bench lint format lock jars-lock clean
+.PHONY: help setup demo up cluster test test-crashes test-fast soak soak-producer bench lint format lock jars-lock clean
 
 help: ## Show what can be done
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(VENV)/ready-project ## Have everything in place: virtual environment, locked packages, checked jars
 	@$(RUN) dev.jars
@@ -26,7 +26,10 @@ WORKERS ?= 2
 test: lint ## Everything that CI runs: lint, types, all tests
 	$(RUN) pytest -n $(WORKERS) --dist worksteal --durations 40
 
-soak: setup ## Producers for minutes while brokers are killed, hang and are all away; then slices of what they wrote
+soak: setup ## A million faulty records while 100 processes are killed, then each is accounted for: an hour or two
+	@$(RUN) dev.soak $(ARGS)
+
+soak-producer: setup ## Producers for minutes while brokers are killed, hang and are all away; then slices of what they wrote
 	HIGHWATER_TEST_SOAK_SECONDS=300 $(RUN) pytest tests/test_acknowledged.py -k fall
 
 cluster: setup ## Three brokers that form one cluster, until Ctrl-C
@@ -35,8 +38,8 @@ cluster: setup ## Three brokers that form one cluster, until Ctrl-C
 test-crashes: setup ## The long series of processes that are killed at named points
 	$(RUN) pytest tests/test_crashes.py tests/test_crashes_daemon.py
 
-test-fast: setup ## The tests that start no JVM
-	$(RUN) pytest -m "not slow"
+test-fast: setup ## The tests that take no slice through Spark
+	$(RUN) pytest -n $(WORKERS) -m "not slow"
 
 bench: setup ## Measure, and write docs/benchmarks.md
 	@$(RUN) bench $(ARGS)

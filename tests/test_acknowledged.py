@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
 
-# `make soak` has minutes instead of seconds.
+# `make soak-producer` has minutes instead of seconds.
 SECONDS = float(os.environ.get("HIGHWATER_TEST_SOAK_SECONDS", "25"))
 AWAY = SECONDS / 5
 RATE = 1000

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+from dev.kills import worker, works
 from dev.processes import wait_until
 from highwater import settings
 from highwater.declaration import Limits
@@ -33,19 +34,6 @@ LONGEST = 480
 
 # What a run's only slice has when its worker is killed, one run each.
 MOMENTS: tuple[tuple[str, ...], ...] = ((), ("raw",), ("raw", "events"), ("raw", "events", "rejects"), TABLES)
-
-
-def worker(instance: dg.DagsterInstance, run: DagsterRun) -> int | None:
-    """The process that executes a run's steps; None until it began."""
-    for record in instance.all_logs(run.run_id):
-        data = (
-            record.dagster_event.engine_event_data
-            if record.dagster_event and record.dagster_event.is_engine_event
-            else None
-        )
-        if data is not None and "pid" in data.metadata and "Executing steps" in (record.dagster_event.message or ""):
-            return int(str(data.metadata["pid"].value))
-    return None
 
 
 def started(instance: dg.DagsterInstance) -> list[DagsterRun]:
@@ -117,15 +105,6 @@ def the_run_of(
                 return run, pid
         time.sleep(0.05)
     raise AssertionError("no run took the new slice")
-
-
-def works(pid: int) -> bool:
-    """Whether a process runs; a dead one that nobody has waited for does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
 def group_of(pid: int | None) -> int:

@@ -1,0 +1,278 @@
+"""`make soak`: faulty records are written while processes are killed; then every record is accounted for.
+
+What belongs here: the order of events and the verdict. What does not: killing (`dev.kills`), writing, the comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+from assets.streams import load_streams
+from dev import paths
+from dev.account import Account, account_file
+from dev.compare import Comparison
+from dev.dagster_questions import Ask, slice_states
+from dev.demo import STREAMS, TooSlowError, fresh_home, without_configuration
+from dev.generator import SOURCES, Order, Target, create_topic, generate
+from dev.kills import Killer, schedule
+from dev.processes import signals_raise_interrupt
+from dev.readings import covered_ends, end_offsets
+from dev.reconcile import reconcile, report
+from dev.stack import Stack
+from highwater import settings
+from highwater.errors import HighwaterError, TemporaryError
+from orchestration.origin_counts import count_ends
+from orchestration.standing import attempts
+from resources.kafka import Kafka
+from resources.lake import Lake
+from resources.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+RECORDS, KILLS, SEED = 1_000_000, 100, 20_260_101
+# Seconds between two kills.
+LEAST_SECONDS, MOST_SECONDS = 5.0, 30.0
+# Most of the records are orders, which have more ways to fail.
+SHARES = {"orders": 0.8, "payments": 0.2}
+# Soon enough that the first tier's retry finds some of the late customers, and the second one's the others.
+LATE_SECONDS = 20.0
+SETTLE_SECONDS = 3600.0
+POLL_SECONDS = 5.0
+# Below it a driver does not live long enough for the second compiler.
+MANY_RECORDS = 200_000
+
+
+@dataclass(frozen=True)
+class Ordeal:
+    """What is asked of a soak.
+
+    Args:
+        records: how many are written in all.
+        kills: how many processes are killed meanwhile.
+        seed: decides the records, and what is killed when.
+        least: seconds between two kills, at the least.
+        most: seconds between two kills, at the most.
+        settle: seconds that the rest may take after the last kill.
+    """
+
+    records: int = RECORDS
+    kills: int = KILLS
+    seed: int = SEED
+    least: float = LEAST_SECONDS
+    most: float = MOST_SECONDS
+    settle: float = SETTLE_SECONDS
+
+    @property
+    def rate(self) -> float:
+        """Records a second, so that writing lasts about as long as killing."""
+        return self.records / max(1.0, self.kills * (self.least + self.most) / 2)
+
+
+@dataclass
+class Verdict:
+    """What came of it: `wrong` is empty when every record is accounted for."""
+
+    comparisons: list[Comparison] = field(default_factory=list)
+    killed: Mapping[str, int] = field(default_factory=dict)
+    slices: int = 0
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Soak:
+    """One soak in a home of its own.
+
+    Args:
+        home: a fresh folder for all state.
+        console: where progress and report go.
+        ordeal: what is asked.
+    """
+
+    def __init__(self, home: Path, console: Console, ordeal: Ordeal) -> None:
+        self.home = home
+        self.console = console
+        self.ordeal = ordeal
+        self.lake = str(home / "lake")
+        self._stop = Event()
+        self._began = time.monotonic()
+
+    def run(self) -> Verdict:
+        """Write and kill, wait for the rest, compare.
+
+        Raises:
+            TooSlowError: not everything was settled in time.
+        """
+        short = self.ordeal.records < MANY_RECORDS
+        stack = Stack(
+            self.home, base=without_configuration(os.environ), short_lived=short, on_broker=self._create_topics
+        )
+        with ExitStack() as ending:
+            ending.enter_context(stack)
+            ending.callback(self._stop.set)
+            target = Target(stack.bootstrap, self.home, self.lake)
+            writers = [self._writer(stream, target) for stream in STREAMS]
+            killer = Killer(stack, self._tell)
+            killer.run(schedule(self.ordeal.seed, self.ordeal.kills, self.ordeal.least, self.ordeal.most), self._stop)
+            for writer in writers:
+                writer.join()
+            self._tell("everything is written and killed; the rest is waited for")
+            self._settle(stack)
+            return self._judge(stack, {str(victim): count for victim, count in killer.done.items()})
+
+    def _create_topics(self, stack: Stack) -> None:
+        for stream in STREAMS:
+            create_topic(Target(stack.bootstrap, self.home, self.lake), stream, SOURCES[stream].partitions)
+
+    def _writer(self, stream: str, target: Target) -> Thread:
+        thread = Thread(target=self._write, args=(stream, target), daemon=True)
+        thread.start()
+        return thread
+
+    def _write(self, stream: str, target: Target) -> None:
+        """Write a stream's share; a generator that gives up as its broker is killed is started again for the rest."""
+        wanted, rate = (int(share * SHARES[stream]) for share in (self.ordeal.records, self.ordeal.rate))
+        tries = 0
+        while (left := wanted - self._written(stream)) > 0 and not self._stop.is_set():
+            order = Order(self.ordeal.seed + tries, left, max(1.0, rate), late_after=LATE_SECONDS)
+            tries += 1
+            try:
+                generate(SOURCES[stream], target, order, self._stop)
+            except TemporaryError as error:
+                self._tell(f"the generator of {stream} starts again: {str(error).splitlines()[0]}")
+                self._stop.wait(1.0)
+
+    def _written(self, stream: str) -> int:
+        file = account_file(self.home, stream)
+        if not file.exists():
+            return 0
+        account = Account(file)
+        try:
+            return len(account.written(stream))
+        finally:
+            account.close()
+
+    def _settle(self, stack: Stack) -> None:
+        """Wait until every offset of the main topics is in a slice that stands in all tables."""
+        dagster = stack.dagster
+        assert dagster is not None
+        deadline, told = time.monotonic() + self.ordeal.settle, -1
+        while left := self._left(dagster.ask, stack.bootstrap):
+            if time.monotonic() > deadline:
+                raise TooSlowError(
+                    "not everything was settled in time", found="; ".join(left), remedy=f"read {self.home / 'logs'}"
+                )
+            if len(left) != told:
+                told = len(left)
+                self._tell(f"{told} things are left, {left[0]} among them")
+            time.sleep(POLL_SECONDS)
+
+    def _left(self, ask: Ask, bootstrap: str) -> list[str]:
+        """What is not done yet, of the slices that were planned and of the topics."""
+        known = slice_states(ask, [(stream, table) for stream, tables in STREAMS.items() for table in tables])
+        lacking = {key: None for states in known.values() for key in sorted(states.planned - states.materialised)}
+        return [*lacking, *(stream for stream in STREAMS if not self._covered(stream, bootstrap))]
+
+    def _covered(self, stream: str, bootstrap: str) -> bool:
+        ends = {partition: end for partition, end in end_offsets(bootstrap, stream).items() if end}
+        return covered_ends(self.lake, stream) == ends
+
+    def _judge(self, stack: Stack, killed: Mapping[str, int]) -> Verdict:
+        """Hold topics, tables and account against each other, once nothing moves any more."""
+        dagster = stack.dagster
+        assert dagster is not None
+        dagster.daemon.stop()
+        verdict = Verdict(killed=killed)
+        here = settings.Settings.from_environment({settings.HOME: str(self.home)})
+        ledger, lake, kafka = Ledger(here.ledger_url), Lake(here.lake), Kafka(stack.bootstrap)
+        for stream in STREAMS:
+            self._tell(f"topic, tables and account of {stream} are compared, record by record")
+            comparison = reconcile(stream, bootstrap=stack.bootstrap, lake=self.lake, home=self.home)
+            verdict.comparisons.append(comparison)
+            verdict.slices += comparison.numbers["slices"]
+            if comparison.differences:
+                verdict.wrong.append(f"{stream}: differences")
+            if error := count_ends(ledger, lake, load_streams()[stream]).error:
+                verdict.wrong.append(f"{stream}: {error}")
+            verdict.wrong += [f"{stream}: {red}" for red in failing(ledger, kafka, lake, stream)]
+        verdict.seconds = time.monotonic() - self._began
+        return verdict
+
+    def _tell(self, what: str) -> None:
+        self.console.print(f"[dim]{time.monotonic() - self._began:6.0f} s[/dim]  {what}")
+
+
+def failing(ledger: Ledger, kafka: Kafka, lake: Lake, stream: str) -> Iterator[str]:
+    """The checks that fail in slices that stand whole in all tables, with what they say; warnings are none."""
+    from orchestration.checks import CHECKS, Sources
+
+    declared = load_streams()[stream]
+    standing, sources = attempts(lake, declared), Sources(ledger, kafka, lake)
+    keys = [piece.key for piece in ledger.slices(stream) if not standing.lacking(piece.key)]
+    for checks in CHECKS if keys else ():
+        for name, by_slice in checks.decide(sources, declared, keys).items():
+            for key, verdict in by_slice.items():
+                if not verdict.passed and not verdict.warning:
+                    yield f"{name} of {key}: {verdict.text}"
+
+
+def tell(console: Console, ordeal: Ordeal, verdict: Verdict) -> None:
+    """The report."""
+    console.print()
+    for comparison in verdict.comparisons:
+        report(comparison, console)
+    killed = ", ".join(f"{count} x {victim}" for victim, count in sorted(verdict.killed.items()))
+    console.print(f"seed {ordeal.seed}: {ordeal.records:,} records, {verdict.slices} slices, {verdict.seconds:.0f} s")
+    console.print(f"killed: {killed or 'nothing'}")
+    for wrong in verdict.wrong:
+        console.print(f"[red]wrong: {wrong}[/red]", markup=True)
+    if not verdict.wrong:
+        console.print("[green]every record is accounted for, and no check raises a false alarm[/green]")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program: exit status 0 when every record is accounted for, 1 when not, 130 after Ctrl-C."""
+    from rich.console import Console
+
+    asked = _parser().parse_args(arguments)
+    console = Console()
+    ordeal = Ordeal(asked.records, asked.kills, asked.seed, settle=asked.settle)
+    try:
+        with signals_raise_interrupt():
+            soak = Soak(fresh_home(asked.home.absolute()), console, ordeal)
+            console.print(f"seed {ordeal.seed}; logs: {soak.home / 'logs'}")
+            verdict = soak.run()
+    except HighwaterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; everything was ended", file=sys.stderr)
+        return 130
+    tell(console, ordeal, verdict)
+    return 1 if verdict.wrong else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m dev.soak", description=__doc__)
+    home = paths.home(os.environ) / "soak"
+    parser.add_argument("--home", type=Path, default=home, help="emptied first; default: %(default)s")
+    parser.add_argument("--records", type=int, default=RECORDS, help="of all streams; default: %(default)s")
+    parser.add_argument("--kills", type=int, default=KILLS, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
+    parser.add_argument("--settle", type=float, default=SETTLE_SECONDS, help="seconds; default: %(default)s")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

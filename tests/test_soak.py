@@ -1,0 +1,66 @@
+"""Every record is accounted for although processes were killed all the time."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dev.compare import Comparison
+from dev.kills import Victim, schedule
+from dev.soak import Ordeal, Soak, Verdict, main, tell
+from highwater.errors import TemporaryError
+
+
+def test_a_seed_decides_what_is_killed_and_when() -> None:
+    kills = [*schedule(7, 40, 2.0, 5.0)]
+    assert kills == [*schedule(7, 40, 2.0, 5.0)]
+    assert kills != [*schedule(8, 40, 2.0, 5.0)]
+    assert len(kills) == 40
+    assert {kill.victim for kill in kills[:4]} == {*Victim}
+    assert all(2.0 <= kill.after <= 5.0 for kill in kills)
+    workers = sum(kill.victim is Victim.WORKER for kill in schedule(7, 1000, 0, 1))
+    assert 500 < workers < 700
+
+
+def test_records_are_written_for_as_long_as_processes_are_killed() -> None:
+    assert Ordeal(records=1000, kills=10, least=2, most=8).rate == 20
+    assert Ordeal(records=1000, kills=0).rate == 1000
+
+
+def test_what_is_wrong_is_told_and_is_the_exit_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    comparison = Comparison("orders")
+    comparison.differences.add("raw: lacks a record of the topic", "0:0")
+    verdict = Verdict([comparison], {"broker": 2}, wrong=["orders: differences"])
+    tell(console, Ordeal(seed=9), verdict)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in ("seed 9", "2 x broker", "wrong: orders: differences", "raw: lacks a record"):
+        assert part in text
+    monkeypatch.setattr("dev.soak.Soak.run", lambda _: verdict)
+    assert main(["--home", str(tmp_path / "soak"), "--records", "5"]) == 1
+    monkeypatch.setattr("dev.soak.Soak.run", lambda _: Verdict())
+    assert main(["--home", str(tmp_path / "soak")]) == 0
+
+    def fail(_: object) -> None:
+        raise TemporaryError("too slow", found="a slice", remedy="wait")
+
+    monkeypatch.setattr("dev.soak.Soak.run", fail)
+    assert main(["--home", str(tmp_path / "soak")]) == 1
+    assert "too slow" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.timeout(3600)
+def test_fifty_thousand_records_and_ten_kills(tmp_path: Path) -> None:
+    """Of workers, daemon, broker and Spark, while every fault is written; held against an account of its own."""
+    verdict = Soak(tmp_path / "soak", Console(width=200), Ordeal(50_000, 10, least=4, most=10, settle=1800)).run()
+    assert verdict.wrong == []
+    assert sum(verdict.killed.values()) == 10
+    assert len(verdict.killed) == len(Victim)
+    assert sum(comparison.numbers["records in the topic"] for comparison in verdict.comparisons) >= 49_000
