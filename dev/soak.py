@@ -121,7 +121,8 @@ class Soak:
         with ExitStack() as ending:
             ending.enter_context(stack)
             ending.callback(self._stop.set)
-            target = Target(stack.bootstrap, self.home, self.lake)
+            # Its client would tell of each connection that the killed broker refuses.
+            target = Target(stack.bootstrap, self.home, self.lake, {"log_level": "0"})
             writers = [self._writer(stream, target) for stream in STREAMS]
             killer = Killer(stack, self._tell)
             killer.run(schedule(self.ordeal.seed, self.ordeal.kills, self.ordeal.least, self.ordeal.most), self._stop)
@@ -150,7 +151,7 @@ class Soak:
             try:
                 generate(SOURCES[stream], target, order, self._stop)
             except TemporaryError as error:
-                self._tell(f"the generator of {stream} starts again: {str(error).splitlines()[0]}")
+                self._tell(f"the generator of {stream} starts again: {error.problem}")
                 self._stop.wait(1.0)
 
     def _written(self, stream: str) -> int:
