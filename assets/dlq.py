@@ -1,7 +1,8 @@
 """Dlq: what was rejected is published to the tiers and to the parked topic, each record once (I7).
 
 What belongs here: which rejects are still to be sent, and in which portions; the table of what was. What does not: the
-routing, which the rejects carry, and the transactions (`resources.transactions`).
+routing, which the rejects carry, what becomes of a record that its topic does not take (`assets.dlq_sending`), and the
+transactions (`resources.transactions`).
 
 The order is: the decision stands in events and rejects; its rejects are published, portion by portion, each with a mark
 that counts them; the ledger keeps the last mark; the table keeps the origins. Only then may the slice be decided anew,
@@ -13,21 +14,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from assets import rejects
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
+from assets.dlq_sending import Reject, Sending
 from assets.events import ORIGIN_COLUMNS, require
 from assets.origins import DLQ as TABLE
 from assets.origins import covering
 from assets.reclaims import NUMBER, counted
+from assets.references import came_as, original_of
 from assets.work import SliceReport, Work
-from highwater.envelope import ORIGIN, Envelope, wrapped
+from highwater.envelope import ORIGIN, Envelope
 from highwater.errors import ConfigurationError, DependencyAwayError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
+from highwater.portions import cut
 from resources.dlq_topics import Shape, ensure
 from resources.lake import count_in, query, slice_is_one_of, stream_rows
-from resources.producer import Record
 from resources.spark import delta_errors
 from resources.spark_tables import create_table, replace_slices, rows_at
 from resources.transactions import Mark, Transactions
@@ -67,6 +71,7 @@ def materialise(work: Work) -> list[SliceReport]:
     Raises:
         TemporaryError: rejects of a slice are not there yet.
         TopicDriftError: a DLQ topic is not set up as it must be.
+        RecordTooLargeError: the parked topic does not even take a reference to a record.
         SupersededAttemptError: another run publishes the same slice, or decided it anew.
         DependencyAwayError: Kafka, Spark or the lake is away; what was published so far is known and not sent again.
     """
@@ -82,9 +87,11 @@ def materialise(work: Work) -> list[SliceReport]:
             rejected = [piece for piece in open_ if decisions[piece.key].rows]
             topics = ensure(work.kafka, work.stream) if rejected else {}
             sent = dict.fromkeys([piece.key for piece in open_], 0)
-            sent |= {p.key: _publish(work, p, decisions[p.key], decided.version, topics) for p in rejected}
+            read = decided.version
+            for piece in rejected:
+                sent[piece.key], read = _publish(work, piece, decisions[piece.key], read, topics)
         with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
-            version = _commit(work, [decisions[piece.key] for piece in open_], sent, standing, decided.version)
+            version = _commit(work, [decisions[piece.key] for piece in open_], sent, standing, read)
     done = {piece.key for piece in open_}
     notes = {key: _why_nothing(decisions[key]) for key in work.keys if key not in done}
     return reports(work, TABLE, decisions, notes, clock, version)
@@ -98,9 +105,13 @@ def _why_nothing(decision: Proof) -> str:
     return "already published" if decision.rows else "nothing was rejected"
 
 
-def _publish(work: Work, piece: Slice, decision: Proof, version: int, topics: Mapping[str, Shape]) -> int:
-    """Send what is not sent yet of a slice's rejects; how many were sent of this decision in all."""
-    waiting = _Waiting(work, piece, version, topics)
+def _publish(work: Work, piece: Slice, decision: Proof, version: int, topics: Mapping[str, Shape]) -> tuple[int, int]:
+    """Send what is not sent yet of a slice's rejects.
+
+    Returns:
+        How many were sent of this decision in all, and the version of rejects that tells where to.
+    """
+    waiting = _Waiting(work, piece, version)
     if waiting.rejects != decision.rows:
         raise UnbalancedError(
             f"{piece.key}: the table of rejects holds another number of rows than its commit recorded",
@@ -116,12 +127,13 @@ def _publish(work: Work, piece: Slice, decision: Proof, version: int, topics: Ma
         _record_sent(work, piece, decision, sent)
         if sent < total:
             work.log(f"{piece.key}: publishing {total - sent:,} of {total:,} rejects")
+        sending = Sending(work, decision, version, topics, transactions)
         for portion in waiting.portions(sent):
-            sent += len(portion)
-            transactions.commit(portion, Mark(decision.attempt, sent, piece.identity))
+            before, sent = Mark(decision.attempt, sent, piece.identity), sent + len(portion)
+            sending.send(portion, before, replace(before, sent=sent))
             _record_sent(work, piece, decision, sent)
             work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
-    return total
+    return total, sending.version
 
 
 def _record_sent(work: Work, piece: Slice, decision: Proof, sent: int) -> None:
@@ -161,9 +173,8 @@ def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
 class _Waiting:
     """The rejects of a slice that no publication of an earlier decision holds, in the order of their origins."""
 
-    def __init__(self, work: Work, piece: Slice, version: int, topics: Mapping[str, Shape]) -> None:
+    def __init__(self, work: Work, piece: Slice, version: int) -> None:
         self._piece = piece
-        self._topics = topics
         self._table = _at(work, rejects.TABLE, version)
         mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
         # `octet_length` takes text alone here.
@@ -177,25 +188,24 @@ class _Waiting:
         open_ = [row for row in found if not row["sent_before"] and _copy(row) not in held]
         self.origins = [(_place(row), int(str(row["bytes"]))) for row in open_]
 
-    def portions(self, sent: int) -> Iterator[list[Record]]:
-        """The records behind the first `sent` ones, in portions for a transaction each.
+    def portions(self, sent: int) -> Iterator[list[Reject]]:
+        """The rejects behind the first `sent` ones, in portions for a transaction each.
 
         What is read at once is bounded by the values' sizes, what is sent at once by those of whole records.
         """
         for places in _cut(self.origins[sent:], lambda origin: origin[1]):
-            yield from _cut(self._records([place for place, _ in places]), _bytes)
+            yield from _cut(self._rejects([place for place, _ in places]), attrgetter("size"))
 
-    def _records(self, places: Sequence[tuple[Any, ...]]) -> Iterator[Record]:
+    def _rejects(self, places: Sequence[tuple[Any, ...]]) -> Iterator[Reject]:
         mine = slice_is_one_of([self._piece.key])
         wanted = set(places)
         where = f"proof IS NULL AND {mine} AND ({covering(places)})"
         columns = f"{_RECORD}, {count_in(self._table, NUMBER)} AS {NUMBER}"
         for row in stream_rows(self._table, f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORDER}"):
             if _place(row) in wanted:
-                yield self._record(row)
+                yield self._reject(row)
 
-    def _record(self, row: Mapping[str, Any]) -> Record:
-        own = [(header["key"], header["value"]) for header in row["headers"] or ()]
+    def _reject(self, row: Mapping[str, Any]) -> Reject:
         envelope = Envelope(
             topic=row["origin_topic"],
             generation=row["origin_generation"],
@@ -209,28 +219,14 @@ class _Waiting:
             first_failed_at=row["first_failed_at"],
             reclaims=row[NUMBER],
         )
-        # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
-        partition = row["origin_partition"] % self._topics[row["next_topic"]].partitions
-        return Record(row["next_topic"], row["key"], row["value"], wrapped(envelope, own), partition=partition)
+        found = original_of(row)
+        if row["retries"]:  # headers of the main topic mean nothing
+            envelope = replace(envelope, reference=came_as(found))
+        return Reject.of(envelope, row["next_topic"], found)
 
 
 def _cut(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Portions that fit a transaction; what is larger by itself is a portion of its own."""
-    portion: list[T] = []
-    total = 0
-    for item in items:
-        if portion and (len(portion) == RECORDS_A_TRANSACTION or total + size(item) > BYTES_A_TRANSACTION):
-            yield portion
-            portion, total = [], 0
-        portion.append(item)
-        total += size(item)
-    if portion:
-        yield portion
-
-
-def _bytes(record: Record) -> int:
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
-    return len(record.key or b"") + len(record.value or b"") + headers
+    return cut(items, size, RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION)
 
 
 def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:

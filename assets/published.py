@@ -27,6 +27,7 @@ from assets.work import SliceReport, Work
 from highwater import envelope
 from highwater.errors import ConfigurationError, TemporaryError, TopicAbsentError
 from highwater.plans import Publication
+from highwater.portions import cut
 from highwater.publishing import Judged, State, batches, in_order
 from resources.dlq_topics import ensure_accepted
 from resources.producer import Record
@@ -57,6 +58,7 @@ def materialise(work: Work) -> list[SliceReport]:
         RetractionError: what was sent of a slice would be no event any more.
         TopicDriftError: the topic is not set up as it must be.
         TopicRecreatedError: the topic is not the one that was published to.
+        RecordTooLargeError: the topic does not take an event; it and what follows wait.
         SupersededAttemptError: another run publishes the same stream.
         DependencyAwayError: Kafka or the lake is away; what was sent so far is known and not sent again.
     """
@@ -222,17 +224,7 @@ def _uncollected() -> Iterator[None]:
 
 def portions(records: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
     """Portions that fit a transaction; what is larger by itself is a portion of its own."""
-    portion: list[Outgoing] = []
-    total = 0
-    for one in records:
-        size = len(one.key) + len(one.value or b"")
-        if portion and (len(portion) == RECORDS_A_TRANSACTION or total + size > BYTES_A_TRANSACTION):
-            yield portion
-            portion, total = [], 0
-        portion.append(one)
-        total += size
-    if portion:
-        yield portion
+    return cut(records, lambda one: len(one.key) + len(one.value or b""), RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION)
 
 
 def _record(one: Outgoing, topic: str, partitions: int) -> Record:

@@ -104,10 +104,11 @@ def _one(sent: Sent, row: Row, records: Sequence[Kept], diff: Differences) -> No
     own = [(header["key"], header["value"]) for header in row["headers"] or ()]
     for kept in records[:1]:
         told = _envelope(kept)
+        missing = told.get("left_out", "").split(",")  # of one that is parked by reference
         pairs: tuple[tuple[str, Any, Any], ...] = (
-            ("key", row["key"], kept.key),
-            ("value", row["value"], kept.value),
-            ("headers of the record itself", _own(own), _own(kept.headers)),
+            ("key", None if "key" in missing else row["key"], kept.key),
+            ("value", b"" if "value" in missing else row["value"], kept.value),
+            ("headers of the record itself", [] if "headers" in missing else _own(own), _own(kept.headers)),
             ("partition", row["origin_partition"], kept.place.partition),
             ("timestamp type", 1, kept.timestamp_type),
             ("reason", row["reason"], told.get("reason")),

@@ -27,6 +27,15 @@ LATE = "highwater.late"
 REVISION = "highwater.revision"
 RETRACTED = "highwater.retracted"
 RECLAIMS = "highwater.reclaims"
+# Of a reference alone: a record on the parked topic whose value, at least, is left out.
+LEFT_OUT = "highwater.left_out"
+RAW_TOPIC = "highwater.raw.topic"
+RAW_GENERATION = "highwater.raw.generation"
+RAW_PARTITION = "highwater.raw.partition"
+RAW_OFFSET = "highwater.raw.offset"
+BYTES = "highwater.bytes"
+# What `highwater.left_out` may name.
+VALUE, OWN_HEADERS, KEY = "value", "headers", "key"
 
 # Room that a DLQ topic must have beyond the main topic's largest record.
 MOST_BYTES = 16 * 1024
@@ -53,8 +62,60 @@ class Origin(NamedTuple):
         return cls(*[row[name] for name in ORIGIN])
 
 
+class Place(NamedTuple):
+    """Where a record was read: it picks one row of the table `raw`."""
+
+    topic: str
+    generation: int
+    partition: int
+    offset: int
+
+
 # The columns of an origin, in every table.
 ORIGIN = tuple(f"origin_{name}" for name in Origin._fields)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the headers of a reference say beside the envelope.
+
+    Args:
+        left_out: the parts of the record that are not in it: the value, and perhaps its own headers and its key.
+        place: where all of it stands in raw.
+        size: of the whole record with its envelope, in bytes.
+    """
+
+    left_out: tuple[str, ...]
+    place: Place
+    size: int
+
+    def headers(self) -> list[Header]:
+        """The headers, all as text in UTF-8."""
+        plain: dict[str, object] = {
+            LEFT_OUT: ",".join(self.left_out),
+            RAW_TOPIC: self.place.topic,
+            RAW_GENERATION: self.place.generation,
+            RAW_PARTITION: self.place.partition,
+            RAW_OFFSET: self.place.offset,
+            BYTES: self.size,
+        }
+        return [(name, str(value).encode()) for name, value in plain.items()]
+
+    @classmethod
+    def of(cls, text: Mapping[str, str]) -> Self | None:
+        """What headers say, as text by name; None unless they are whole."""
+        parts = tuple(text.get(LEFT_OUT, "").split(","))
+        try:
+            generation, partition, offset, size = (
+                int(text.get(name, "")) for name in (RAW_GENERATION, RAW_PARTITION, RAW_OFFSET, BYTES)
+            )
+        except ValueError:
+            return None
+        if VALUE not in parts or not set(parts) <= {VALUE, OWN_HEADERS, KEY} or not text.get(RAW_TOPIC):
+            return None
+        if min(generation, partition, offset, size) < 0 or max(generation, partition) > _INT or offset > _LONG:
+            return None
+        return cls(parts, Place(text[RAW_TOPIC], generation, partition, offset), size)
 
 
 @dataclass(frozen=True)
@@ -70,6 +131,7 @@ class Envelope:
         slice_key: the slice that rejected it the last time.
         first_failed_at: when it was rejected the first time, in UTC.
         reclaims: how often the origin had been taken back from the DLQ when this was published (`highwater.reclaims`).
+        reference: where the record stands, if it is left out of this one; None of a whole one.
     """
 
     topic: str
@@ -83,6 +145,7 @@ class Envelope:
     slice_key: str
     first_failed_at: datetime
     reclaims: int = 0
+    reference: Reference | None = None
 
     @property
     def origin(self) -> Origin:
@@ -104,7 +167,8 @@ class Envelope:
             FIRST_FAILED_AT: self.first_failed_at.isoformat(),
             RECLAIMS: self.reclaims,
         }
-        return [(name, str(value).encode()) for name, value in plain.items()]
+        told: list[Header] = [(name, str(value).encode()) for name, value in plain.items()]
+        return told if self.reference is None else [*told, *self.reference.headers()]
 
 
 def wrapped(envelope: Envelope, headers: Iterable[Header]) -> list[Header]:
@@ -136,6 +200,9 @@ def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = N
     topic, numbers = text.get(ORIGIN_TOPIC), _numbers(text)
     if not topic or numbers is None or (believed is not None and not believed(topic)):
         return None
+    reference = Reference.of(text)
+    if reference is None and LEFT_OUT in text:
+        return None
     generation, partition, offset, timestamp, attempt, reclaims = numbers
     return Envelope(
         topic=topic,
@@ -149,6 +216,7 @@ def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = N
         slice_key=text.get(SLICE, ""),
         first_failed_at=_moment(text.get(FIRST_FAILED_AT, "")),
         reclaims=reclaims,
+        reference=reference,
     )
 
 

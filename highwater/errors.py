@@ -6,6 +6,11 @@ to raise, which is the business of the module that saw the fault.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 # The dependencies that have a breaker, beside the reference tables.
 KAFKA = "kafka"
 LAKE = "lake"
@@ -103,6 +108,24 @@ class RetractionError(PermanentError):
 
 class TopicDriftError(PermanentError):
     """A topic that is published to is not set up as the stream's declaration and its main topic ask for."""
+
+
+class RecordTooLargeError(PermanentError):
+    """A record is larger than its topic, or the producer, takes; nothing of its transaction is visible.
+
+    Args:
+        problem: what is wrong.
+        stored: not used.
+        found: the sizes.
+        remedy: the commands that raise the limits.
+        refused: the records that broker or client refused, where they are known.
+    """
+
+    def __init__(
+        self, problem: str, *, remedy: str, stored: object = None, found: object = None, refused: Sequence[object] = ()
+    ) -> None:
+        super().__init__(problem, remedy=remedy, stored=stored, found=found)
+        self.refused = refused
 
 
 class ForeignMemberError(PermanentError):

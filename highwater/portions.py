@@ -5,7 +5,7 @@ What belongs here: the cut. What does not: how long a portion may be, which whoe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,3 +20,25 @@ def portions(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     """
     for at in range(0, len(items), most):
         yield items[at : at + most]
+
+
+def cut(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
+    """Portions that fit a transaction; what is larger by itself is a portion of its own.
+
+    Args:
+        items: what is cut; one portion is held at a time.
+        size: of an item, in bytes.
+        most: items in a portion.
+        most_bytes: of the items of a portion together.
+    """
+    portion: list[T] = []
+    total = 0
+    for item in items:
+        weight = size(item)
+        if portion and (len(portion) == most or total + weight > most_bytes):
+            yield portion
+            portion, total = [], 0
+        portion.append(item)
+        total += weight
+    if portion:
+        yield portion

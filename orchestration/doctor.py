@@ -109,7 +109,7 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
     yield found
     if found.error is None:
         yield from _rules(deployment, stream)
-        yield _tried(f"DLQ topics of {stream.name}", lambda: see_no_drift(deployment.kafka(), stream))
+        yield _dlq(deployment, stream)
         if stream.publishes is not None:
             what = f"topic of accepted events {stream.publishes.topic}"
             yield _tried(what, lambda: see_accepted(deployment.kafka(), stream))
@@ -120,6 +120,15 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
     if stream.lookup is not None:
         table, column = stream.lookup.table, stream.lookup.column
         yield _tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), column))
+
+
+def _dlq(deployment: Deployment, stream: Stream) -> Tried:
+    what = f"DLQ topics of {stream.name}"
+    try:
+        text, warning = see_no_drift(deployment.kafka(), stream)
+    except HighwaterError as error:
+        return Tried(what, error=error)
+    return Tried(what, text, warning=warning)
 
 
 def _foreign(deployment: Deployment, topic: str) -> Tried:

@@ -1,7 +1,8 @@
-"""Parked records: which still wait for a person, sending them back to the tiers, and giving them up.
+"""Parked records: which still wait for a person, having them sent back to the tiers, and giving them up.
 
 What belongs here: what `redrive_parked` and `discard_parked` do, as a command and as a job. What does not: how a record
-comes to the parked topic (`assets.dlq`), or what becomes of it in a tier (`assets.origins`).
+comes to the parked topic (`assets.dlq`) or goes back (`orchestration.redriving`), or what becomes of it in a tier
+(`assets.origins`).
 
 A record that is sent back keeps its origin, so it is accepted once, however often it is sent; its copy on the parked
 topic stays, and counts no more.
@@ -10,22 +11,20 @@ topic stays, and counts no more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN, Envelope, Origin, opened, wrapped
+from highwater.envelope import ORIGIN, Envelope, Origin, opened
 from highwater.erasing import digest_of, microseconds, until
 from highwater.errors import ConfigurationError, TopicAbsentError
 from highwater.plans import Discard
 from highwater.reclaims import numbers, stale
 from highwater.slices import OffsetRange
-from resources.dlq_topics import ensure
+from orchestration.redriving import headers_of, key_of, redrive
 from resources.lake import count_in, query
-from resources.producer import Record
-from resources.transactions import Mark, Transactions
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from resources.lake import Lake
     from resources.ledger import Ledger
 
-# Values of other people's records are not held: what is sent is read once more, so many at a time.
-RECORDS_A_TRANSACTION = 1_000
 SAMPLES = 10
 # Of each record's detail so many characters are held and shown.
 DETAIL = 60
@@ -73,7 +70,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A parked record: where its latest copy stands, when it was parked (ms since 1970), and why, in a few words."""
+    """A parked record: where its latest copy stands, when it was parked (ms since 1970), and why, in a few words.
+
+    Of one that is parked by reference also what is left out of it.
+    """
 
     partition: int
     offset: int
@@ -82,6 +82,7 @@ class Waiting:
     slice_key: str
     detail: str
     key: str
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ class Parked:
         reasons = Counter(one.reason for one in self.waiting.values())
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common()) or "none"
         lines = [f"{len(self.waiting):,} parked records are meant: {told}"]
+        referred = sum(bool(one.left_out) for one in self.waiting.values())
+        lines += [f"{referred:,} of them are parked by reference: all of them stands in raw"] if referred else []
         lines += [f"{self.others:,} others wait"] if self.others else []
         lines += [f"{self.settled:,} were accepted, given up, taken back or erased before"] if self.settled else []
         lines += [f"{self.strange:,} have no envelope of ours and are left alone"] if self.strange else []
@@ -116,12 +119,20 @@ class Parked:
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The first of those that are meant, as names of columns and rows."""
-        names = ["partition", "offset", "origin", "key", "reason", "slice", "detail"]
+        names = ["partition", "offset", "origin", "key", "reason", "slice", "left out", "detail"]
         shown = sorted(self.waiting.items(), key=lambda item: (item[1].partition, item[1].offset))[:SAMPLES]
         return names, [
-            [str(one.partition), str(one.offset), _text(origin), one.key, one.reason, one.slice_key, one.detail]
+            [
+                *(str(one.partition), str(one.offset), _text(origin)),
+                *(one.key, one.reason, one.slice_key, one.left_out, one.detail),
+            ]
             for origin, one in shown
         ]
+
+    @property
+    def places(self) -> set[tuple[int, int]]:
+        """Partition and offset of those that are meant."""
+        return {(one.partition, one.offset) for one in self.waiting.values()}
 
 
 def _text(origin: Origin) -> str:
@@ -152,6 +163,8 @@ def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, 
 
     Raises:
         ConfigurationError: it is to be done and nobody is named, no reason is given, or there is no tier.
+        RecordTooLargeError: the first tier does not take some of them, which stay parked; the others are sent.
+        UnbalancedError: raw does not hold some that are parked by reference; the others are sent.
         DependencyAwayError: Kafka, the ledger or the lake is away.
     """
     if asked.sure and not asked.by:
@@ -166,7 +179,7 @@ def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, 
     if not asked.sure:
         log("a dry run: nothing was done")
     elif asked.because is None:
-        for sent in redrive(kafka, stream, parked):
+        for sent in redrive(kafka, lake, stream, parked.places, parked.ends):
             log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
     else:
         count = discard(ledger, stream, parked, by=asked.by, reason=asked.because, now=datetime.now(UTC))
@@ -196,7 +209,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
     erased = until(ledger.erasures.of(stream.name))
     strange = 0
     for message in kafka.read(stream.parked_topic, ends):
-        envelope = opened(_headers(message), stream.is_origin)
+        envelope = opened(headers_of(message), stream.is_origin)
         if envelope is None:
             strange += 1
         elif stale(taken_back, envelope.origin, envelope.reclaims):
@@ -204,7 +217,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
         elif _is_erased(message, envelope, erased):
             gone.add(envelope.origin)
         else:
-            chosen = choice.takes(envelope.reason, [envelope.slice_key], _key(message), message.timestamp()[1])
+            chosen = choice.takes(envelope.reason, [envelope.slice_key], key_of(message), message.timestamp()[1])
             waiting[envelope.origin] = _waiting(message, envelope), chosen
     ended = _settled(ledger, lake, stream, waiting)
     meant = {origin: one for origin, (one, chosen) in waiting.items() if chosen and origin not in ended}
@@ -212,22 +225,12 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
     return Parked(meant, others, len(ended) + len(gone - waiting.keys()), strange, ends)
 
 
-def _headers(message: Message) -> list[tuple[str, Any]]:
-    found: Any = message.headers()
-    return list(found or [])
-
-
-def _key(message: Message) -> bytes | None:
-    found: Any = message.key()
-    return found if found is None or isinstance(found, bytes) else str(found).encode()
-
-
 def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, datetime]) -> bool:
     """Whether a record was published, or parked, before its key was erased.
 
     Sent back to a tier it would get a time of its own there, behind the erasure, and be taken again.
     """
-    key = _key(message) if erased else None
+    key = key_of(message) if erased else None
     moment = erased.get(digest_of(key)) if key is not None else None
     oldest_ms = min(envelope.timestamp, message.timestamp()[1])
     return moment is not None and oldest_ms * 1000 <= microseconds(moment)
@@ -241,7 +244,8 @@ def _waiting(message: Message, envelope: Envelope) -> Waiting:
         reason=envelope.reason,
         slice_key=envelope.slice_key,
         detail=envelope.detail[:DETAIL],
-        key=(_key(message) or b"").decode("utf-8", "replace"),
+        key=(key_of(message) or b"").decode("utf-8", "replace"),
+        left_out="" if envelope.reference is None else ",".join(envelope.reference.left_out),
     )
 
 
@@ -257,59 +261,6 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
         accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE proof IS NULL AND {since}")
         found |= {Origin.of_row(row) for row in accepted}
     return found & set(origins)
-
-
-def redrive(kafka: Kafka, stream: Stream, parked: Parked) -> Iterator[int]:
-    """Send the records back to the first tier, as they are, in transactions; yields how many are sent so far.
-
-    Two at once end one of them. One that dies in between is begun anew: what it sent comes twice, and counts once.
-
-    Raises:
-        ConfigurationError: the stream has no tier.
-        TopicDriftError: a DLQ topic is not set up as it must be.
-        SupersededAttemptError: another one sends the same stream's records back.
-        DependencyAwayError: Kafka is away.
-    """
-    if not stream.tiers:
-        raise ConfigurationError(
-            f"{stream.name} has no tier to which parked records could be sent back",
-            remedy="declare one: tiers=(timedelta(seconds=10),) in the stream's file",
-        )
-    if not parked.waiting:
-        return
-    topics = ensure(kafka, stream)
-    to = stream.tier_topics[0]
-    name = f"highwater.pub.redrive.{stream.name}"
-    least = min(int(topic.config["max.message.bytes"]) for topic in topics.values())
-    sent = 0
-    with Transactions(kafka, name, stream.parked_topic, most_bytes=least) as transactions:
-        for portion in _portions(kafka, stream.parked_topic, parked):
-            records = [_record(message, to, topics[to].partitions) for message in portion]
-            sent += len(records)
-            transactions.commit(records, Mark(1, sent))  # nobody goes on from it
-            yield sent
-
-
-def _portions(kafka: Kafka, topic: str, parked: Parked) -> Iterator[list[Message]]:
-    wanted = {(one.partition, one.offset) for one in parked.waiting.values()}
-    portion: list[Message] = []
-    for message in kafka.read(topic, parked.ends):
-        if (message.partition(), message.offset()) in wanted:
-            portion.append(message)
-        if len(portion) == RECORDS_A_TRANSACTION:
-            yield portion
-            portion = []
-    if portion:
-        yield portion
-
-
-def _record(message: Message, topic: str, partitions: int) -> Record:
-    headers = _headers(message)
-    envelope = opened(headers)
-    assert envelope is not None, "only records with one were chosen"
-    value: Any = message.value()
-    # One try more, whatever it has behind it: where it fails again it is parked again.
-    return Record(topic, _key(message), value, wrapped(envelope, headers), partition=envelope.partition % partitions)
 
 
 def discard(ledger: Ledger, stream: Stream, parked: Parked, *, by: str, reason: str, now: datetime) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from highwater.envelope import MOST_BYTES
 from highwater.errors import ConfigurationError, TopicAbsentError, TopicDriftError
+from highwater.fitting import configure
 from resources.topic_facts import topic_settings
 
 if TYPE_CHECKING:
@@ -114,24 +115,34 @@ def _accepted(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
     return stream.publishes.topic, main, replace(main, config=needed)
 
 
-def see_no_drift(kafka: Kafka, stream: Stream) -> str:
-    """Check the topics that are there, and create none; returns what was found, in words.
+def see_no_drift(kafka: Kafka, stream: Stream) -> tuple[str, bool]:
+    """Check the topics that are there, and create none; returns what was found, in words, and whether it is a warning.
 
-    They shall have room for what the stream's foreign topics hold, too.
+    They should have room for what the stream's foreign topics hold, too; what finds none is parked by reference.
 
     Raises:
         TopicDriftError, TopicAbsentError, DependencyAwayError: as `ensure`.
     """
     others = _there(kafka, stream.foreign_topics).values()
     wanted = _wanted(stream, _shape(kafka, stream.topic), others)
-    return f"{len(_rooms(kafka, wanted))} of {len(wanted)} are there, and set up as they must be"
+    rooms = _rooms(kafka, wanted)
+    for topic, room in rooms.items():
+        if int(room) < (most := int(wanted[topic].config[ROOM])):
+            text = f"{topic} takes no record above {int(room):,} bytes, the topics that are read hold up to {most:,}"
+            return f"{text}: {configure(kafka.bootstrap, topic, f'{ROOM}={most}')}", True
+    return f"{len(rooms)} of {len(wanted)} are there, and set up as they must be", False
 
 
 def _rooms(kafka: Kafka, wanted: Mapping[str, Shape]) -> dict[str, str]:
-    """The largest batch that each of the topics takes that are there; these have no drift."""
+    """The largest batch that each of the topics takes that are there; these have no drift.
+
+    One that is too small for some records holds nobody up: these are parked, by reference in the end.
+    """
     found = _there(kafka, wanted)
     for topic, shape in found.items():
-        _see_no_drift(kafka, topic, wanted[topic], shape)
+        enough = int(shape.config[ROOM]) >= MOST_BYTES  # it takes a reference
+        least = {**wanted[topic].config, **({ROOM: str(MOST_BYTES)} if enough else {})}
+        _see_no_drift(kafka, topic, replace(wanted[topic], config=least), shape)
     return {topic: shape.config[ROOM] for topic, shape in found.items()}
 
 
@@ -227,8 +238,7 @@ def _see_no_drift(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> None
                 topic,
                 f"{name}={value}" + ("" if name in _EXACT else " or more"),
                 f"{name}={found.config.get(name)}",
-                f"kafka-configs --bootstrap-server {kafka.bootstrap} --alter --entity-type topics "
-                f"--entity-name {topic} --add-config {name}={value}",
+                configure(kafka.bootstrap, topic, f"{name}={value}"),
             )
 
 

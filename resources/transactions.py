@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError
+from highwater.errors import ConfigurationError, RecordTooLargeError, SupersededAttemptError, TemporaryError
+from highwater.fitting import size_of, too_large
 from resources.kafka import READER
 from resources.producer import POLL_SECONDS, Record
 from resources.producer_properties import producer_properties
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaException
+    from confluent_kafka import KafkaError, KafkaException
 
     from resources.kafka import Kafka
 
@@ -34,13 +36,20 @@ INIT_SECONDS = 90.0
 CALL_SECONDS = 30.0
 # librdkafka's own default.
 LARGEST_BATCH = 1_000_000
+# A broker ends the connection of a larger request (socket.request.max.bytes, 100 MiB by default), and says nothing.
+LARGEST_RECORD = 100 * 1024 * 1024 - 64 * 1024
+# A topic may compress batches anew, which lets those grow that cannot be compressed: by 1 part in 1,000 at the most.
+SPARE = 16
 PAUSE_SECONDS = 0.2
+REPORT_SECONDS = 5.0
 _FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE"})
 # A coordinator that was just made, or moved; an offset whose transaction is being settled.
 _MOVING = frozenset(
     {"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "UNSTABLE_OFFSET_COMMIT"}
     | {"_WAIT_COORD"}
 )
+# The first is the client's word too; the second means a batch larger than a segment of the topic's log.
+_TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _DENIED = frozenset({"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"})
 
 
@@ -61,11 +70,11 @@ def publishing_properties(kafka: Kafka, name: str, most_bytes: int = LARGEST_BAT
     """
     config = kafka.client_config()
     bootstrap = config.pop("bootstrap.servers")
-    # Of the topics' own limits none is below this; what is too large for its topic is refused by the broker.
+    # What is too large for its topic is refused by the broker.
     sized = {
-        "message.max.bytes": "104857600",
+        "message.max.bytes": str(LARGEST_RECORD),
         **{key: str(value) for key, value in config.items()},
-        "batch.size": str(min(LARGEST_BATCH, most_bytes)),
+        "batch.size": str(min(LARGEST_BATCH, most_bytes - most_bytes // SPARE)),
     }
     return dict(producer_properties(bootstrap, sized, transactional_id=name))
 
@@ -90,17 +99,26 @@ class Transactions:
         self._kafka = kafka
         self._name = name
         self._topic = topic
-        self._producer = Producer(publishing_properties(kafka, name, most_bytes))
+        self.properties: Mapping[str, Any] = publishing_properties(kafka, name, most_bytes)
+        # What is delivered the transaction tells. A callback for each record would cost as much as sending it.
+        reports = {"delivery.report.only.error": True, "on_delivery": self._reported}
+        self._anew = partial(Producer, {**self.properties, **reports})
+        self._producer = self._anew()
+        self._refused: set[tuple[str | None, bytes, bytes]] = set()
+        self._last: Mark | None = None
         # Only names the group: it is never assigned anything.
         self._group = Consumer(kafka.client_config(**{**READER, "group.id": name}))
 
     def __enter__(self) -> Self:
         try:
-            self._trying(lambda: self._producer.init_transactions(CALL_SECONDS), INIT_SECONDS)
+            self._init()
         except BaseException:
             self._close()
             raise
         return self
+
+    def _init(self) -> None:
+        self._trying(lambda: self._producer.init_transactions(CALL_SECONDS), INIT_SECONDS)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -124,18 +142,46 @@ class Transactions:
         found = self._trying(ask, CALL_SECONDS)
         if found.error is not None:
             raise self._kafka.away(found.error.str())
-        if found.offset < 0:
-            return None
-        told = json.loads(found.metadata)
-        return Mark(int(told["attempt"]), found.offset, str(told["identity"]))
+        told = json.loads(found.metadata) if found.offset >= 0 else None
+        self._last = told and Mark(int(told["attempt"]), found.offset, str(told["identity"]))
+        return self._last
 
     def commit(self, records: Sequence[Record], mark: Mark) -> None:
         """Publish records and the mark that counts them, all or nothing.
 
         Raises:
-            SupersededAttemptError: another run opened the same name: it goes on, this one ends.
+            SupersededAttemptError: another run opened the same name: it goes on, or the next one does; this one ends.
+            RecordTooLargeError: the broker or the client does not take some of the records, which the error names;
+                nothing of the transaction is visible, and another one may follow.
             DependencyAwayError: the transaction failed; nothing of it is visible, or the next opening finds it whole.
         """
+        self._refused.clear()
+        try:
+            self._commit(records, mark)
+        except TemporaryError as error:
+            if refused := self._too_large(records):
+                self._renew()
+                raise refused from error
+            raise
+        self._last = mark
+
+    def _renew(self) -> None:
+        """Go on with another producer, unless another run went on meanwhile.
+
+        One that had a record refused was seen to skip sequence numbers in its next transactions (librdkafka 2.16).
+        """
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+        self._producer, last = self._anew(), self._last
+        self._init()
+        if self.mark() != last:
+            raise SupersededAttemptError(
+                f"{self._name}: another run published the same meanwhile",
+                stored=last,
+                found=self._last,
+                remedy="nothing: the next run finds what that one did",
+            )
+
+    def _commit(self, records: Sequence[Record], mark: Mark) -> None:
         from confluent_kafka import KafkaException, TopicPartition
 
         told = {"attempt": mark.attempt, "identity": mark.identity}
@@ -153,14 +199,56 @@ class Transactions:
             raise self._ended(error) from error
 
     def _produce(self, record: Record) -> None:
+        from confluent_kafka import KafkaException
+
         fixed: dict[str, Any] = {} if record.partition is None else {"partition": record.partition}
         while True:
             try:
                 return self._producer.produce(
-                    record.topic, value=record.value, key=record.key, headers=list(record.headers), **fixed
+                    record.topic,
+                    value=record.value,
+                    key=record.key,
+                    headers=list(record.headers),
+                    **fixed,
                 )
             except BufferError:
                 self._producer.poll(POLL_SECONDS)
+            except KafkaException as error:
+                if error.args[0].name() in _TOO_LARGE:
+                    self._refused.add(_content(record.topic, record.key, record.value))
+                    self._abort()
+                raise
+
+    def _reported(self, error: KafkaError | None, message: Any) -> None:
+        if error is not None and error.name() in _TOO_LARGE:
+            self._refused.add(_content(message.topic(), message.key(), message.value()))
+
+    def _too_large(self, records: Sequence[Record]) -> RecordTooLargeError | None:
+        """The error of records that were refused for their size; None where there are none.
+
+        With others in its batch is no record that is larger than a batch may be. A batch of several that is refused
+        shows that a limit was lowered since it was read, which the next run finds.
+        """
+        self._producer.flush(REPORT_SECONDS)
+        alone = min(int(self.properties["batch.size"]), self.most_bytes)
+        refused = [one for one in records if _content(one.topic, one.key, one.value) in self._refused]
+        found = [one for one in refused if size_of(one.key, one.value, one.headers) > alone]
+        if not found:
+            return None
+        sizes = [(one.topic, size_of(one.key, one.value, one.headers)) for one in found]
+        error = too_large(sizes, self.most_bytes, self._kafka.bootstrap)
+        error.refused = found
+        return error
+
+    @property
+    def most_bytes(self) -> int:
+        """The largest record that the client takes."""
+        return int(self.properties["message.max.bytes"])
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the client compresses batches."""
+        return str(self.properties.get("compression.type", "none")) != "none"
 
     def _trying(self, call: Callable[[], T], seconds: float) -> T:
         """Call until it works: these calls can be repeated after an error that says so."""
@@ -203,3 +291,8 @@ class Transactions:
             self._producer.abort_transaction(CALL_SECONDS)
         except KafkaException:
             return  # the next one who opens the name settles it
+
+
+def _content(topic: str | None, key: bytes | None, value: bytes | None) -> tuple[str | None, bytes, bytes]:
+    """By what a record is known again: reports do not tell an empty key or value from none."""
+    return topic, key or b"", value or b""

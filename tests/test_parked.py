@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,15 +17,18 @@ from highwater import envelope
 from highwater.declaration import ON_REJECT, OnReject
 from highwater.envelope import Envelope, Origin, opened, wrapped
 from highwater.erasing import Erasure, digest_of
-from highwater.errors import ConfigurationError
+from highwater.errors import ConfigurationError, RecordTooLargeError
 from highwater.plans import Discard
 from orchestration.build import build_defs
+from orchestration.locating import locate
+from orchestration.origin_counts import count_ends
 from orchestration.parked import Asked, Choice, Parked, Waiting, act, look, only
 from orchestration.terminal import PERMANENT
 from resources.dlq_topics import ensure
-from resources.kafka import PartitionState, TopicState
+from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger
+from tests.conftest import create_topic
 from tests.scene import Scene
 from tests.support import Bench, Message, customers, order_message, send
 from tests.test_dlq import due, ends, published
@@ -211,7 +215,7 @@ def test_a_choice_is_by_reason_slice_key_and_time(parking: Parking) -> None:
 
 @pytest.mark.slow
 def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.parked.RECORDS_A_TRANSACTION", 2)
+    monkeypatch.setattr("orchestration.redriving.RECORDS_A_TRANSACTION", 2)
     written = [parking.envelope(n, partition=n % 2) for n in range(5)]
     parking.park(*written[:4])
     parking.park(written[4], key=None, value=b"\xff")
@@ -309,3 +313,91 @@ def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None
     assert (proof.counts["events"], proof.counts["superseded"], proof.counts["rejects"]) == (1, 1, 0)
     found = look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
     assert (len(found.waiting), found.settled) == (0, 1)
+
+
+def narrow(bench: Bench, topic: str, room: int) -> None:
+    """Create a topic of the DLQ as it must be, with room for little."""
+    settings = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1", "max.message.bytes": str(room)}
+    create_topic(bench.bootstrap, topic, 3, settings)
+
+
+def widen(bench: Bench, topic: str, room: int) -> None:
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+    entry = ConfigEntry("max.message.bytes", str(room), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    bench.kafka.admin().incremental_alter_configs([resource])[resource].result(30)
+
+
+def see_whole(bench: Bench) -> None:
+    """Every check passes, and every origin has one end."""
+    assert bench.failing() == {}
+    assert count_ends(bench.ledger, bench.lake, bench.stream).error is None
+
+
+@pytest.mark.slow
+def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whole(bench: Bench) -> None:
+    """It holds up nothing of its slice, and is told like any parked record.
+
+    The client compresses, so only the broker can tell what is too large: random digits shrink to three fifths.
+    """
+    bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1),))
+    bench.kafka = Kafka(bench.bootstrap, {"compression.type": "gzip"})
+    tier, parked_topic = bench.stream.tier_topics[0], bench.stream.parked_topic
+    narrow(bench, tier, 20_000)
+    narrow(bench, parked_topic, 45_000)
+
+    def late(name: str, note: str) -> Message:
+        return order_message(name, 1, customer_id="late", note=note)
+
+    sent = [
+        order_message("o0", 1),
+        late("o1", "x" * 90_000),
+        late("o2", os.urandom(30_000).hex()),
+        late("o3", os.urandom(60_000).hex()),
+        Message(os.urandom(50_000), b"garbled", 0, [("own", os.urandom(50_000))]),
+    ]
+    bench.send(*sent)
+    first = bench.plan(0, p0=(0, 5))
+    bench.materialise(first)
+    see_whole(bench)
+    assert [(key, value) for _, key, value, _ in published(bench.bootstrap, tier)] == [(b"o1", sent[1].value)]
+    found = {
+        int(dict(headers)[envelope.ORIGIN_OFFSET] or b""): (key, value, dict(headers))
+        for _, key, value, headers in published(bench.bootstrap, parked_topic)
+    }
+    assert {n: (key, value) for n, (key, value, _) in found.items()} == {
+        2: (b"o2", sent[2].value),
+        3: (b"o3", b""),
+        4: (None, b""),
+    }
+    left_out = [headers.get(envelope.LEFT_OUT) for _, (_, _, headers) in sorted(found.items())]
+    assert left_out == [None, b"value", b"value,headers,key"]
+    told = [found[3][2][name] for name in (envelope.RAW_TOPIC, envelope.RAW_PARTITION, envelope.RAW_OFFSET)]
+    assert told == [bench.stream.topic.encode(), b"0", b"3"]
+    [located] = locate(bench.ledger, bench.kafka, bench.lake, bench.stream, bench.stream.topic, 0, 3)
+    assert located.end == "parked"
+    assert count_ends(bench.ledger, bench.lake, bench.stream).parked == 3
+
+    def back() -> Parked:
+        return act(bench.ledger, bench.kafka, bench.lake, bench.stream, Asked(sure=True, by="ann"), bench.log.append)
+
+    bench.kafka = Kafka(bench.bootstrap)
+    with pytest.raises(RecordTooLargeError, match="3 records stay parked") as caught:
+        back()
+    assert f"--entity-name {tier} --add-config max.message.bytes=" in caught.value.remedy
+    assert len(published(bench.bootstrap, tier)) == 1
+    assert any("2 of them are parked by reference" in line for line in bench.log)
+    widen(bench, tier, 500_000)
+    back()
+    whole = {(key, value): headers for _, key, value, headers in published(bench.bootstrap, tier)}
+    assert set(whole) == {(one.key, one.value) for one in sent[1:]}
+    assert whole[sent[4].key, sent[4].value][0] == sent[4].headers[0]
+    assert not [name for headers in whole.values() for name, _ in headers if name == envelope.LEFT_OUT]
+    customers(bench.lake, ["c1", "late"])
+    # The main slice once more: what was parked is left there by it.
+    bench.materialise(first, *due(bench))
+    assert sorted(row["key"] for row in bench.rows("events")) == ["o0", "o1", "o2", "o3"]
+    see_whole(bench)
+    found_now = look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
+    assert (len(found_now.waiting), found_now.settled) == (1, 2)

@@ -1,0 +1,200 @@
+"""Sending rejects: whole where their topic takes them, on the parked topic, in the end by reference, where it does not.
+
+What belongs here: a portion's way into a transaction. What does not: which rejects are to be sent (`assets.dlq`), the
+sizes (`highwater.fitting`), and how a record is found in raw (`assets.references`).
+
+Where a record goes stands in the table of rejects before it is sent, so whoever goes on after a crash, and all who
+read the table, know it. That it is parked by reference stands in its headers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from assets import rejects
+from assets.commit import commit_lock
+from assets.references import Original, place_of
+from highwater.envelope import (
+    KEY,
+    ORIGIN,
+    OWN_HEADERS,
+    VALUE,
+    Envelope,
+    Header,
+    Origin,
+    Place,
+    Reference,
+    unwrapped,
+    wrapped,
+)
+from highwater.errors import RecordTooLargeError
+from highwater.fitting import Limits, size_of
+from resources.dlq_topics import ROOM, Shape
+from resources.lake import slice_is_one_of
+from resources.producer import Record
+from resources.spark_tables import replace_slices, rows_at
+from resources.transactions import Mark, Transactions
+
+if TYPE_CHECKING:
+    from assets.work import Work
+    from highwater.proof import Proof
+
+# No longer place can be in a reference, so what fits with it fits with any.
+_LONGEST = Place("x" * 249, 2**31 - 1, 2**31 - 1, 2**63 - 1)
+_ORIGINS = (
+    "origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, too_large_for STRING"
+)
+
+
+class Reject(NamedTuple):
+    """A record that is to be sent.
+
+    Args:
+        envelope: what is told of it.
+        topic: where it goes.
+        found: the record as it was read, an earlier envelope included.
+        headers: what it is sent with if it is sent whole.
+        size: in bytes, sent whole.
+    """
+
+    envelope: Envelope
+    topic: str
+    found: Original
+    headers: Sequence[Header]
+    size: int
+
+    @classmethod
+    def of(cls, envelope: Envelope, topic: str, found: Original) -> Reject:
+        """A record with what follows from it."""
+        headers = wrapped(envelope, found.headers)
+        return cls(envelope, topic, found, headers, size_of(found.key, found.value, headers))
+
+
+@dataclass
+class Sending:
+    """The rejects of one slice on their way.
+
+    Args:
+        work: the connections.
+        decision: the proof of the slice in rejects.
+        version: of that table; a later one where records go elsewhere than they were to.
+        topics: how the topics are set up.
+        transactions: opened by the slice's name.
+    """
+
+    work: Work
+    decision: Proof
+    version: int
+    topics: Mapping[str, Shape]
+    transactions: Transactions
+    _refused: set[tuple[Origin, str]] = field(default_factory=set)
+
+    def send(self, portion: Sequence[Reject], before: Mark, after: Mark) -> None:
+        """Send a portion in one transaction. What broker or client do not take goes another way, in another one.
+
+        Args:
+            portion: rejects in the order of their origins.
+            before: the mark that stands.
+            after: the mark that counts these too.
+
+        Raises:
+            RecordTooLargeError: the parked topic does not even take a reference.
+            As `Transactions.commit`.
+        """
+        while True:
+            portion = self._directed(portion, before)
+            records = [self._record(one) for one in portion]
+            try:
+                return self.transactions.commit(records, after)
+            except RecordTooLargeError as error:
+                told = {id(record) for record in error.refused}
+                refused = {
+                    (one.envelope.origin, one.topic)
+                    for one, record in zip(portion, records, strict=True)
+                    if id(record) in told
+                }
+                if refused <= self._refused:  # a reference of it was what was sent
+                    raise
+                self._refused |= refused
+
+    @cached_property
+    def _limits(self) -> Limits:
+        rooms = {topic: int(shape.config[ROOM]) for topic, shape in self.topics.items()}
+        return Limits(rooms, self.transactions.most_bytes, self.transactions.compresses)
+
+    def _fits(self, one: Reject) -> bool:
+        if (one.envelope.origin, one.topic) in self._refused:
+            return False
+        return self._limits.admits(one.topic, one.size)
+
+    def _directed(self, portion: Sequence[Reject], before: Mark) -> Sequence[Reject]:
+        """The portion, with what its tier does not take on the parked topic; the table of rejects knows it first."""
+        parked = self.work.stream.parked_topic
+        moved = [one for one in portion if one.topic != parked and not self._fits(one)]
+        if not moved:
+            return portion
+        self.transactions.commit([], before)  # who was fenced meanwhile ends here, and changes nothing
+        notes = {one.envelope.origin: f"too large for {one.topic}, {one.size:,} bytes; " for one in moved}
+        self._move(notes)
+        self.work.log(f"{self.decision.key}: {len(moved):,} records are too large for their tier, and are parked")
+        return [_parked(one, parked, notes) for one in portion]
+
+    def _move(self, notes: Mapping[Origin, str]) -> None:
+        """Write to rejects that these records go to the parked topic, and why."""
+        from pyspark.sql import functions as F
+
+        work, path = self.work, self.work.lake.path(self.work.stream.name, rejects.TABLE)
+        told = work.spark.createDataFrame([(*origin, note) for origin, note in notes.items()], _ORIGINS)
+        rows = rows_at(work.spark, path, self.version).where(slice_is_one_of([self.decision.key]))
+        moved = F.col("too_large_for").isNotNull()
+        rows = rows.drop("proof").join(F.broadcast(told), [*ORIGIN], "left")
+        rows = rows.withColumns(
+            {
+                "next_topic": F.when(moved, F.lit(work.stream.parked_topic)).otherwise(F.col("next_topic")),
+                "detail": F.when(moved, F.concat("too_large_for", F.coalesce("detail", F.lit("")))).otherwise(
+                    F.col("detail")
+                ),
+            }
+        ).drop("too_large_for")
+        with commit_lock(work, rejects.TABLE):
+            self.version = replace_slices(
+                work.spark,
+                path,
+                rows,
+                [self.decision],
+                {self.decision.key: self.decision.attempt},
+                files=1,
+                spread="origin_offset",
+            )
+
+    def _record(self, one: Reject) -> Record:
+        # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
+        partition = one.envelope.partition % self.topics[one.topic].partitions
+        if one.envelope.reference is None and self._fits(one):
+            return Record(one.topic, one.found.key, one.found.value, one.headers, partition=partition)
+        return self._referred(one, partition)
+
+    def _referred(self, one: Reject, partition: int) -> Record:
+        """A record by reference. One that was such a one when it came refers to where that did."""
+        came, everything = one.envelope.reference, (VALUE, OWN_HEADERS, KEY)
+        longest = replace(one.envelope, reference=Reference(everything, _LONGEST, one.size)).headers()
+        own = unwrapped(one.found.headers)
+        parts = self._limits.left_out(one.topic, one.found.key, own, longest)
+        if came is None:
+            place = place_of(self.work.lake, self.work.stream, one.envelope, one.found)
+            reference = Reference(parts, place, one.size)
+        else:
+            reference = replace(came, left_out=(*came.left_out, *[p for p in parts if p not in came.left_out]))
+        headers = replace(one.envelope, reference=reference).headers()
+        key = None if KEY in parts else one.found.key
+        return Record(one.topic, key, b"", headers if OWN_HEADERS in parts else [*own, *headers], partition)
+
+
+def _parked(one: Reject, parked: str, notes: Mapping[Origin, str]) -> Reject:
+    note = notes.get(one.envelope.origin)
+    if note is None:
+        return one
+    return Reject.of(replace(one.envelope, detail=note + one.envelope.detail), parked, one.found)

@@ -1,0 +1,98 @@
+"""Whether a topic takes a record, and what of one is left out where it does not: pure functions.
+
+What belongs here: sizes, limits and the choice. What does not: sending (`assets.dlq_sending`), or how the headers of a
+reference are written (`highwater.envelope`).
+
+A broker holds a whole batch against the topic's `max.message.bytes`, as it comes, so after compression. librdkafka
+holds a record against its `message.max.bytes` before compression, with the largest framing there is
+(`rd_kafka_msg_max_wire_size`). One number serves for both: a record alone in its batch, with that framing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from highwater.envelope import KEY, OWN_HEADERS, VALUE, Header
+from highwater.errors import RecordTooLargeError
+
+# The head of a batch, the framing of a record and of each of its headers, at the most (magic 2: varints of 5 or 10
+# bytes, two lengths a header).
+BATCH, RECORD, HEADER = 61, 36, 10
+# In this order: a value is seldom needed to find a record again, the key nearly always.
+_CHOICES: tuple[tuple[str, ...], ...] = ((VALUE,), (VALUE, OWN_HEADERS), (VALUE, OWN_HEADERS, KEY))
+
+
+def size_of(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
+    """The size of a record alone in its batch, not compressed: exact, or up to some 10 bytes a header too much."""
+    told = sum(HEADER + len(name.encode()) + len(content or b"") for name, content in headers)
+    return BATCH + RECORD + len(key or b"") + len(value or b"") + told
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What topics and the producer take.
+
+    Args:
+        topics: `max.message.bytes` of each topic.
+        client: `message.max.bytes` of the producer.
+        compresses: whether the producer compresses: then only the broker can tell what a topic takes.
+    """
+
+    topics: Mapping[str, int]
+    client: int
+    compresses: bool = False
+
+    def admits(self, topic: str, size: int) -> bool:
+        """Whether a record of this size is to be sent to a topic whole; one that is compressed may be refused yet."""
+        return size <= self.client and (self.compresses or size <= self.topics[topic])
+
+    def left_out(
+        self, topic: str, key: bytes | None, own: Sequence[Header], envelope: Sequence[Header]
+    ) -> tuple[str, ...]:
+        """Which parts of a record stay behind so that the rest of it fits for sure, as few as can be.
+
+        Args:
+            topic: where to.
+            key: the record's.
+            own: its own headers.
+            envelope: those that tell of it, of a reference that leaves out everything: no other is longer.
+
+        Raises:
+            RecordTooLargeError: the topic does not even take the envelope.
+        """
+        most = min(self.client, self.topics[topic])
+        for parts in _CHOICES:
+            headers = envelope if OWN_HEADERS in parts else [*own, *envelope]
+            if size_of(None if KEY in parts else key, None, headers) <= most:
+                return parts
+        raise too_large([(topic, size_of(None, None, envelope))], self.client)
+
+
+def configure(bootstrap: str, topic: str, setting: str) -> str:
+    """The command that sets something of a topic."""
+    return (
+        f"kafka-configs --bootstrap-server {bootstrap} --alter --entity-type topics --entity-name {topic} "
+        f"--add-config {setting}"
+    )
+
+
+def too_large(sizes: Iterable[tuple[str, int]], client: int, bootstrap: str = "BROKERS") -> RecordTooLargeError:
+    """The error of records that are not taken, with what would let them through.
+
+    Args:
+        sizes: of each record its topic and its size.
+        client: `message.max.bytes` of the producer.
+        bootstrap: for the command.
+    """
+    given = [*sizes]
+    largest = {topic: max(size for other, size in given if other == topic) for topic, _ in given}
+    told = ", ".join(f"{topic}: {size:,} bytes" for topic, size in sorted(largest.items()))
+    mends = [configure(bootstrap, topic, f"max.message.bytes={size}") for topic, size in sorted(largest.items())]
+    if (most := max(largest.values(), default=0)) > client:
+        mends.append(f"raise message.max.bytes in HIGHWATER_KAFKA_CONFIG from {client} to {most}")
+    return RecordTooLargeError(
+        f"{len(given):,} records are too large for their topic" if len(given) > 1 else "a record is too large",
+        found=f"with key and headers at the most {told}; the producer sends {client:,} at the most",
+        remedy="; ".join(mends),
+    )
