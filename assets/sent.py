@@ -230,7 +230,8 @@ def _reached(work: Work, keys: Sequence[str]) -> list[str]:
     return [key for key in keys if key in there]
 
 
-def _header(table: DeltaTable) -> Sending | None:
+def batch_of(table: DeltaTable) -> Sending | None:
+    """The batch that is under way, or was the last one: that one has no slices. None if there was none."""
     found = query(table, f"SELECT proof FROM t WHERE proof IS NOT NULL AND {slice_is_one_of([SENDING])}")
     return Sending.from_json(str(found[0]["proof"])) if found else None
 
@@ -269,7 +270,7 @@ class Book:
         return int(self._table.version())
 
     def _read_sending(self) -> Sending:
-        return _header(self._table) or Sending(0, self._topic, self._topic_id)
+        return batch_of(self._table) or Sending(0, self._topic, self._topic_id)
 
     def _see_same_topic(self) -> None:
         path = self._work.lake.path(self._work.stream.name, TABLE)

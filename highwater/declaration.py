@@ -152,12 +152,16 @@ class Alerts:
         retries_late: how long after its due time a retry is still in no slice.
         retention_left: time until retention takes the oldest unread record; of a topic that keeps less than twice as
             long half of what it keeps.
+        published_late: how long an accepted event may wait until it is sent, of a stream that publishes.
+        reclaimed_late: how long what was taken back from the DLQ may wait until its slice is materialised again.
     """
 
     reject_ratio: float = 0.5
     parked: int = 1_000
     retries_late: timedelta = timedelta(hours=1)
     retention_left: timedelta = timedelta(hours=12)
+    published_late: timedelta = timedelta(hours=1)
+    reclaimed_late: timedelta = timedelta(hours=1)
 
 
 @dataclass(frozen=True)

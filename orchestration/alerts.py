@@ -16,8 +16,10 @@ from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError
 from highwater.routing import JITTER
 from highwater.topic_rules import retention
 from highwater.wording import span
+from orchestration import taken_back
 from orchestration.dependencies import kafka_guard, lake_guard
 from orchestration.origin_counts import count_parked
+from orchestration.publication import behind
 from orchestration.unread import unread_ages
 from resources import guards
 from resources.guards import guarded
@@ -196,6 +198,40 @@ def _held(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure |
     )
 
 
+def _published_late(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
+    del kafka
+    now = datetime.now(UTC)
+    found = behind(ledger, lake, stream, now)
+    if found is None:
+        return None
+    late, limit = found.age(now), stream.alerts.published_late
+    return Measure(
+        stream.name,
+        "age of accepted events",
+        f"the oldest that is not sent to {found.topic} was accepted {span(late)} ago"
+        if found.waits
+        else "none waits to be sent",
+        str(limit),
+        late > limit,
+        found.held_up or "nothing is to be done",
+    )
+
+
+def _reclaimed_late(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
+    del kafka
+    found, limit = taken_back.waiting(ledger, lake, stream), stream.alerts.reclaimed_late
+    age = datetime.now(UTC) - found[0].since if found else timedelta(0)
+    records = sum(one.records for one in found)
+    return Measure(
+        stream.name,
+        "taken back",
+        f"{records:,} records of {len(found):,} slices wait to be decided anew, the first for {span(age)}",
+        str(limit),
+        age > limit,
+        taken_back.remedy(stream, found) if found else "nothing is to be done",
+    )
+
+
 def _dependencies(ledger: Ledger) -> list[Measure]:
     """The breakers of the dependencies, which are the deployment's, not a stream's."""
     return [
@@ -211,10 +247,21 @@ def _dependencies(ledger: Ledger) -> list[Measure]:
     ]
 
 
-MEASURES: tuple[Measuring, ...] = (_breaker, _held, _reject_ratio, _parked, _late_retries, _retention_left)
+MEASURES: tuple[Measuring, ...] = (
+    _breaker,
+    _held,
+    _reject_ratio,
+    _parked,
+    _late_retries,
+    _retention_left,
+    _published_late,
+    _reclaimed_late,
+)
 ASKS: Mapping[Measuring, Sequence[str]] = {
     _reject_ratio: (LAKE,),
     _parked: (LAKE,),
     _late_retries: (KAFKA,),
     _retention_left: (KAFKA,),
+    _published_late: (LAKE,),
+    _reclaimed_late: (LAKE,),
 }

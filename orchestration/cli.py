@@ -213,13 +213,13 @@ def _accept(
 @as_json_option
 @deployment_of
 def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> None:  # noqa: FBT001 - click's flag
-    """Show how far the topics are planned, for the named STREAMS or all."""
+    """Show how far the topics are planned, and accepted events are sent, for the named STREAMS or all."""
     from orchestration.plan_status import StreamStatus, stream_status
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
-    ledger, kafka = deployment.ledger(), deployment.kafka()
+    ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
     counts = ledger.counts()
-    found: list[StreamStatus] = [stream_status(ledger, kafka, stream, counts) for stream in declared]
+    found: list[StreamStatus] = [stream_status(ledger, kafka, stream, counts, lake) for stream in declared]
     if as_json:
         print_json([one.to_plain() for one in found])
     else:

@@ -17,6 +17,7 @@ from highwater.slices import ranges_to_plain
 from highwater.tables import BY_SLICE
 from highwater.wording import number
 from orchestration.check_results import check_keys
+from orchestration.publication import of_slice
 from orchestration.standing import attempts_of, committed
 from resources.lake import query, slice_is_one_of
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from highwater.proof import Proof
     from highwater.reclaims import Reclaim
     from highwater.slices import Slice
+    from orchestration.publication import Told
     from orchestration.verdicts import Attempts
     from resources.lake import Lake, Size
     from resources.ledger import Ledger
@@ -97,6 +99,7 @@ class Explained:
         checks: name and status of each check's last execution; None where Dagster was not asked.
         retired: whether its key was retired from Dagster.
         erased: what was erased of it, in sentences.
+        accepted: what became of its events on their way to the topic of accepted events; None of a stream without one.
     """
 
     piece: Slice
@@ -112,6 +115,7 @@ class Explained:
     checks: Mapping[str, str] | None = None
     retired: bool = False
     erased: Sequence[str] = ()
+    accepted: Told | None = None
 
     @property
     def lines(self) -> list[str]:
@@ -128,6 +132,7 @@ class Explained:
             lines.append(
                 f"rejects published: {sent.sent:,} of attempt {sent.attempt}, {sent.published_at:%Y-%m-%d %H:%M}"
             )
+        lines += [] if self.accepted is None else self.accepted.lines
         lines += [self.hold.text] if self.hold is not None else []
         lines += [self._taken_back] if self.reclaims else []
         lines += [
@@ -199,6 +204,7 @@ class Explained:
             "checks": None if self.checks is None else dict(self.checks),
             "retired": self.retired,
             "erased": [*self.erased],
+            "accepted": None if self.accepted is None else self.accepted.to_plain(),
         }
 
 
@@ -250,6 +256,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         checks=None if instance is None else _checks(instance, stream, key),
         retired=key in ledger.retired.among([key]),
         erased=_erased(ledger, stream, key),
+        accepted=of_slice(ledger, lake, stream, piece, datetime.now(UTC)),
     )
 
 

@@ -6,6 +6,7 @@ What belongs here: the value that people and scripts are shown. What does not: p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,19 @@ from highwater.history import SOUND, History
 from highwater.holding import Hold
 from highwater.plans import Planned
 from highwater.wording import number
+from orchestration import taken_back
 from orchestration.cutting import partition_errors, positions, see_same_topic, skipped_partitions
+from orchestration.dependencies import see_lake_there
+from orchestration.publication import Behind, behind
 from orchestration.retries import plan_tier
+from orchestration.taken_back import TakenBack, told_of
 from resources.breakers import Judgement
 from resources.guards import told
 from resources.history import look_back
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
+    from resources.lake import Lake
     from resources.ledger import Ledger
 
 
@@ -79,6 +85,32 @@ class DlqStatus:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """What the lake tells of work that is to come.
+
+    Args:
+        publication: how far accepted events are behind; None of a stream that sends none.
+        taken_back: slices to be decided anew, since records of them were taken back from the DLQ.
+        remedy: the command that does that.
+    """
+
+    publication: Behind | None = None
+    taken_back: Sequence[TakenBack] = ()
+    remedy: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The same in sentences."""
+        lines = [] if self.publication is None else [self.publication.line]
+        return [*lines, f"{told_of(self.taken_back)}; {self.remedy}"] if self.taken_back else lines
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        publication = None if self.publication is None else self.publication.to_plain()
+        return {"publication": publication, "taken_back": [one.to_plain() for one in self.taken_back]}
+
+
+@dataclass(frozen=True)
 class StreamStatus:
     """One stream.
 
@@ -96,6 +128,7 @@ class StreamStatus:
         refused: slices that were over its limit and are undecided.
         dependencies: breakers of the stream's dependencies that are not closed, in sentences.
         holds: slices that records hold.
+        waiting: what the lake tells of work that is to come, or why that is not known; None where it was not looked at.
         workers: runs of the stream whose worker gave a sign of life within the last minute, and when its lease runs out
             unless it is renewed.
     """
@@ -114,6 +147,7 @@ class StreamStatus:
     dependencies: Sequence[str] = ()
     holds: Sequence[Hold] = ()
     workers: Mapping[str, datetime] = field(default_factory=dict)
+    waiting: Waiting | HighwaterError | None = None
 
     @property
     def lag(self) -> int | None:
@@ -144,7 +178,13 @@ class StreamStatus:
             f"  run {run}: its worker lives, lease until {ends:%H:%M:%S} UTC" for run, ends in self.workers.items()
         ]
         lines = [*errors, *breakers, *refused, *holds, *alerts, *workers]
-        return [head, *lines, *[f"  {one.line}" for one in self.dlq]]
+        return [head, *lines, *[f"  {one.line}" for one in self.dlq], *self._waits]
+
+    @property
+    def _waits(self) -> list[str]:
+        if isinstance(self.waiting, HighwaterError):
+            return [f"  what waits in the lake is not known: {self.waiting.problem}"]
+        return [] if self.waiting is None else [f"  {text}" for text in self.waiting.lines]
 
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -178,19 +218,51 @@ class StreamStatus:
             "workers": {run: ends.isoformat() for run, ends in self.workers.items()},
             "alerts": [one.to_plain() for one in self.alerts],
             "dlq": [{**vars(one), "error": None if one.error is None else _error_plain(one.error)} for one in self.dlq],
+            **_waiting_plain(self.waiting),
         }
+
+
+def _waiting_plain(waiting: Waiting | HighwaterError | None) -> dict[str, Any]:
+    if isinstance(waiting, HighwaterError):
+        return {"publication": _error_plain(waiting), "taken_back": _error_plain(waiting)}
+    return Waiting().to_plain() if waiting is None else waiting.to_plain()
 
 
 def _error_plain(error: HighwaterError) -> dict[str, str]:
     return {"error": type(error).__name__, "text": str(error)}
 
 
-def stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[tuple[str, str], int]) -> StreamStatus:
+def stream_status(
+    ledger: Ledger,
+    kafka: Kafka,
+    stream: Stream,
+    counts: Mapping[tuple[str, str], int],
+    lake: Lake | None = None,
+) -> StreamStatus:
     """Look at a stream; a topic that cannot be looked at is an error in the status, not of the look.
+
+    The lake, if it is to be looked at, is asked beside Kafka: each takes its time alone.
 
     Raises:
         DependencyAwayError: the ledger is away.
     """
+    with ThreadPoolExecutor(1) as beside:
+        waiting = None if lake is None else beside.submit(_waiting, ledger, lake, stream)
+        found = _stream_status(ledger, kafka, stream, counts)
+        return found if waiting is None else replace(found, waiting=waiting.result())
+
+
+def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | HighwaterError:
+    try:
+        see_lake_there(ledger, lake)
+        found = taken_back.waiting(ledger, lake, stream)
+        publication = behind(ledger, lake, stream, datetime.now(UTC))
+        return Waiting(publication, found, taken_back.remedy(stream, found) if found else "")
+    except HighwaterError as error:
+        return error
+
+
+def _stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[tuple[str, str], int]) -> StreamStatus:
     found = topic_status(kafka, stream, ledger.planned(stream.name, stream.topic))
     return replace(
         found,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +225,17 @@ def sizes(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Siz
     found = actions.group_by("partition.slice").aggregate([("num_records", "sum", whole), ("size_bytes", "sum")])
     told = {row["partition.slice"]: (row["num_records_sum"], row["size_bytes_sum"]) for row in found.to_pylist()}
     return {key: Size(None if rows is None else rows - 1, size) for key, (rows, size) in told.items()}
+
+
+def last_written(table: DeltaTable, keys: Sequence[str]) -> dict[str, datetime]:
+    """When the newest file of each of these slices was written, in UTC, by the table's log; OPTIMIZE writes anew."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    actions = pa.table(table.get_add_actions(flatten=True)).select(["partition.slice", "modification_time"])
+    mine = actions.filter(pc.is_in(actions["partition.slice"], pa.array(keys, pa.string())))
+    found = mine.group_by("partition.slice").aggregate([("modification_time", "max")]).to_pylist()
+    return {row["partition.slice"]: datetime.fromtimestamp(row["modification_time_max"] / 1000, UTC) for row in found}
 
 
 def rows_in(table: DeltaTable) -> int:

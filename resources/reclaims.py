@@ -47,17 +47,28 @@ class Reclaims:
         with schema.transaction(self._engine(), writes=False) as connection:
             return int(connection.execute(query).scalar_one())
 
-    def of(self, stream: str, *, acts: int | None = None, slice_key: str | None = None) -> list[Reclaim]:
+    def last_acts(self, stream: str) -> dict[str, int]:
+        """For each slice of which anything was taken back the number of the last act that did."""
+        table = schema.reclaims
+        query = select(table.c.slice_key, func.max(table.c.act)).where(table.c.stream == stream)
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return {key: int(act) for key, act in connection.execute(query.group_by(table.c.slice_key))}
+
+    def of(
+        self, stream: str, *, acts: int | None = None, after: int = 0, slice_key: str | None = None
+    ) -> list[Reclaim]:
         """What was taken back of a stream, in the order in which it was.
 
         Args:
             stream: the stream's name.
             acts: only by the first so many acts.
+            after: only by acts after the first so many.
             slice_key: only what this slice of the main topic decides anew.
         """
         table = schema.reclaims
         query = select(table).where(table.c.stream == stream)
         query = query if acts is None else query.where(table.c.act <= acts)
+        query = query.where(table.c.act > after) if after else query
         query = query if slice_key is None else query.where(table.c.slice_key == slice_key)
         with schema.transaction(self._engine(), writes=False) as connection:
             return [_reclaim_of(row) for row in connection.execute(query.order_by(table.c.act))]

@@ -14,12 +14,13 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy.exc import IntegrityError
 
-from highwater.declaration import Field
+from assets.streams.orders import STREAM as ORDERS
+from highwater.declaration import Alerts, Field
 from highwater.envelope import RECLAIMS, Origin
 from highwater.errors import ConfigurationError
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim, numbers, stale
-from orchestration import parked
+from orchestration import alerts, parked, taken_back
 from orchestration.build import build_defs
 from orchestration.cli import main
 from orchestration.explaining import explain
@@ -28,6 +29,7 @@ from orchestration.locating import locate
 from orchestration.origin_checks import offsets_accounted_for
 from orchestration.origin_counts import Ends, count_ends, count_parked
 from orchestration.parked import Choice
+from orchestration.plan_status import Waiting, _waiting
 from orchestration.rebuilding import _reclaims
 from orchestration.reclaiming import Asked, Found, act, look
 from orchestration.terminal import PERMANENT
@@ -207,6 +209,49 @@ def test_until_it_is_decided_anew_a_record_that_was_taken_back_is_its_slices_aga
     assert taking.end(2) == "reclaimed"
     told = explain(taking.world.ledger, taking.world.lake, STREAM, FIRST.key, None)
     assert any("taken back from the DLQ: 1 records, last by ann" in line for line in told.lines)
+
+
+def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(taking: Taking) -> None:
+    world, nothing = taking.world, cast("Any", None)
+    stream = replace(STREAM, metrics=ORDERS.metrics, alerts=Alerts(reclaimed_late=timedelta(minutes=5)))
+    asked = (world.ledger, world.lake, stream)
+    taking.act()
+    assert taken_back.waiting(*asked) == []
+    begin = datetime.now(UTC)
+    taking.act(**BY_ANN)
+    [told] = taken_back.waiting(*asked)
+    assert (told.slice_key, told.records, told.by, told.retired) == (FIRST.key, 1, "ann", False)
+    assert begin <= told.since <= datetime.now(UTC)
+    command = (
+        'dagster asset materialize -m orchestration.definitions --select "key:orders/events or key:orders/rejects or '
+        'key:orders/dlq or key:orders/current or key:orders/metrics" --partition'
+    )
+    found = _waiting(*asked)
+    assert isinstance(found, Waiting)
+    [line] = found.lines
+    assert line == (
+        "1 records of 1 slices were taken back from the DLQ and not decided anew, the first by ann "
+        f"at {told.since:%Y-%m-%d %H:%M} UTC; {command} orders@0000000"
+    )
+    assert found.to_plain()["taken_back"][0]["slice_key"] == FIRST.key
+    for waited, over in ((4, False), (6, True)):
+        stale_for = replace(told, since=datetime.now(UTC) - timedelta(minutes=waited))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(taken_back, "waiting", lambda *_, one=stale_for: [one])
+            measure = alerts._reclaimed_late(world.ledger, nothing, world.lake, stream)
+        assert measure is not None
+        assert (measure.over, measure.remedy) == (over, f"{command} orders@0000000")
+    world.ledger.retired.retire("orders", [FIRST.key], NOW)
+    two = [*taken_back.waiting(*asked), replace(told, slice_key="orders@0000001")]
+    assert taken_back.remedy(STREAM, two) == (
+        "highwater recall-keys orders orders@0000000 orders@0000000 --yes && for slice in orders@0000000 "
+        f'orders@0000001; do {command.replace(" or key:orders/metrics", "")} "$slice"; done'
+    )
+    counts = world.proofs["events"][FIRST.key].counts
+    world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 1})
+    world.write()
+    assert taken_back.waiting(*asked) == []
+    assert alerts._reclaimed_late(world.ledger, nothing, world.lake, stream).over is False
 
 
 def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(taking: Taking) -> None:

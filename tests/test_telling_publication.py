@@ -1,0 +1,178 @@
+"""What `status`, `explain` and the alert tell of accepted events that are not sent, and why they are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from highwater.declaration import Alerts
+from highwater.errors import DependencyAwayError
+from highwater.holding import Found
+from highwater.plans import Publication
+from highwater.slices import Slice
+from orchestration import alerts, publication
+from orchestration.explaining import explain
+from orchestration.plan_status import Waiting, _waiting
+from orchestration.publication import Behind, behind
+from resources.breakers import Judgement
+from tests.accepted import NOON, Broken, Event
+from tests.test_publishing import Scene, scene
+
+__all__ = ["scene"]
+
+
+def look(scene: Scene) -> Behind:
+    found = behind(scene.tables.ledger, scene.tables.lake, scene.tables.stream, NOON)
+    assert found is not None
+    return found
+
+
+def judged(scene: Scene, piece: Slice, at: datetime, *, refused: bool = False) -> None:
+    one = Judgement(piece.key, "orders", "run", at, records=4, rejects=0, refused=refused)
+    scene.tables.ledger.breakers.settle("orders", [piece.key], lambda circuit, _: (circuit, [one]))
+
+
+def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene: Scene) -> None:
+    pieces = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
+    assert look(scene).line == f"orders.accepted: nothing is sent yet; {pieces[0].key} is next, and is not decided yet"
+    for n in (0, 1, 3):
+        scene.decide(pieces[n], 2 * n, 2 * n + 1)
+        judged(scene, pieces[n], NOON + timedelta(minutes=n))
+    scene.tables.publish(pieces[0])
+    told = look(scene)
+    assert (told.last, told.slices, told.records, told.anew) == (pieces[0].key, 2, 4, 0)
+    assert (told.oldest, told.since) == (pieces[1].key, NOON + timedelta(minutes=1))
+    assert told.age(NOON + timedelta(minutes=61)) == timedelta(hours=1)
+    assert f"{pieces[1].key} is next; see that the sensor orders_published is switched on" in told.line
+    scene.tables.publish(pieces[1])
+    told = look(scene)
+    assert (told.slices, told.records, told.oldest) == (1, 2, pieces[3].key)
+    assert told.held_up == f"{pieces[2].key} is next, and is not decided yet"
+    scene.decide(pieces[2], 4)
+    scene.tables.publish(*pieces[2:])
+    assert look(scene).line == f"orders.accepted: sent up to {pieces[3].key}, no accepted event waits"
+
+
+def test_what_was_decided_anew_and_what_came_back_waits_too(scene: Scene) -> None:
+    """Of neither does the breaker keep when it was decided: their files tell."""
+    first, retried = scene.plan(0, p0=(0, 2)), scene.plan(0, scene.tables.stream.tier_topics[0], p0=(0, 1))
+    begin = datetime.now(UTC) - timedelta(seconds=1)
+    scene.decide(first, 0)
+    scene.tables.publish(first)
+    scene.decide(first, 0, status="paid")
+    scene.decide(retried, 1)
+    told = look(scene)
+    assert (told.slices, told.records, told.anew) == (1, 1, 1)
+    assert told.since is not None
+    assert begin <= told.since <= datetime.now(UTC)
+
+
+def test_each_cause_is_named(scene: Scene) -> None:
+    ledger = scene.tables.ledger
+    first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 4))
+    judged(scene, first, NOON, refused=True)
+    assert "refused by the breaker; mend it, or highwater accept-rejects orders@0000000" in look(scene).held_up
+    origin = Event(0, 0, "o0").origin(scene.tables.stream)
+    ledger.holds.note("orders", first.key, Found(3, origin, "unresolved", "why"), NOON)
+    assert "held by 3 records; mend it, or highwater release-hold orders@0000000" in look(scene).held_up
+    scene.tables.decide(first, [Event(0, 0, "o0")], [Event(0, 1, "o1")], known=False)
+    assert look(scene).held_up.endswith("its rejects are not published to the DLQ yet")
+    scene.decide(first, 0, 1)
+    scene.decide(second, 2, 3)
+    scene.log.breaks = "committed 1"
+    with pytest.raises(Broken):
+        scene.tables.publish(first, second)
+    assert look(scene).held_up.startswith("a batch of 4 records of orders@0000000 and 1 more slices is being sent, or")
+    now = datetime.now(UTC)
+    ledger.breakers.change("kafka", lambda one: replace(one, state="open", since=now, why="no broker"))
+    found = behind(ledger, scene.tables.lake, scene.tables.stream, now)
+    assert found is not None
+    assert "kafka" in found.held_up
+    assert found.waits
+
+
+def test_the_end_of_what_is_sent_is_found_however_far_it_is_behind(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each window, and in none of them; and what lies beyond the look is told by its number."""
+    pieces = [scene.plan(n, p0=(n, n + 1)) for n in range(8)]
+    for n, piece in enumerate(pieces):
+        scene.decide(piece, n)
+    scene.tables.publish(*pieces[:3])
+    for windows in ((6, 7), (2, 7), (1, 2)):
+        monkeypatch.setattr(publication, "WINDOWS", windows)
+        assert look(scene).last == pieces[2].key
+    monkeypatch.setattr(publication, "LOOK", 2)
+    told = look(scene)
+    assert (told.oldest, told.slices, told.unseen) == (pieces[3].key, 4, 3)
+
+
+def test_explain_tells_what_became_of_a_slice(scene: Scene) -> None:
+    tables = scene.tables
+    first, second = scene.plan(0, p0=(0, 3)), scene.plan(1, p0=(3, 5))
+
+    def told(piece: Slice) -> list[str]:
+        lines = explain(tables.ledger, tables.lake, tables.stream, piece.key, None).lines
+        return [line.removeprefix("orders.accepted: ") for line in lines if line.startswith("orders.accepted")]
+
+    scene.decide(second, 3, 4)
+    assert told(first) == ["not sent: it is not decided yet"]
+    assert told(second) == [f"not sent: it waits for its turn; {first.key} is next, and is not decided yet"]
+    tables.decide(first, [Event(0, 0, "o0"), Event(0, 1, "o0"), Event(0, 2, "o2")])
+    tables.publish(first)
+    [line] = told(first)
+    assert line.startswith("2 sent, 1 second delivery, of attempt 1, settled ")
+    scene.log.breaks = f"committed {scene.log.commits + 1}"
+    with pytest.raises(Broken):
+        tables.publish(second)
+    tables.ledger.record_publication("orders", "orders.accepted", Publication(2, 2, NOON))
+    why, mark = told(second)
+    assert why == "not sent: it is in the batch that is being sent, or that broke off"
+    assert mark.startswith(
+        "2 records of its batch 2 are committed, as of 2026-03-01 12:00:00 UTC; group highwater.pub."
+    )
+    tables.publish(second)
+    tables.decide(first, [Event(0, 0, "o0")])
+    settled, now_not = told(first)
+    assert settled.startswith("2 sent, 1 second delivery, of attempt 1")
+    assert now_not.startswith("now not sent: it waits for its turn; they go out as they are found")
+    plain = explain(tables.ledger, tables.lake, tables.stream, second.key, None).to_plain()["accepted"]
+    assert (plain["attempt"], plain["decided"], plain["states"], plain["why_not"]) == (1, 1, {"sent": 2}, "")
+
+
+def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene) -> None:
+    piece = scene.plan(0, p0=(0, 2))
+    stream = replace(scene.tables.stream, alerts=Alerts(published_late=timedelta(minutes=10)))
+    asked = (scene.tables.ledger, cast("Any", None), scene.tables.lake)
+    unsent = replace(stream, publishes=None)
+    assert alerts._published_late(*asked, unsent) is None
+    assert [(one.over, one.value) for one in [alerts._published_late(*asked, stream)] if one] == [
+        (False, "none waits to be sent")
+    ]
+    scene.decide(piece, 0, 1)
+    for minutes, over in ((9, False), (11, True)):
+        judged(scene, piece, datetime.now(UTC) - timedelta(minutes=minutes))
+        found = alerts._published_late(*asked, stream)
+        assert found is not None
+        told = f"the oldest that is not sent to orders.accepted was accepted 0:{minutes:02}:"
+        assert (found.over, found.value.startswith(told)) == (over, True)
+        assert "orders_published is switched on" in found.remedy
+
+
+def test_a_lake_that_is_away_is_told_and_is_not_taken_for_one_without_slices(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (scene.tables.ledger, scene.tables.lake, scene.tables.stream)
+    scene.decide(scene.plan(0, p0=(0, 2)), 0)
+    found = _waiting(*asked)
+    assert isinstance(found, Waiting)
+    assert [line.split(":")[0] for line in found.lines] == ["orders.accepted"]
+
+    def away(*_: object) -> None:
+        raise DependencyAwayError("the lake could not be read", remedy="wait")
+
+    monkeypatch.setattr(publication, "proofs_in", away)
+    assert isinstance(_waiting(*asked), DependencyAwayError)
