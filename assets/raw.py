@@ -14,6 +14,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from assets import erased
 from assets.commit import Clock, Standing, commit_until_settled
 from assets.work import SliceReport, Work
 from highwater.erasing import microseconds, until
@@ -294,6 +295,8 @@ def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
     gone = until(work.ledger.erasures.of(work.stream.name))
     if not gone:
         return rows
+    # What is left out must be known for as long as what stays.
+    erased.keep(work.ledger, work.lake, work.stream.name)
     moments = _literal_map({digest: microseconds(moment) for digest, moment in gone.items()})
     last = F.try_element_at(moments, F.sha2("key", 256))
     return rows.where(last.isNull() | (F.unix_micros("timestamp") > last))

@@ -62,6 +62,14 @@ class Erased:
     number: int = 0
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """An erasure, and what it took from each slice, by the slice's key."""
+
+    erasure: Erasure
+    slices: Mapping[str, Erased] = field(default_factory=dict)
+
+
 def digest_of(key: bytes) -> str:
     """By what an erased key is known."""
     return sha256(key).hexdigest()

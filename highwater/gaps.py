@@ -59,6 +59,16 @@ class Gaps:
         }
 
 
+def plain_of(ranges: Ranges) -> dict[str, list[list[int]]]:
+    """Ranges as plain values for JSON: by partition, each its start and its end."""
+    return {str(p): [[one.start, one.end] for one in found] for p, found in sorted(ranges.items())}
+
+
+def ranges_of_plain(plain: Mapping[str, Sequence[Sequence[int]]]) -> dict[int, list[OffsetRange]]:
+    """The inverse of `plain_of`."""
+    return {int(p): [OffsetRange(start, end) for start, end in found] for p, found in plain.items()}
+
+
 def compacts(cleanup_policy: str | None) -> bool:
     """Whether compaction may take records; where nobody may read the policy, it may."""
     return cleanup_policy is not None and (cleanup_policy == FORBIDDEN or "compact" in cleanup_policy)

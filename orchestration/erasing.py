@@ -4,7 +4,7 @@ What belongs here: which slices are taken now and which later, the record in the
 What does not: removing rows (`assets.erasing`).
 
 The ledger comes first: from then on no reader takes the key's older records, whichever slice or tier they are in. Then
-what each slice loses is kept, and only then it is removed.
+what each slice loses is kept, there and in the lake (`assets.erased`), and only then it is removed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from assets import sent
+from assets import erased, sent
 from assets.erasing import Found, erase, find
 from highwater.erasing import Erasure, moment_of, see_digest
 from highwater.errors import ConfigurationError, SupersededAttemptError
@@ -121,6 +121,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
         # A producer's clock may run ahead: what is there now is older than the erasure, whatever its time says.
         at = max(now, moment_of(found.newest_us))
         number = ledger.erasures.add(Erasure(stream.name, asked.digest, asked.because, asked.by, at))
+        erased.keep(ledger, work.lake, stream.name)
         done = _erased(replace(work, before_commit=lease.check), asked.digest, number, found, keys, later)
     work.log(f"erased from {len(done):,} slices" + (f"; {len(later):,} are left" if later else ""))
     accepted = [stream.publishes.topic] if stream.publishes else []
@@ -174,8 +175,10 @@ def _erased(
     for some in portions(wanted, work.stream.limits.slices_a_run):
         taken = {key: open_.get(key) or found.erased(key) for key in some}
         erasures.begin(number, [one for key, one in taken.items() if key not in open_])
+        erased.keep(work.ledger, work.lake, work.stream.name)
         _try(replace(work, slices=work.ledger.get(some)), digest, taken)
         erasures.done(some, digest, datetime.now(UTC))
+        erased.keep(work.ledger, work.lake, work.stream.name)
         done += some
         work.log(f"erased from {len(done):,} of {len(wanted):,} slices")
     return done

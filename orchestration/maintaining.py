@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from assets import current
+from assets import current, erased
 from assets.commit import LEASE_SECONDS, commit_lock
 from assets.foreign import DLQ_SEEN
 from assets.layout import TABLE as CURRENT
@@ -165,6 +165,8 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
         outlived = rule.outlived(stream.upkeep.horizon, read, now)
         task = _Task(work, name, table, busy, whole_hours(stream.upkeep.horizon), outlived, sure)
         found.append(_maintained(task))
+    if sure:
+        erased.keep(work.ledger, work.lake, stream.name)  # what checks found since, and what older versions kept
     keys = retire(instance, work.ledger, work.lake, stream, now, sure=sure) if instance else None
     return Report(found, keys, sure)
 
@@ -190,8 +192,8 @@ def _read_later(work: Work) -> dict[str, dict[str, int]]:
     stream, found = work.stream, {name: dict[str, int]() for name in READ_LATER}
     keys = [piece.key for topic in stream.delays for piece in work.ledger.slices(stream.name, topic)]
     retired = work.ledger.retired.among(keys)
-    erased = work.ledger.erasures.slices([*retired])
-    opened = {key for key, all_ in erased.items() if any(one.done_at is None for one in all_)}
+    lost = work.ledger.erasures.slices([*retired])
+    opened = {key for key, all_ in lost.items() if any(one.done_at is None for one in all_)}
     for some in portions([key for key in keys if key not in retired or key in opened], PAGE):
         decided, rejects = (work.lake.committed(stream.name, name, some) for name in ("events", "rejects"))
         for key, proof in decided.items():

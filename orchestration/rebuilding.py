@@ -3,6 +3,9 @@
 What belongs here: `rebuild_ledger`, as a command and as a job. What does not: restoring a database from its own backup,
 which keeps more and is to be preferred.
 
+What was erased is read from the table `erasures` of the lake, and which keys were retired follows from what Dagster and
+the lake hold.
+
 What a rebuilt ledger cannot know: what was planned and never read (it is planned anew, under the same key where the
 slices around it are there), who accepted a loss and why, who gave up a parked record, who took one back, and whether
 anybody did where its slice was not decided anew since, and the epochs and fingerprints by which replaced history is
@@ -11,11 +14,12 @@ noticed, until the next slice is planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from assets import erased, sent
 from assets.dlq import SENT
 from assets.reclaims import NUMBER
 from highwater.declaration import Start
@@ -24,11 +28,14 @@ from highwater.errors import ConfigurationError, UnknownSliceError
 from highwater.plans import Generation, Loss, Publication
 from highwater.reclaims import Reclaim
 from highwater.slices import OffsetRange, Slice, SliceKey
+from highwater.upkeep import Key, candidates
 from orchestration.standing import attempts_of, committed
 from resources.lake import count_in, query
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.erasing import Recorded
+    from orchestration.verdicts import Attempts
     from resources.kafka import Kafka
     from resources.lake import Lake
     from resources.ledger import Ledger
@@ -50,6 +57,8 @@ class Rebuilt:
         attempts: for each slice the highest attempt that was seen.
         publications: for each slice what was published of it.
         reclaims: origins that were taken back from the DLQ, and decided anew since.
+        erasures: with what they took from these slices.
+        retired: slices whose keys were retired, the oldest first.
     """
 
     generations: Sequence[Generation] = ()
@@ -60,6 +69,8 @@ class Rebuilt:
     attempts: Mapping[str, int] = field(default_factory=dict)
     publications: Mapping[str, Publication] = field(default_factory=dict)
     reclaims: Sequence[Reclaim] = ()
+    erasures: Sequence[Recorded] = ()
+    retired: Sequence[str] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -78,7 +89,22 @@ class Rebuilt:
             for loss in self.losses
         ]
         lines += [f"{len(self.reclaims):,} records were taken back from the DLQ"] if self.reclaims else []
-        return [*lines, *self.unknown]
+        return [*lines, *self._erased, *self._retired, *self.unknown]
+
+    @property
+    def _erased(self) -> list[str]:
+        taken = [erased for one in self.erasures for erased in one.slices.values()]
+        lines = (
+            [f"{len(self.erasures):,} erasures of keys, which took records from {len(taken):,} slices"] if taken else []
+        )
+        lines += [f"{len(self.erasures):,} erasures of keys"] if self.erasures and not taken else []
+        open_ = sorted({one.slice_key for one in taken if one.done_at is None})
+        return [*lines, *([f"of {', '.join(open_[:5])} they are not done: erase the keys again"] if open_ else [])]
+
+    @property
+    def _retired(self) -> list[str]:
+        ends = f"{self.retired[0]} .. {self.retired[-1]}" if self.retired else ""
+        return [f"{len(self.retired):,} keys are retired: {ends}"] if self.retired else []
 
 
 def rebuilt(stream: Stream, pieces: Iterable[Slice], highest: Mapping[str, int], now: datetime) -> Rebuilt:
@@ -185,19 +211,51 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
     Raises:
         DependencyAwayError: the lake or Kafka could not be read.
     """
-    proofs = committed(lake, stream)
+    proofs, now = committed(lake, stream), datetime.now(UTC)
     raw, dlq = proofs["raw"], proofs["dlq"]
     marked = [group.removeprefix(PUBLICATIONS) for group in kafka.groups() if group.startswith(PUBLICATIONS)]
     highest_seen = highest([*raw, *known, *marked])
-    found = rebuilt(stream, [proof.piece for proof in raw.values()], highest_seen, datetime.now(UTC))
-    tables = attempts_of(lake, stream, proofs).tables().values()
+    found = rebuilt(stream, [proof.piece for proof in raw.values()], highest_seen, now)
+    standing = attempts_of(lake, stream, proofs)
+    tables = standing.tables().values()
     numbers = {piece.key: max(table.get(piece.key, 0) for table in tables) for piece in found.slices}
     published = {
-        key: Publication(proof.attempt, proof.counts.get(SENT, proof.rows or 0), datetime.now(UTC))
+        key: Publication(proof.attempt, proof.counts.get(SENT, proof.rows or 0), now)
         for key, proof in dlq.items()
         if key in numbers
     }
-    return replace(found, attempts=numbers, publications=published, reclaims=_reclaims(lake, stream))
+    return replace(
+        found,
+        attempts=numbers,
+        publications=published,
+        reclaims=_reclaims(lake, stream),
+        erasures=_erasures(lake, stream, numbers),
+        retired=_retired(lake, stream, found.slices, standing, known, now),
+    )
+
+
+def _erasures(lake: Lake, stream: Stream, slices: Collection[str]) -> list[Recorded]:
+    """What was erased, as the lake keeps it; of slices that are not known any more there is nothing to account for."""
+    found = erased.read(lake, stream.name)
+    return [replace(one, slices={key: it for key, it in one.slices.items() if key in slices}) for one in found]
+
+
+def _retired(
+    lake: Lake, stream: Stream, pieces: Sequence[Slice], standing: Attempts, known: Sequence[str], now: datetime
+) -> list[str]:
+    """The keys that maintenance would retire and Dagster has not: it has retired them, or would have to once more."""
+    live = {*known}
+    wanted = candidates(
+        [Key(piece.key, piece.planned_at) for piece in pieces], stream.upkeep.live_slices, stream.upkeep.live_for, now
+    )
+    sent_at = None if stream.publishes is None else sent.complete(lake.committed(stream.name, sent.TABLE))
+    return [
+        key
+        for key in wanted
+        if key not in live
+        and not standing.lacking(key)
+        and (sent_at is None or (key in sent_at and sent_at[key].attempt == standing.events.get(key)))
+    ]
 
 
 def _reclaims(lake: Lake, stream: Stream) -> list[Reclaim]:
@@ -257,7 +315,14 @@ def act(
         log(line)
     if sure:
         ledger.restore(
-            found.generations, found.slices, found.attempts, found.losses, found.publications, found.reclaims
+            found.generations,
+            found.slices,
+            found.attempts,
+            found.losses,
+            found.publications,
+            found.reclaims,
+            found.erasures,
+            dict.fromkeys(found.retired, datetime.now(UTC)),
         )
         log("rebuilt")
     else:

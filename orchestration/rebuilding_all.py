@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from assets import dlq_copies
+from assets import dlq_copies, erased
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, opened
 from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, UnknownSliceError
@@ -232,8 +232,12 @@ def act(
     found = Begun(generations, losses, dict(seen.count), seen.strange, logs)
     for line in found.lines:
         log(line)
+    # Its slices are gone, and the keys are not to come back: the table may be restored without the rest of the lake.
+    erasures = [replace(one, slices={}) for one in erased.read(lake, stream.name)]
+    if erasures:
+        log(f"{len(erasures):,} erasures of keys are known from the table {erased.TABLE}")
     if sure:
-        ledger.restore(generations, [], {}, losses, {})
+        ledger.restore(generations, [], {}, losses, {}, erasures=erasures)
     log("begun anew: start the sensors" if sure else "a dry run: nothing was written")
     return found
 

@@ -9,16 +9,15 @@ out, and the checks know what its gaps are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from highwater.erasing import Erased, Erasure
-from highwater.gaps import Ranges
-from highwater.slices import OffsetRange
+from highwater.erasing import Erased, Erasure, Recorded
+from highwater.gaps import Ranges, plain_of, ranges_of_plain
 from resources import ledger_schema as schema
 
 if TYPE_CHECKING:
@@ -50,9 +49,19 @@ class Erasures:
 
     def add(self, erasure: Erasure) -> int:
         """Keep an erasure; returns its number. From now on no reader takes the older records of the key."""
-        values = {name: value for name, value in vars(erasure).items() if name != "number"}
         with schema.transaction(self._engine(), writes=True) as connection:
-            return int(connection.execute(insert(_KEYS).values(values).returning(_KEYS.c.id)).scalar_one())
+            return _insert(connection, erasure)
+
+    def recorded(self, stream: str) -> list[Recorded]:
+        """All erasures of a stream with what they took, oldest first."""
+        mine = _SLICES.c.erasure == _KEYS.c.id
+        query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream).order_by(_SLICES.c.slice_key)
+        taken: dict[int, dict[str, Erased]] = {}
+        # The slices first: one that is begun in between belongs to an erasure that is read then.
+        with schema.transaction(self._engine(), writes=False) as connection:
+            for row in connection.execute(query):
+                taken.setdefault(row.erasure, {})[row.slice_key] = _erased(row)
+        return [Recorded(one, taken.get(one.number, {})) for one in self.of(stream)]
 
     def slices(self, keys: Sequence[str]) -> dict[str, list[Erased]]:
         """What was erased of slices, by slice; those of which nothing was are left out."""
@@ -77,9 +86,7 @@ class Erasures:
         with schema.transaction(self._engine(), writes=True) as connection:
             for one in slices:
                 if not _there(connection, number, one.slice_key):
-                    values = {"erasure": number, "slice_key": one.slice_key, "rows": dict(one.rows)}
-                    places = _plain(one.places)
-                    connection.execute(insert(_SLICES).values(**values, places=places, done_at=one.done_at))
+                    connection.execute(insert(_SLICES).values(_values(number, one)))
 
     def kept_out(self, number: int, slice_key: str, places: Ranges, now: datetime) -> None:
         """Keep that records were never taken into raw, since they were erased before the slice was read."""
@@ -104,14 +111,38 @@ def _there(connection: Connection, number: int, slice_key: str) -> bool:
     return connection.execute(query).first() is not None
 
 
-def _plain(places: Ranges) -> dict[str, list[list[int]]]:
-    return {str(p): [[one.start, one.end] for one in ranges] for p, ranges in sorted(places.items())}
-
-
 def _erased(row: Any) -> Erased:
-    places = {int(p): list(_ranges(found)) for p, found in row.places.items()}
-    return Erased(row.slice_key, places, row.rows, row.done_at, row.erasure)
+    return Erased(row.slice_key, ranges_of_plain(row.places), row.rows, row.done_at, row.erasure)
 
 
-def _ranges(found: Sequence[Sequence[int]]) -> Iterator[OffsetRange]:
-    yield from (OffsetRange(start, end) for start, end in found)
+def _values(number: int, one: Erased) -> dict[str, Any]:
+    places = plain_of(one.places)
+    return {
+        "erasure": number,
+        "slice_key": one.slice_key,
+        "places": places,
+        "rows": dict(one.rows),
+        "done_at": one.done_at,
+    }
+
+
+def restore(connection: Connection, recorded: Sequence[Recorded]) -> None:
+    """Write erasures that another ledger knew; those that this one knows stay as they are here."""
+    for one in recorded:
+        mine = one.erasure
+        same = (_KEYS.c.stream == mine.stream, _KEYS.c.digest == mine.digest, _KEYS.c.erased_at == mine.erased_at)
+        number = connection.execute(select(_KEYS.c.id).where(*same)).scalar()
+        if number is None:
+            number = _insert(connection, mine)
+        fresh = [
+            _values(number, erased)
+            for erased in one.slices.values()
+            if not _there(connection, number, erased.slice_key)
+        ]
+        if fresh:
+            connection.execute(insert(_SLICES), fresh)
+
+
+def _insert(connection: Connection, erasure: Erasure) -> int:
+    values = {name: value for name, value in vars(erasure).items() if name != "number"}
+    return int(connection.execute(insert(_KEYS).values(values).returning(_KEYS.c.id)).scalar_one())

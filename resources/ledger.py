@@ -21,7 +21,7 @@ from highwater.portions import portions
 from highwater.slices import Slice, SliceKey
 from resources import ledger_schema as schema
 from resources.breakers import Breakers
-from resources.erasures import Erasures
+from resources.erasures import Erasures, restore
 from resources.holds import Holds
 from resources.leases import Heartbeat, Lease, forget, held, leased
 from resources.ledger_rows import (
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Select
     from sqlalchemy.engine import Connection, Engine
 
+    from highwater.erasing import Recorded
     from highwater.gaps import Gaps
     from highwater.reclaims import Reclaim
 
@@ -402,8 +403,20 @@ class Ledger:
         losses: Sequence[Loss],
         publications: Mapping[str, Publication],
         reclaims: Sequence[Reclaim] = (),
+        erasures: Sequence[Recorded] = (),
+        retired: Mapping[str, datetime] | None = None,
     ) -> None:
         """Write the plans of a stream that the ledger does not hold, all or none.
+
+        Args:
+            generations: of its topics.
+            slices: its slices.
+            attempts: by slice the highest that was seen.
+            losses: recorded ones.
+            publications: by slice.
+            reclaims: what was taken back from the DLQ.
+            erasures: with what they took from these slices.
+            retired: slices whose keys are retired, and since when.
 
         Raises:
             LeaseHeldError: somebody planned the stream meanwhile; nothing was written.
@@ -420,9 +433,14 @@ class Ledger:
                         [{"slice_key": k, "stream": streams[k], **vars(p)} for k, p in publications.items()],
                     ),
                     (schema.reclaims, [reclaim_row(slices[0].stream, 1, one) for one in reclaims]),
+                    (
+                        schema.retired_keys,
+                        [{"slice_key": k, "stream": streams[k], "retired_at": at} for k, at in (retired or {}).items()],
+                    ),
                 ):
                     if rows:
                         connection.execute(insert(table), rows)
+                restore(connection, erasures)
         except IntegrityError:
             raise LeaseHeldError(
                 "somebody planned the stream meanwhile; nothing was written",

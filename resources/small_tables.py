@@ -1,7 +1,7 @@
 """Tables that are small enough to be written without a JVM: partitions replaced in one commit, one writer at a time.
 
-What belongs here: creating such a table, and the compare-and-set of its commit. What does not: what its rows mean
-(`assets`), or the commits of Spark (`resources.lake`).
+What belongs here: creating such a table, the compare-and-set of its commit, and adding to one that only grows. What
+does not: what its rows mean (`assets`), or the commits of Spark (`resources.lake`).
 """
 
 from __future__ import annotations
@@ -93,6 +93,28 @@ def replace_partitions(table: DeltaTable, rows: pa.Table, partitions: Iterable[s
                 remedy="nothing: the write is tried again",
             ) from None
     return read + 1
+
+
+def append(path: str, rows: pa.Table) -> None:
+    """Add rows in one commit to a table that only grows; it is created with the first of them.
+
+    Whoever appends at the same moment is not in the way: neither rests on what the other writes.
+
+    Raises:
+        DependencyAwayError: the storage could not be read or written.
+    """
+    from deltalake import write_deltalake
+    from deltalake.exceptions import DeltaError
+
+    with storage(path):
+        there = open_table(path) is not None
+        try:
+            write_deltalake(path, rows, mode="append")
+        except DeltaError:
+            # Another process may have created it at the same moment.
+            if there or open_table(path) is None:
+                raise
+            write_deltalake(path, rows, mode="append")
 
 
 @contextmanager

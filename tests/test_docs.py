@@ -488,6 +488,12 @@ def test_the_page_of_tables_has_the_columns_of_published() -> None:
     assert listed == sent.schema().names
 
 
+def test_the_page_of_tables_has_the_columns_of_erasures() -> None:
+    from assets import erased
+
+    assert columns_listed("erasures") == erased.schema().names
+
+
 def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() -> None:
     from assets.outgoing import Outgoing
     from assets.published import headers

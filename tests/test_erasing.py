@@ -24,7 +24,7 @@ from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.folding import BASE
 from highwater.reclaims import Reclaim
 from highwater.slices import OffsetRange
-from orchestration import gap_checks
+from orchestration import gap_checks, rebuilding
 from orchestration.audit import audit
 from orchestration.cli import main
 from orchestration.completeness import hold_against_topic
@@ -309,7 +309,9 @@ def test_rejects_of_another_decision_are_not_taken_for_it(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its events, rejects, tombstone and row in a fold; killed half-way; read again, and read for the first time."""
     bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
     gone = Message(b"o1", b"no json")
@@ -353,6 +355,14 @@ def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(bench: Bench, monkey
     assert (page.ends.accepted, page.ends.parked, page.ends.tombstones, page.ends.produced) == (3, 1, 0, 4)
     [told] = locate(bench.ledger, bench.kafka, bench.lake, bench.stream, bench.stream.topic, 0, 2)
     assert told.end == "erased"
+
+    # The ledger is lost, and knows it again from the lake: nothing comes back, and nothing is missed.
+    bench.ledger = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
+    rebuilding.act(bench.ledger, bench.lake, bench.kafka, bench.stream, [], print, sure=True)
+    bench.materialise(first, unread)
+    assert everywhere(bench) == {"o1", "o2"}
+    assert {(row["partition"], row["offset"]) for row in bench.rows("raw") if row["key"] == b"o1"} == {(0, 9)}
+    assert bench.failing() == {}
 
 
 def everywhere(bench: Bench) -> set[str]:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from assets.dlq_copies import concerned
+from assets.erased import keep
 from dev.processes import wait_until
 from highwater import envelope
 from highwater.envelope import Envelope
+from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError
 from highwater.mirroring import Mark
 from highwater.slices import OffsetRange, Slice
@@ -106,6 +108,13 @@ def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, t
     mark = Mark(scene.kafka.topic_state(scene.topic).topic_id, f"{scene.topic}@0000006", "of the lost ledger", NOW)
     see_no_member(scene.kafka, scene.stream.group)
     commit(scene.kafka, scene.stream.group, {(scene.topic, 0): (9, mark)})
+    lost, erasure = (
+        Ledger(f"sqlite:///{tmp_path / 'lost.sqlite'}"),
+        Erasure("orders", "e" * 64, "asked for", "bob", NOW),
+    )
+    number = lost.erasures.add(erasure)
+    lost.erasures.begin(number, [Erased(f"{scene.topic}@0000003", {0: [OffsetRange(0, 1)]})])
+    keep(lost, Lake(str(tmp_path / "lake")), "orders")  # the table alone was restored from a copy
     dry = scene.run("rebuild-all", "orders")
     assert dry.exit_code == 0, dry.output
     assert "6 offsets are planned anew, from ordinal 7 on" in dry.output
@@ -117,6 +126,8 @@ def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, t
     done = scene.run("rebuild-all", "orders", "--yes", "--by", "ann")
     assert done.exit_code == 0, done.output
     assert [(loss.offsets, loss.accepted_by) for loss in scene.ledger.losses("orders")] == [(OffsetRange(0, 4), "ann")]
+    assert [replace(one, number=0) for one in scene.ledger.erasures.of("orders")] == [erasure]
+    assert scene.ledger.erasures.of_key("orders", "e" * 64) == {}, "of slices that are gone nothing is left to do"
     scene.tick()
     scene.see_each_once(offsets(0, 4, 10))
     assert [piece.ordinal for piece in scene.slices()] == [7], "behind the last that the mirror has told of"
