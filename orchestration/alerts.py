@@ -201,7 +201,7 @@ def _held(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure |
 def _published_late(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
     del kafka
     now = datetime.now(UTC)
-    found = behind(ledger, lake, stream, now)
+    found = behind(ledger, lake, stream)
     if found is None:
         return None
     late, limit = found.age(now), stream.alerts.published_late

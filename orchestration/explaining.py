@@ -256,7 +256,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         checks=None if instance is None else _checks(instance, stream, key),
         retired=key in ledger.retired.among([key]),
         erased=_erased(ledger, stream, key),
-        accepted=of_slice(ledger, lake, stream, piece, datetime.now(UTC)),
+        accepted=of_slice(ledger, lake, stream, piece),
     )
 
 

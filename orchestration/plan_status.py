@@ -256,7 +256,7 @@ def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | HighwaterE
     try:
         see_lake_there(ledger, lake)
         found = taken_back.waiting(ledger, lake, stream)
-        publication = behind(ledger, lake, stream, datetime.now(UTC))
+        publication = behind(ledger, lake, stream)
         return Waiting(publication, found, taken_back.remedy(stream, found) if found else "")
     except HighwaterError as error:
         return error

@@ -4,8 +4,8 @@ What belongs here: gathering what is decided and not sent, and what holds it up,
 does not: asking for runs (`orchestration.publishing`), sending (`assets.published`), or the check of what was sent
 (`orchestration.published_checks`).
 
-What is sent is a prefix of the main topic's slices. So its end is looked for among the newest ones first: listing all
-slices of a table that has 100,000 of them takes longer than all else that is told.
+What waits is told from the logs of the two tables, by the times of their files: opening the proofs of some hundred
+slices takes longer than all else that is told. Proofs are opened where the times leave it open.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from assets import sent
@@ -23,7 +23,7 @@ from assets.rejects import TABLE as REJECTS
 from highwater.errors import KAFKA, LAKE
 from highwater.publishing import State
 from resources.guards import resting, told
-from resources.lake import last_written, proofs_in, query, slice_is_one_of
+from resources.lake import proofs_in, query, slice_is_one_of, written
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -32,13 +32,12 @@ if TYPE_CHECKING:
     from highwater.plans import Publication
     from highwater.proof import Proof
     from highwater.slices import Slice
-    from resources.lake import Lake
+    from resources.lake import Lake, Written
     from resources.ledger import Ledger
 
-# So many slices are looked at: from the first one that is not sent, and of the newest.
-LOOK = 200
-# The end of what is sent is looked for among so many of the newest slices, then among these, then in the whole table.
-WINDOWS = (20, 500)
+# Slices whose events were written after they were sent: of so many, the oldest, it is looked up whether they were
+# decided anew. Small files that were joined are written after, too.
+MOST_OPENED = 50
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,11 @@ class Behind:
     Args:
         topic: where accepted events are sent.
         last: the last slice of the main topic that is sent; all before it are. None if none is.
-        slices: slices that are decided and were never sent, of those that were looked at.
+        slices: slices that are decided and were never sent to their end.
         records: their events.
         anew: slices that were decided anew since they were sent; what of them goes out again is not counted before.
         oldest: of all these the one that was decided first; None if there is none.
         since: when it was decided, in UTC.
-        unseen: planned slices of the main topic behind those that were looked at.
         held_up: why the next is not sent, in a sentence; empty if nothing waits.
     """
 
@@ -64,7 +62,6 @@ class Behind:
     anew: int = 0
     oldest: str | None = None
     since: datetime | None = None
-    unseen: int = 0
     held_up: str = ""
 
     @property
@@ -85,7 +82,6 @@ class Behind:
         parts = [f"{self.records:,} events of {self.slices:,} slices wait"]
         parts += [f"{self.anew:,} slices were decided anew since they were sent"] if self.anew else []
         parts += [f"the oldest is {self.oldest}, decided {self.since:%Y-%m-%d %H:%M:%S} UTC"] if self.since else []
-        parts += [f"{self.unseen:,} planned slices behind these were not looked at"] if self.unseen else []
         return "; ".join([begin, *parts, self.held_up])
 
     def to_plain(self) -> dict[str, Any]:
@@ -93,73 +89,76 @@ class Behind:
         return {**vars(self), "since": None if self.since is None else self.since.isoformat()}
 
 
-def behind(ledger: Ledger, lake: Lake, stream: Stream, now: datetime) -> Behind | None:
+def behind(ledger: Ledger, lake: Lake, stream: Stream) -> Behind | None:
     """Look how far a stream is published; None of one that publishes nothing.
-
-    The slices of tiers, and those that were decided anew, are looked for among the newest ones alone: the sensor looks
-    at all in turn.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
     if stream.publishes is None:
         return None
-    with ThreadPoolExecutor(2) as opening:  # half of the time is spent on opening them
-        events, published = opening.map(lambda name: lake.table(stream.name, name), (EVENTS, sent.TABLE))
-    last = _last_sent(ledger, lake, stream, published)
-    following = ledger.slices(stream.name, stream.topic, after=last, limit=LOOK)
-    pieces = {one.key: one for one in (*following, *ledger.slices(stream.name, newest=LOOK))}
-    decided = {} if events is None else proofs_in(events, [*pieces])
-    known = {} if published is None else sent.complete(proofs_in(published, [*pieces]))
-    attempts = {key: proof.attempt for key, proof in known.items()}
-    waiting = [key for key, proof in decided.items() if attempts.get(key) != proof.attempt]
-    fresh = [key for key in waiting if key not in known]
-    since = _decided_at(ledger, events, waiting)
+    with ThreadPoolExecutor(2) as opening:  # most of the time is spent on reading the two logs
+        (events, decided), (published, settled) = opening.map(
+            lambda name: _opened(lake, stream, name), (EVENTS, sent.TABLE)
+        )
+    last = _last_sent(stream, published, settled)
+    fresh, anew = _waiting(decided, settled, events, published)
+    since = {key: decided[key].at_ms for key in (*fresh, *anew)}
     oldest = min(since, key=lambda key: (since[key], key), default=None)
-    newest = ledger.last(stream.name, stream.topic)
-    full = len(following) == LOOK and newest is not None
+    following = ledger.slices(stream.name, stream.topic, after=last, limit=1)
     return Behind(
         topic=stream.publishes.topic,
         last=last,
         slices=len(fresh),
         records=sum(decided[key].rows or 0 for key in fresh),
-        anew=len(waiting) - len(fresh),
+        anew=len(anew),
         oldest=oldest,
-        since=None if oldest is None else since[oldest],
-        unseen=newest.ordinal - following[-1].ordinal if full and newest is not None else 0,
-        held_up=_held_up(ledger, lake, stream, published, following, decided, now) if following or waiting else "",
+        since=None if oldest is None else decided[oldest].at,
+        held_up=_held_up(ledger, lake, stream, events, published, following) if following or since else "",
     )
 
 
-def _last_sent(ledger: Ledger, lake: Lake, stream: Stream, published: DeltaTable | None) -> str | None:
-    if published is None:
-        return None
-    for window in WINDOWS:
-        keys = [one.key for one in ledger.slices(stream.name, stream.topic, newest=window)]
-        found = sent.complete(proofs_in(published, keys)) if keys else {}
-        if found:
-            return max(found, key=lambda key: found[key].piece.ordinal)
-    return sent.last_published(lake, stream)
+def _opened(lake: Lake, stream: Stream, name: str) -> tuple[DeltaTable | None, dict[str, Written]]:
+    table = lake.table(stream.name, name)
+    return table, {} if table is None else written(table)
 
 
-def _decided_at(ledger: Ledger, events: DeltaTable | None, keys: Sequence[str]) -> dict[str, datetime]:
-    """When slices were decided: as the breaker judged them; of those that it does not watch, as their files say."""
-    if events is None or not keys:
-        return {}
-    found = {key: one.judged_at for key, one in ledger.breakers.judgements(keys).items()}
-    others = [key for key in keys if key not in found]
-    return {**found, **(last_written(events, others) if others else {})}
+def _last_sent(stream: Stream, published: DeltaTable | None, settled: dict[str, Written]) -> str | None:
+    """The last slice of the main topic that is sent; a later one that was sent in part is taken from `settled`."""
+    main = f"{stream.topic}@"
+    while published is not None:
+        last = max((key for key in settled if key.startswith(main)), key=lambda key: (len(key), key), default=None)
+        if last is None or sent.complete(proofs_in(published, [last])):
+            return last
+        del settled[last]
+    return None
+
+
+def _waiting(
+    decided: Mapping[str, Written],
+    settled: Mapping[str, Written],
+    events: DeltaTable | None,
+    published: DeltaTable | None,
+) -> tuple[list[str], list[str]]:
+    """The slices that were never sent, and those that were decided anew since."""
+    fresh = [key for key in decided if key not in settled]
+    after = [key for key, one in decided.items() if key in settled and one.at_ms > settled[key].at_ms]
+    if events is None or published is None or not after:
+        return fresh, []
+    some = sorted(after, key=lambda key: decided[key].at_ms)[:MOST_OPENED]
+    stands, were = proofs_in(events, some), proofs_in(published, some)
+    return fresh, [key for key in some if key in stands and key in were and were[key].attempt != stands[key].attempt]
 
 
 def _held_up(
     ledger: Ledger,
     lake: Lake,
     stream: Stream,
+    events: DeltaTable | None,
     published: DeltaTable | None,
     following: Sequence[Slice],
-    decided: Mapping[str, Proof],
-    now: datetime,
 ) -> str:
+    now = datetime.now(UTC)
     asleep = [told(one) for one in ledger.breakers.dependencies() if one.name in {KAFKA, LAKE} and resting(one, now)]
     if asleep:
         return "; ".join(asleep)
@@ -168,11 +167,14 @@ def _held_up(
         first, *more = batch.slices
         some = f"{first} and {len(more):,} more slices" if more else first
         return f"a batch of {batch.total:,} records of {some} is being sent, or broke off: the next run goes on with it"
-    if following and following[0].key not in decided:
-        return f"{following[0].key} is next, and {_undecided(ledger, following[0].key)}"
-    if following and not _rejects_follow(lake, stream, decided[following[0].key]):
-        return f"{following[0].key} is next, and its rejects are not published to the DLQ yet"
-    due = f"{following[0].key} is next" if following else "they go out as they are found"
+    keys = [piece.key for piece in following]
+    decided = {} if events is None or not keys else proofs_in(events, keys)
+    for key in keys:
+        if key not in decided:
+            return f"{key} is next, and {_undecided(ledger, key)}"
+        if not _rejects_follow(lake, stream, decided[key]):
+            return f"{key} is next, and its rejects are not published to the DLQ yet"
+    due = f"{keys[0]} is next" if keys else "they go out as they are found"
     return f"{due}; see that the sensor {stream.name}_published is switched on, and what its ticks say"
 
 
@@ -246,7 +248,7 @@ class Told:
         return {**vars(self), "states": dict(self.states), "at": at, "mark": mark}
 
 
-def of_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, now: datetime) -> Told | None:
+def of_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice) -> Told | None:
     """What became of a slice's events on their way to the topic; None of a stream that publishes nothing.
 
     Raises:
@@ -269,7 +271,7 @@ def of_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, now: date
         at=at,
         batch=batch.attempt if batch is not None and mine else None,
         mark=ledger.publications([topic]).get(topic),
-        why_not="" if settled else _why_not(ledger, lake, stream, piece, decided, now, batch=mine),
+        why_not="" if settled else _why_not(ledger, lake, stream, piece, decided, batch=mine),
     )
 
 
@@ -283,14 +285,12 @@ def _states(table: DeltaTable, key: str) -> tuple[dict[str, int], datetime | Non
     return states, max((row["at"] for row in found.values()), default=None)
 
 
-def _why_not(
-    ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, decided: Proof | None, now: datetime, *, batch: bool
-) -> str:
+def _why_not(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, decided: Proof | None, *, batch: bool) -> str:
     if batch:
         return "it is in the batch that is being sent, or that broke off"
     if decided is None:
         return f"it {_undecided(ledger, piece.key)}"
     if not _rejects_follow(lake, stream, decided):
         return "its rejects are not published to the DLQ yet"
-    found = behind(ledger, lake, stream, now)
+    found = behind(ledger, lake, stream)
     return "nothing is known of it" if found is None else f"it waits for its turn; {found.held_up}"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import LAKE, DependencyAwayError
 from highwater.proof import Proof
@@ -227,15 +227,35 @@ def sizes(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Siz
     return {key: Size(None if rows is None else rows - 1, size) for key, (rows, size) in told.items()}
 
 
-def last_written(table: DeltaTable, keys: Sequence[str]) -> dict[str, datetime]:
-    """When the newest file of each of these slices was written, in UTC, by the table's log; OPTIMIZE writes anew."""
+class Written(NamedTuple):
+    """What the table's log says of when a slice was written.
+
+    Args:
+        rows: as in `Size`.
+        at_ms: when its newest file was written, in milliseconds since 1970; OPTIMIZE writes anew.
+    """
+
+    rows: int | None
+    at_ms: int
+
+    @property
+    def at(self) -> datetime:
+        """The same moment, in UTC."""
+        return datetime.fromtimestamp(self.at_ms / 1000, UTC)
+
+
+def written(table: DeltaTable) -> dict[str, Written]:
+    """When each slice was written, by the table's log: no data file is opened."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    actions = pa.table(table.get_add_actions(flatten=True)).select(["partition.slice", "modification_time"])
-    mine = actions.filter(pc.is_in(actions["partition.slice"], pa.array(keys, pa.string())))
-    found = mine.group_by("partition.slice").aggregate([("modification_time", "max")]).to_pylist()
-    return {row["partition.slice"]: datetime.fromtimestamp(row["modification_time_max"] / 1000, UTC) for row in found}
+    actions = pa.table(table.get_add_actions(flatten=True))
+    wanted = actions.select(["partition.slice", "num_records", "modification_time"]).group_by("partition.slice")
+    whole = pc.ScalarAggregateOptions(skip_nulls=False)
+    found = wanted.aggregate([("num_records", "sum", whole), ("modification_time", "max")])
+    rows = pc.subtract(found["num_records_sum"], 1).to_pylist()
+    made = map(Written, rows, found["modification_time_max"].to_pylist())
+    return dict(zip(found["partition.slice"].to_pylist(), made, strict=True))
 
 
 def rows_in(table: DeltaTable) -> int:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from assets import published
 from highwater.declaration import Alerts
 from highwater.errors import DependencyAwayError
 from highwater.holding import Found
@@ -25,7 +26,7 @@ __all__ = ["scene"]
 
 
 def look(scene: Scene) -> Behind:
-    found = behind(scene.tables.ledger, scene.tables.lake, scene.tables.stream, NOON)
+    found = behind(scene.tables.ledger, scene.tables.lake, scene.tables.stream)
     assert found is not None
     return found
 
@@ -38,14 +39,16 @@ def judged(scene: Scene, piece: Slice, at: datetime, *, refused: bool = False) -
 def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene: Scene) -> None:
     pieces = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
     assert look(scene).line == f"orders.accepted: nothing is sent yet; {pieces[0].key} is next, and is not decided yet"
+    begin = datetime.now(UTC) - timedelta(seconds=1)
     for n in (0, 1, 3):
         scene.decide(pieces[n], 2 * n, 2 * n + 1)
-        judged(scene, pieces[n], NOON + timedelta(minutes=n))
     scene.tables.publish(pieces[0])
     told = look(scene)
     assert (told.last, told.slices, told.records, told.anew) == (pieces[0].key, 2, 4, 0)
-    assert (told.oldest, told.since) == (pieces[1].key, NOON + timedelta(minutes=1))
-    assert told.age(NOON + timedelta(minutes=61)) == timedelta(hours=1)
+    assert told.oldest == pieces[1].key
+    assert told.since is not None
+    assert begin <= told.since <= datetime.now(UTC)
+    assert told.age(told.since + timedelta(hours=1)) == timedelta(hours=1)
     assert f"{pieces[1].key} is next; see that the sensor orders_published is switched on" in told.line
     scene.tables.publish(pieces[1])
     told = look(scene)
@@ -57,17 +60,22 @@ def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene:
 
 
 def test_what_was_decided_anew_and_what_came_back_waits_too(scene: Scene) -> None:
-    """Of neither does the breaker keep when it was decided: their files tell."""
     first, retried = scene.plan(0, p0=(0, 2)), scene.plan(0, scene.tables.stream.tier_topics[0], p0=(0, 1))
-    begin = datetime.now(UTC) - timedelta(seconds=1)
     scene.decide(first, 0)
     scene.tables.publish(first)
     scene.decide(first, 0, status="paid")
     scene.decide(retried, 1)
     told = look(scene)
     assert (told.slices, told.records, told.anew) == (1, 1, 1)
-    assert told.since is not None
-    assert begin <= told.since <= datetime.now(UTC)
+    scene.tables.publish(first, retried)
+    scene.decide(first, 0, status="paid")
+    assert (look(scene).slices, look(scene).anew) == (0, 1)
+    for name in ("events", "published"):  # files that are joined are younger, and nothing else
+        table = scene.tables.lake.table("orders", name)
+        assert table is not None
+        scene.tables.publish(first)
+        table.optimize.z_order(["origin_offset"])
+        assert not look(scene).waits
 
 
 def test_each_cause_is_named(scene: Scene) -> None:
@@ -88,26 +96,23 @@ def test_each_cause_is_named(scene: Scene) -> None:
     assert look(scene).held_up.startswith("a batch of 4 records of orders@0000000 and 1 more slices is being sent, or")
     now = datetime.now(UTC)
     ledger.breakers.change("kafka", lambda one: replace(one, state="open", since=now, why="no broker"))
-    found = behind(ledger, scene.tables.lake, scene.tables.stream, now)
-    assert found is not None
-    assert "kafka" in found.held_up
-    assert found.waits
+    assert "kafka" in look(scene).held_up
+    assert look(scene).waits
 
 
-def test_the_end_of_what_is_sent_is_found_however_far_it_is_behind(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In each window, and in none of them; and what lies beyond the look is told by its number."""
-    pieces = [scene.plan(n, p0=(n, n + 1)) for n in range(8)]
-    for n, piece in enumerate(pieces):
-        scene.decide(piece, n)
-    scene.tables.publish(*pieces[:3])
-    for windows in ((6, 7), (2, 7), (1, 2)):
-        monkeypatch.setattr(publication, "WINDOWS", windows)
-        assert look(scene).last == pieces[2].key
-    monkeypatch.setattr(publication, "LOOK", 2)
+def test_a_slice_that_was_sent_in_part_waits(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 2)
+    first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 5))
+    scene.decide(first, 0, 1)
+    scene.decide(second, 2, 3, 4)
+    for point in ("committed 2", "before 3"):
+        scene.log.breaks = point
+        with pytest.raises(Broken):
+            scene.tables.publish(first, second)
     told = look(scene)
-    assert (told.oldest, told.slices, told.unseen) == (pieces[3].key, 4, 3)
+    assert (told.last, told.oldest, told.slices) == (first.key, second.key, 1)
+    scene.tables.publish(first, second)
+    assert look(scene).line == f"orders.accepted: sent up to {second.key}, no accepted event waits"
 
 
 def test_explain_tells_what_became_of_a_slice(scene: Scene) -> None:
@@ -143,7 +148,7 @@ def test_explain_tells_what_became_of_a_slice(scene: Scene) -> None:
     assert (plain["attempt"], plain["decided"], plain["states"], plain["why_not"]) == (1, 1, {"sent": 2}, "")
 
 
-def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene) -> None:
+def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = scene.plan(0, p0=(0, 2))
     stream = replace(scene.tables.stream, alerts=Alerts(published_late=timedelta(minutes=10)))
     asked = (scene.tables.ledger, cast("Any", None), scene.tables.lake)
@@ -153,8 +158,10 @@ def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene) -
         (False, "none waits to be sent")
     ]
     scene.decide(piece, 0, 1)
+    told_now = look(scene)
     for minutes, over in ((9, False), (11, True)):
-        judged(scene, piece, datetime.now(UTC) - timedelta(minutes=minutes))
+        waited = replace(told_now, since=datetime.now(UTC) - timedelta(minutes=minutes))
+        monkeypatch.setattr(alerts, "behind", lambda *_, one=waited: one)
         found = alerts._published_late(*asked, stream)
         assert found is not None
         told = f"the oldest that is not sent to orders.accepted was accepted 0:{minutes:02}:"
@@ -174,5 +181,5 @@ def test_a_lake_that_is_away_is_told_and_is_not_taken_for_one_without_slices(
     def away(*_: object) -> None:
         raise DependencyAwayError("the lake could not be read", remedy="wait")
 
-    monkeypatch.setattr(publication, "proofs_in", away)
+    monkeypatch.setattr(publication, "written", away)
     assert isinstance(_waiting(*asked), DependencyAwayError)
