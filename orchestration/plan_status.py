@@ -26,7 +26,7 @@ from orchestration.publication import Behind, behind
 from orchestration.retries import plan_tier
 from orchestration.taken_back import TakenBack, told_of
 from resources.breakers import Judgement
-from resources.guards import told
+from resources.guards import open_error, resting, told
 from resources.history import look_back
 
 if TYPE_CHECKING:
@@ -253,6 +253,9 @@ def stream_status(
 
 
 def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | HighwaterError:
+    row = ledger.breakers.dependency(LAKE)
+    if resting(row, datetime.now(UTC)):
+        return open_error(row)  # storage that is away is not waited for
     try:
         see_lake_there(ledger, lake)
         found = taken_back.waiting(ledger, lake, stream)

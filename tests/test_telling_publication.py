@@ -10,7 +10,7 @@ import pytest
 
 from assets import published
 from highwater.declaration import Alerts
-from highwater.errors import DependencyAwayError
+from highwater.errors import LAKE, BreakerOpenError, DependencyAwayError
 from highwater.holding import Found
 from highwater.plans import Publication
 from highwater.slices import Slice
@@ -183,3 +183,6 @@ def test_a_lake_that_is_away_is_told_and_is_not_taken_for_one_without_slices(
 
     monkeypatch.setattr(publication, "written", away)
     assert isinstance(_waiting(*asked), DependencyAwayError)
+    now = datetime.now(UTC)
+    scene.tables.ledger.breakers.change(LAKE, lambda one: replace(one, state="open", since=now, why="away"))
+    assert isinstance(_waiting(*asked), BreakerOpenError)
