@@ -15,6 +15,7 @@ from dev.paths import REPOSITORY
 LOCKS = ("requirements.lock", "requirements-build.lock")
 COMMANDS = {
     "soak",
+    "soak-producer",
     "cluster",
     "help",
     "setup",
