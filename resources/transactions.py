@@ -158,6 +158,8 @@ class Transactions:
         self._refused.clear()
         try:
             self._commit(records, mark)
+        except SupersededAttemptError:
+            raise
         except TemporaryError as error:
             if refused := self._too_large(records):
                 self._renew()
@@ -212,7 +214,7 @@ class Transactions:
                     **fixed,
                 )
             except BufferError:
-                self._producer.poll(POLL_SECONDS)
+                _called(lambda: self._producer.poll(POLL_SECONDS))
             except KafkaException as error:
                 if error.args[0].name() in _TOO_LARGE:
                     self._refused.add(_content(record.topic, record.key, record.value))
@@ -229,7 +231,12 @@ class Transactions:
         With others in its batch is no record that is larger than a batch may be. A batch of several that is refused
         shows that a limit was lowered since it was read, which the next run finds.
         """
-        self._producer.flush(REPORT_SECONDS)
+        from confluent_kafka import KafkaException
+
+        try:
+            _called(lambda: self._producer.flush(REPORT_SECONDS))
+        except KafkaException:
+            return None  # the client broke down for good: its size is not what keeps a record back
         alone = min(int(self.properties["batch.size"]), self.most_bytes)
         refused = [one for one in records if _content(one.topic, one.key, one.value) in self._refused]
         found = [one for one in refused if size_of(one.key, one.value, one.headers) > alone]
@@ -257,7 +264,7 @@ class Transactions:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                return call()
+                return _called(call)
             except KafkaException as error:
                 fault = error.args[0]
                 passing = fault.retriable() or fault.name() in _MOVING
@@ -288,9 +295,25 @@ class Transactions:
         from confluent_kafka import KafkaException
 
         try:
-            self._producer.abort_transaction(CALL_SECONDS)
+            _called(lambda: self._producer.abort_transaction(CALL_SECONDS))
         except KafkaException:
             return  # the next one who opens the name settles it
+
+
+def _called(call: Callable[[], T]) -> T:
+    """Call the client, which reports deliveries meanwhile.
+
+    Where it breaks down for good, it reports them with its own error pending. Python then blames the report, by a
+    SystemError whose cause is the client's error: that one is raised.
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        return call()
+    except SystemError as error:
+        if isinstance(error.__cause__, KafkaException):
+            raise error.__cause__ from None
+        raise
 
 
 def _content(topic: str | None, key: bytes | None, value: bytes | None) -> tuple[str | None, bytes, bytes]:

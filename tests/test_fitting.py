@@ -24,7 +24,7 @@ from resources.dlq_topics import Shape
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.producer import Record
-from resources.transactions import Mark, Transactions
+from resources.transactions import Mark, Transactions, _called
 from tests.conftest import create_topic
 from tests.support import read_topic
 from tests.world import STREAM
@@ -291,3 +291,18 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(bootstrap: str, to
             transactions._renew()
     assert [key for key, _ in read_topic(bootstrap, name).values()] == [b"k"] * 3
     assert [key for key, _ in read_topic(bootstrap, other).values()] == [b"small"] * 3
+
+
+def test_an_error_of_the_client_that_hits_a_report_is_told_as_the_clients() -> None:
+    """It was seen as `SystemError: ... returned a result with an exception set`, of a producer that was fenced."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    def report(cause: Exception) -> None:
+        raise SystemError("returned a result with an exception set") from cause
+
+    fenced = KafkaException(KafkaError(KafkaError._FENCED))
+    with pytest.raises(KafkaException) as told:
+        _called(lambda: report(fenced))
+    assert told.value is fenced
+    with pytest.raises(SystemError):
+        _called(lambda: report(ValueError("another")))
