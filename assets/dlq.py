@@ -89,7 +89,7 @@ def materialise(work: Work) -> list[SliceReport]:
             sent = dict.fromkeys([piece.key for piece in open_], 0)
             read = decided.version
             for piece in rejected:
-                sent[piece.key], read = _publish(work, piece, decisions[piece.key], read, topics)
+                sent[piece.key], read = _publish(work, piece, decisions[piece.key], topics)
         with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
             version = _commit(work, [decisions[piece.key] for piece in open_], sent, standing, read)
     done = {piece.key for piece in open_}
@@ -105,24 +105,21 @@ def _why_nothing(decision: Proof) -> str:
     return "already published" if decision.rows else "nothing was rejected"
 
 
-def _publish(work: Work, piece: Slice, decision: Proof, version: int, topics: Mapping[str, Shape]) -> tuple[int, int]:
+def _publish(work: Work, piece: Slice, decision: Proof, topics: Mapping[str, Shape]) -> tuple[int, int]:
     """Send what is not sent yet of a slice's rejects.
 
     Returns:
         How many were sent of this decision in all, and the version of rejects that tells where to.
     """
-    waiting = _Waiting(work, piece, version)
-    if waiting.rejects != decision.rows:
-        raise UnbalancedError(
-            f"{piece.key}: the table of rejects holds another number of rows than its commit recorded",
-            stored=decision.rows,
-            found=waiting.rejects,
-            remedy="materialise the slice again from rejects on; nothing of it was sent now",
-        )
     name = f"highwater.pub.{piece.key}"
     least = min(int(topic.config["max.message.bytes"]) for topic in topics.values())
     with Transactions(work.kafka, name, work.stream.parked_topic, most_bytes=least) as transactions:
-        sent = _sent(work, piece, decision, transactions.mark())
+        mark = transactions.mark()
+        # From now on no other run publishes the slice. One that did may have sent records elsewhere than rejects told.
+        version = _still_decided(work, piece, decision)
+        waiting = _Waiting(work, piece, version)
+        _see_whole(piece, decision, waiting.rejects)
+        sent = _sent(work, piece, decision, mark)
         total = len(waiting.origins)
         _record_sent(work, piece, decision, sent)
         if sent < total:
@@ -134,6 +131,33 @@ def _publish(work: Work, piece: Slice, decision: Proof, version: int, topics: Ma
             _record_sent(work, piece, decision, sent)
             work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
     return total, sending.version
+
+
+def _still_decided(work: Work, piece: Slice, decision: Proof) -> int:
+    """The version of rejects in which the decision stands.
+
+    Raises:
+        SupersededAttemptError: another run decided the slice anew.
+    """
+    standing = require(replace(work, slices=[piece]), rejects.TABLE)
+    if standing.attempt(piece.key) != decision.attempt:
+        raise SupersededAttemptError(
+            f"{piece.key} was decided anew while it was to be published",
+            stored=f"attempt {decision.attempt}",
+            found=f"attempt {standing.attempt(piece.key)}",
+            remedy="nothing: the run that decided it publishes it",
+        )
+    return standing.version
+
+
+def _see_whole(piece: Slice, decision: Proof, found: int) -> None:
+    if found != decision.rows:
+        raise UnbalancedError(
+            f"{piece.key}: the table of rejects holds another number of rows than its commit recorded",
+            stored=decision.rows,
+            found=found,
+            remedy="materialise the slice again from rejects on; nothing of it was sent now",
+        )
 
 
 def _record_sent(work: Work, piece: Slice, decision: Proof, sent: int) -> None:

@@ -4,7 +4,7 @@ What belongs here: its columns, and following the ledger. What does not: the led
 or removing rows (`assets.erasing`).
 
 The ledger decides, and the table follows it before anything that rests on an erasure is committed: rows that are
-removed, and rows that a slice leaves out as it is read. So the table never holds an erasure that the ledger does not
+removed, and rows that a slice leaves out as it is read. So the table never holds an erasure that the ledger did not
 know, and no commit ever rests on one that the table lacks, wherever a process dies. Facts are only added: of several
 rows of the same erasure and slice one says that it is done, or none does.
 """
@@ -54,13 +54,15 @@ def schema() -> pa.Schema:
 def keep(ledger: Ledger, lake: Lake, stream: str) -> int:
     """Add what the ledger has and the table lacks; returns how many rows that were.
 
+    A ledger that was restored from a backup first learns what it lacks itself.
+
     Raises:
         DependencyAwayError: the ledger or the storage is away.
     """
+    kept = read(lake, stream)
+    ledger.erasures.learn(kept)
     known = ledger.erasures.recorded(stream)
-    if not known:
-        return 0
-    there = {_name(one.erasure): one for one in read(lake, stream)}
+    there = {_name(one.erasure): one for one in kept}
     rows = [row for one in known for row in _lacking(one, there.get(_name(one.erasure)))]
     if rows:
         import pyarrow as pa
@@ -81,7 +83,7 @@ def _lacking(known: Recorded, there: Recorded | None) -> Iterable[dict[str, Any]
         yield told
     for key, one in known.slices.items():
         has = None if there is None else there.slices.get(key)
-        if has is None or has.done_at != one.done_at:
+        if has is None or (one.done_at is not None and has.done_at is None):
             places, rows = json.dumps(plain_of(one.places)), json.dumps(dict(one.rows))
             yield {**told, "slice": key, "places": places, "rows": rows, "done_at": one.done_at}
 
@@ -110,5 +112,6 @@ def read_from(stream: str, rows: Sequence[Mapping[str, Any]]) -> list[Recorded]:
 
 
 def _erased(row: Mapping[str, Any], before: Erased | None) -> Erased:
-    done = row["done_at"] if before is None else before.done_at or row["done_at"]
+    times = [row["done_at"], None if before is None else before.done_at]
+    done = min((time for time in times if time is not None), default=None)
     return Erased(row["slice"], ranges_of_plain(json.loads(row["places"])), json.loads(row["rows"]), done)

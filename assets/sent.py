@@ -124,6 +124,24 @@ def proofs(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Proof]:
     return complete(lake.committed(stream.name, TABLE, keys))
 
 
+def as_decided(lake: Lake, stream: Stream, keys: Sequence[str], decided: Mapping[str, int]) -> Sequence[str]:
+    """Those of the slices whose events are sent as they are decided; all of a stream that does not publish.
+
+    Args:
+        lake: the tables.
+        stream: the stream.
+        keys: of slices.
+        decided: the attempt that stands in events, by slice.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    if stream.publishes is None:
+        return keys
+    found = proofs(lake, stream, keys)
+    return [key for key in keys if key in found and found[key].attempt == decided.get(key)]
+
+
 def last_published(lake: Lake, stream: Stream) -> str | None:
     """The last slice of the main topic that is published; all before it are too. None if none is.
 

@@ -90,10 +90,10 @@ def _rejects(world: World, rounds: int, records: int) -> Row:
     def ours(turn: int) -> float:
         piece = tables.plan(next(numbers))
         tables.decide(piece, [], rejected=_some(records), known=False)
-        decided, version = tables.lake.committed_at("orders", "rejects", [piece.key])
+        decided, _ = tables.lake.committed_at("orders", "rejects", [piece.key])
         work = tables.work(piece)
         with _kept(sent) if turn < 0 else nullcontext():
-            return timed(lambda: dlq._publish(work, piece, decided[piece.key], version, topics))  # noqa: SLF001 - the commit of its table is Spark's
+            return timed(lambda: dlq._publish(work, piece, decided[piece.key], topics))  # noqa: SLF001 - the commit of its table is Spark's
 
     return alternate(f"{records:,} rejects", {"Highwater": ours, "bare": _bare(world, sent)}, rounds)
 

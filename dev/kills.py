@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -96,8 +97,9 @@ class Killer:
                 for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
                     pid = worker(instance, run)
                     if pid is not None and works(pid):
-                        os.kill(pid, signal.SIGKILL)
-                        return True
+                        with suppress(ProcessLookupError):  # it ended just now
+                            os.kill(pid, signal.SIGKILL)
+                            return True
         return False
 
     def _restart(self, victim: Victim) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
+from confluent_kafka import KafkaException
+
 from assets.streams import load_streams
 from dev import paths
 from dev.account import Account, account_file
@@ -150,8 +152,8 @@ class Soak:
             tries += 1
             try:
                 generate(SOURCES[stream], target, order, self._stop)
-            except TemporaryError as error:
-                self._tell(f"the generator of {stream} starts again: {error.problem}")
+            except (TemporaryError, KafkaException) as error:
+                self._tell(f"the generator of {stream} starts again: {str(error).splitlines()[0]}")
                 self._stop.wait(1.0)
 
     def _written(self, stream: str) -> int:
@@ -201,6 +203,8 @@ class Soak:
             self._tell(f"topic, tables and account of {stream} are compared, record by record")
             comparison = reconcile(stream, bootstrap=stack.bootstrap, lake=self.lake, home=self.home)
             verdict.comparisons.append(comparison)
+            if (written := self._written(stream)) < (wanted := int(self.ordeal.records * SHARES[stream])):
+                verdict.wrong.append(f"{stream}: {written:,} of {wanted:,} records were written")
             verdict.slices += comparison.numbers["slices"]
             if comparison.differences:
                 verdict.wrong.append(f"{stream}: differences")
@@ -214,8 +218,14 @@ class Soak:
         self.console.print(f"[dim]{time.monotonic() - self._began:6.0f} s[/dim]  {what}")
 
 
+# Checks of what producers wrote. The generator's faults are to turn them red, so they tell nothing of the pipeline.
+OF_THE_DATA = frozenset(
+    {"one_content_a_version", "transitions_allowed", "no_version_missing", "versions_along_offsets"}
+)
+
+
 def failing(ledger: Ledger, kafka: Kafka, lake: Lake, stream: str) -> Iterator[str]:
-    """The checks that fail in slices that stand whole in all tables, with what they say; warnings are none."""
+    """The checks of the pipeline that fail in slices that stand whole in all tables, with what they say."""
     from orchestration.checks import CHECKS, Sources
 
     declared = load_streams()[stream]
@@ -223,6 +233,8 @@ def failing(ledger: Ledger, kafka: Kafka, lake: Lake, stream: str) -> Iterator[s
     keys = [piece.key for piece in ledger.slices(stream) if not standing.lacking(piece.key)]
     for checks in CHECKS if keys else ():
         for name, by_slice in checks.decide(sources, declared, keys).items():
+            if name in OF_THE_DATA:
+                continue
             for key, verdict in by_slice.items():
                 if not verdict.passed and not verdict.warning:
                     yield f"{name} of {key}: {verdict.text}"
@@ -239,7 +251,7 @@ def tell(console: Console, ordeal: Ordeal, verdict: Verdict) -> None:
     for wrong in verdict.wrong:
         console.print(f"[red]wrong: {wrong}[/red]", markup=True)
     if not verdict.wrong:
-        console.print("[green]every record is accounted for, and no check raises a false alarm[/green]")
+        console.print("[green]every record is accounted for, and the checks agree[/green]")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from highwater.envelope import KEY, OWN_HEADERS, VALUE, Header
+from highwater.envelope import KEY, MOST_BYTES, OWN_HEADERS, VALUE, Header
 from highwater.errors import RecordTooLargeError
 
 # The head of a batch, the framing of a record and of each of its headers, at the most (magic 2: varints of 5 or 10
@@ -66,7 +66,7 @@ class Limits:
             headers = envelope if OWN_HEADERS in parts else [*own, *envelope]
             if size_of(None if KEY in parts else key, None, headers) <= most:
                 return parts
-        raise too_large([(topic, size_of(None, None, envelope))], self.client)
+        raise too_large([(topic, size_of(None, None, envelope))], self.client, rooms=self.topics)
 
 
 def configure(bootstrap: str, topic: str, setting: str) -> str:
@@ -77,18 +77,22 @@ def configure(bootstrap: str, topic: str, setting: str) -> str:
     )
 
 
-def too_large(sizes: Iterable[tuple[str, int]], client: int, bootstrap: str = "BROKERS") -> RecordTooLargeError:
+def too_large(
+    sizes: Iterable[tuple[str, int]], client: int, bootstrap: str = "BROKERS", rooms: Mapping[str, int] | None = None
+) -> RecordTooLargeError:
     """The error of records that are not taken, with what would let them through.
 
     Args:
         sizes: of each record its topic and its size.
         client: `message.max.bytes` of the producer.
         bootstrap: for the command.
+        rooms: `max.message.bytes` of the topics, where it is known: who has room is not to be given less.
     """
     given = [*sizes]
     largest = {topic: max(size for other, size in given if other == topic) for topic, _ in given}
     told = ", ".join(f"{topic}: {size:,} bytes" for topic, size in sorted(largest.items()))
-    mends = [configure(bootstrap, topic, f"max.message.bytes={size}") for topic, size in sorted(largest.items())]
+    small = {topic: size for topic, size in sorted(largest.items()) if size > (rooms or {}).get(topic, 0)}
+    mends = [configure(bootstrap, topic, f"max.message.bytes={max(size, MOST_BYTES)}") for topic, size in small.items()]
     if (most := max(largest.values(), default=0)) > client:
         mends.append(f"raise message.max.bytes in HIGHWATER_KAFKA_CONFIG from {client} to {most}")
     return RecordTooLargeError(

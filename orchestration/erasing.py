@@ -22,6 +22,7 @@ from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.portions import portions
 from highwater.tables import COMMON
 from orchestration import standing
+from orchestration.dependencies import see_lake_there
 from orchestration.history import past_publishing, past_runs
 from orchestration.requests import in_flight
 
@@ -106,6 +107,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
     """
     asked.see_complete()
     stream, ledger = work.stream, work.ledger
+    see_lake_there(ledger, work.lake)
     found = find(work.lake, stream, asked.digest)
     begun = _begun(ledger.erasures, stream, asked.digest)
     keys = sorted({*found.rows, *begun})

@@ -28,6 +28,7 @@ from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.portions import portions
 from highwater.tables import tables_of
 from highwater.upkeep import LONGEST_RUN, PARTITIONS_A_COMMIT, RUN_RETRIES, Horizon, to_compact, whole_hours
+from orchestration.dependencies import see_lake_there
 from orchestration.history import past_runs
 from orchestration.requests import in_flight
 from orchestration.retiring import PAGE, Retirement, retire
@@ -152,6 +153,10 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
     """
     stream, rule = work.stream, horizon_rule(instance, now)
     rule.see_enough(stream.upkeep.horizon)
+    see_lake_there(work.ledger, work.lake)
+    if sure:
+        # What checks found since, what older versions kept, and what a ledger that was restored does not know.
+        erased.keep(work.ledger, work.lake, stream.name)
     order = list(instance.get_dynamic_partitions(stream.partitions_name)) if instance else []
     busy = in_flight(past_runs(instance, stream, order, now)) if instance else frozenset()
     later = _read_later(work)
@@ -165,8 +170,6 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
         outlived = rule.outlived(stream.upkeep.horizon, read, now)
         task = _Task(work, name, table, busy, whole_hours(stream.upkeep.horizon), outlived, sure)
         found.append(_maintained(task))
-    if sure:
-        erased.keep(work.ledger, work.lake, stream.name)  # what checks found since, and what older versions kept
     keys = retire(instance, work.ledger, work.lake, stream, now, sure=sure) if instance else None
     return Report(found, keys, sure)
 

@@ -26,9 +26,11 @@ from highwater.declaration import Start
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, UnknownSliceError
 from highwater.plans import Generation, Loss, Publication
+from highwater.portions import portions
 from highwater.reclaims import Reclaim
 from highwater.slices import OffsetRange, Slice, SliceKey
 from highwater.upkeep import Key, candidates
+from orchestration.retiring import PAGE
 from orchestration.standing import attempts_of, committed
 from resources.lake import count_in, query
 
@@ -248,14 +250,8 @@ def _retired(
     wanted = candidates(
         [Key(piece.key, piece.planned_at) for piece in pieces], stream.upkeep.live_slices, stream.upkeep.live_for, now
     )
-    sent_at = None if stream.publishes is None else sent.complete(lake.committed(stream.name, sent.TABLE))
-    return [
-        key
-        for key in wanted
-        if key not in live
-        and not standing.lacking(key)
-        and (sent_at is None or (key in sent_at and sent_at[key].attempt == standing.events.get(key)))
-    ]
+    whole = [key for key in wanted if key not in live and not standing.lacking(key)]
+    return [key for some in portions(whole, PAGE) for key in sent.as_decided(lake, stream, some, standing.events)]
 
 
 def _reclaims(lake: Lake, stream: Stream) -> list[Reclaim]:

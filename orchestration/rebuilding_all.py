@@ -226,14 +226,18 @@ def act(
     else:
         for _ in portions:
             pass  # read to be counted
-    ordinals = highest([*known, *_marked(kafka, stream, logs), *[str(SliceKey(*one)) for one in seen.slices.items()]])
+    # Its slices are gone, and the keys are not to come back: the table may be restored without the rest of the lake.
+    kept = erased.read(lake, stream.name)
+    taken = [key for one in kept for key in one.slices]
+    ordinals = highest(
+        [*known, *_marked(kafka, stream, logs), *[str(SliceKey(*one)) for one in seen.slices.items()], *taken]
+    )
     number = number_of(kafka, states[stream.topic], seen.newest)
     generations, losses = begun(stream, states, ordinals, number, by or "nobody yet", datetime.now(UTC))
     found = Begun(generations, losses, dict(seen.count), seen.strange, logs)
     for line in found.lines:
         log(line)
-    # Its slices are gone, and the keys are not to come back: the table may be restored without the rest of the lake.
-    erasures = [replace(one, slices={}) for one in erased.read(lake, stream.name)]
+    erasures = [replace(one, slices={}) for one in kept]
     if erasures:
         log(f"{len(erasures):,} erasures of keys are known from the table {erased.TABLE}")
     if sure:

@@ -55,7 +55,8 @@ class _Stay:
             raise RecordTooLargeError(
                 f"{len(self.large):,} records stay parked, since {topic} does not take them; the others were sent",
                 found=f"{names}; the producer sends {client:,} bytes at the most{lost}",
-                remedy=f"{error.remedy}; then send them back again, or give them up: highwater discard-parked",
+                remedy=f"{error.remedy}; then send them back again. Those of the main topic may be taken back instead, "
+                "where the cause is mended: highwater reclaim; or given up: highwater discard-parked",
             )
         if self.lost:
             raise UnbalancedError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from assets.sent import proofs
+from assets.sent import as_decided
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.portions import portions
 from highwater.slices import SliceKey
@@ -96,16 +96,8 @@ def _complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for some in portions(keys, PAGE):
         held = standing.attempts(lake, stream, some)
-        found.update(set(_sent(lake, stream, some, held.events)) - {key for key in some if held.lacking(key)})
+        found.update(set(as_decided(lake, stream, some, held.events)) - {key for key in some if held.lacking(key)})
     return found
-
-
-def _sent(lake: Lake, stream: Stream, keys: Sequence[str], decided: Mapping[str, int]) -> Sequence[str]:
-    """Those whose events are sent as they are decided; all of a stream that does not publish."""
-    if stream.publishes is None:
-        return keys
-    found = proofs(lake, stream, keys)
-    return [key for key in keys if key in found and found[key].attempt == decided.get(key)]
 
 
 def named_keys(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> frozenset[str]:

@@ -10,6 +10,7 @@ out, and the checks know what its gaps are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,21 @@ class Erasures:
         """Keep an erasure; returns its number. From now on no reader takes the older records of the key."""
         with schema.transaction(self._engine(), writes=True) as connection:
             return _insert(connection, erasure)
+
+    def learn(self, recorded: Sequence[Recorded]) -> None:
+        """Keep erasures that the ledger does not know, as after a backup was restored; of slices that it knows."""
+        if not recorded:
+            return
+        with schema.transaction(self._engine(), writes=True) as connection:
+            taken = sorted({key for one in recorded for key in one.slices})
+            planned = {row.slice_key for row in schema.rows_of(connection, schema.slices, taken)}
+            restore(
+                connection,
+                [
+                    replace(one, slices={key: it for key, it in one.slices.items() if key in planned})
+                    for one in recorded
+                ],
+            )
 
     def recorded(self, stream: str) -> list[Recorded]:
         """All erasures of a stream with what they took, oldest first."""

@@ -312,14 +312,15 @@ class Kafka:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        if self._admin is None:
+        found = self._admin  # read once: another thread may find the broker away, and give it up
+        if found is None:
             config = self.client_config()
             config.pop("allow.auto.create.topics")  # an admin client has no such property and never creates one
             try:
-                self._admin = AdminClient(config)
+                found = self._admin = AdminClient(config)
             except KafkaException as error:
                 raise self._refused(error) from None  # the client's own message may repeat a value
-        return self._admin
+        return found
 
     def _refused(self, error: KafkaException) -> ConfigurationError:
         return ConfigurationError(

@@ -273,13 +273,16 @@ class ReliableProducer:
         message: Message,
     ) -> None:
         """Take in the client's delivery report."""
-        self._with_client -= 1
         if error is None and on_outcome is None:
+            self._with_client -= 1
             self._delivered(record_id, on_delivered)
             return
+        outcome = _outcome(record.topic, error, message)
+        # Only now: a client that broke down for good may report with its own error pending, which ends this above.
+        self._with_client -= 1
         if self._late is not None and error is not None:
             self._late[record.topic] += 1
-        self._ended((record, record_id, on_delivered, on_outcome), _outcome(record.topic, error, message))
+        self._ended((record, record_id, on_delivered, on_outcome), outcome)
 
     def _delivered(self, record_id: str, on_delivered: OnDelivered | None) -> None:
         self.counts.delivered += 1

@@ -101,10 +101,11 @@ class Transactions:
         self._topic = topic
         self.properties: Mapping[str, Any] = publishing_properties(kafka, name, most_bytes)
         # What is delivered the transaction tells. A callback for each record would cost as much as sending it.
-        reports = {"delivery.report.only.error": True, "on_delivery": self._reported}
+        self._refused: set[tuple[str | None, bytes, bytes]] = set()
+        # Bound to the set, not to this object: with a report that nobody took in, the client would live for ever.
+        reports = {"delivery.report.only.error": True, "on_delivery": partial(_note, self._refused)}
         self._anew = partial(Producer, {**self.properties, **reports})
         self._producer = self._anew()
-        self._refused: set[tuple[str | None, bytes, bytes]] = set()
         self._last: Mark | None = None
         # Only names the group: it is never assigned anything.
         self._group = Consumer(kafka.client_config(**{**READER, "group.id": name}))
@@ -221,10 +222,6 @@ class Transactions:
                     self._abort()
                 raise
 
-    def _reported(self, error: KafkaError | None, message: Any) -> None:
-        if error is not None and error.name() in _TOO_LARGE:
-            self._refused.add(_content(message.topic(), message.key(), message.value()))
-
     def _too_large(self, records: Sequence[Record]) -> RecordTooLargeError | None:
         """The error of records that were refused for their size; None where there are none.
 
@@ -298,6 +295,12 @@ class Transactions:
             _called(lambda: self._producer.abort_transaction(CALL_SECONDS))
         except KafkaException:
             return  # the next one who opens the name settles it
+
+
+def _note(refused: set[tuple[str | None, bytes, bytes]], error: KafkaError | None, message: Any) -> None:
+    """Take in a delivery report: which record was refused for its size."""
+    if error is not None and error.name() in _TOO_LARGE:
+        refused.add(_content(message.topic(), message.key(), message.value()))
 
 
 def _called(call: Callable[[], T]) -> T:

@@ -51,7 +51,7 @@ def main(task: dict[str, Any]) -> int:
     decided = work.lake.committed_at(work.stream.name, "rejects", work.keys)
     [piece] = work.slices
     try:
-        dlq._publish(work, piece, decided[0][piece.key], decided[1], ensure(work.kafka, work.stream))
+        dlq._publish(work, piece, decided[0][piece.key], ensure(work.kafka, work.stream))
     except SupersededAttemptError:
         return FENCED
     return 0

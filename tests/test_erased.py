@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 
 from assets import erased, raw
 from assets.erased import keep, read
+from assets.sent import Sending
 from assets.work import Work
 from highwater.declaration import Accepted, Stream, Upkeep
 from highwater.erasing import Erased, Erasure, Recorded, digest_of
-from highwater.errors import TemporaryError
+from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.slices import OffsetRange
 from orchestration import erasing, gap_checks, maintaining, rebuilding
 from orchestration.erasing import Asked
@@ -202,3 +204,64 @@ def test_keys_that_dagster_does_not_hold_are_retired_as_maintenance_would(tmp_pa
     assert f"2 keys are retired: {old[2]} .. {old[3]}" in found.lines
     publishing = replace(stream, publishes=Accepted("orders.accepted"))
     assert rebuilding.look(world.lake, KAFKA, publishing, []).retired == [], "none of them is sent"
+
+
+def test_a_stream_that_has_published_can_be_rebuilt(tmp_path: Path) -> None:
+    """The table of what was sent has a proof that is no slice's: the batch that is under way."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    world = World(tmp_path, copies=2)
+    world.write()
+    batch = Sending(3, "orders.accepted", "id")
+    sent = pa.table({"slice": [batch.key], "proof": [json.dumps(batch.to_plain())]})
+    write_deltalake(world.lake.path("orders", "published"), sent, partition_by=["slice"])
+    publishing = replace(STREAM, publishes=Accepted("orders.accepted"), upkeep=Upkeep(live_slices=1))
+    assert rebuilding.look(world.lake, KAFKA, publishing, []).retired == []
+
+
+def test_a_ledger_that_was_restored_learns_what_its_backup_lacks(world: World, tmp_path: Path) -> None:
+    number = world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
+    places = {0: [OffsetRange(2, 3)]}
+    unknown = piece(77).key
+    world.ledger.erasures.begin(number, [Erased(FIRST.key, places, {"raw": 1}), Erased(unknown, {})])
+    keep(world.ledger, world.lake, "orders")
+    world.ledger.erasures.done([FIRST.key], O5, NOON)
+    keep(world.ledger, world.lake, "orders")
+    backup, _ = fresh(world)
+    with backup._writing() as connection:
+        for table in ("erased_slices", "erasures"):
+            connection.exec_driver_sql(f"DELETE FROM {table}")
+    assert backup.erasures.of("orders") == []
+    assert keep(backup, world.lake, "orders") == 0
+    [one] = backup.erasures.recorded("orders")
+    assert (one.erasure.digest, one.erasure.erased_by) == (O5, "ann")
+    assert {key: it.done_at for key, it in one.slices.items()} == {FIRST.key: NOON}, "of slices that it knows"
+
+
+def test_what_is_done_in_the_table_alone_is_not_written_again_and_again(world: World) -> None:
+    """A ledger from a backup holds it as begun."""
+    number = world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
+    world.ledger.erasures.begin(number, [Erased(FIRST.key, {}, {}, NOON)])
+    keep(world.ledger, world.lake, "orders")
+    with world.ledger._writing() as connection:
+        connection.exec_driver_sql("UPDATE erased_slices SET done_at = NULL")
+    assert [keep(world.ledger, world.lake, "orders") for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("what", ["maintain", "erase"])
+def test_a_lake_whose_folder_is_gone_is_not_made_anew(world: World, what: str) -> None:
+    world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
+    with world.ledger._writing() as connection:
+        connection.exec_driver_sql("UPDATE slices SET attempt = 1")
+    root = Path(world.lake.root)
+    root.rename(root.with_name("elsewhere"))
+    work = Work(STREAM, (), NOTHING, world.lake, world.ledger, NOTHING, lambda _: None)
+    asked = Asked(O5, sure=True, by="ann", because="asked for")
+    acts: dict[str, Callable[[], object]] = {
+        "maintain": lambda: maintaining.act(work, None, datetime.now(UTC), sure=True),
+        "erase": lambda: erasing.act(work, None, asked, datetime.now(UTC)),
+    }
+    with pytest.raises(DependencyAwayError, match=r"folder .* is not there"):
+        acts[what]()
+    assert not root.exists()

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assets import dlq
 from assets.dlq_sending import Reject, Sending
 from assets.references import Original, came_as, original, place_of
+from assets.work import Work
 from highwater import envelope as names
 from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, Reference, opened, wrapped
 from highwater.errors import RecordTooLargeError, SupersededAttemptError, UnbalancedError
@@ -27,7 +29,7 @@ from resources.producer import Record
 from resources.transactions import Mark, Transactions, _called
 from tests.conftest import create_topic
 from tests.support import read_topic
-from tests.world import STREAM
+from tests.world import FIRST, STREAM, World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +57,7 @@ def test_a_reference_fits_and_leaves_out_no_more_than_it_must(key: bytes | None,
     full, headless, least = size_of(key, b"", own + told), size_of(key, b"", told), size_of(None, b"", told)
     limits = Limits({PARKED: most}, client=10_000)
     if most < least:
-        with pytest.raises(RecordTooLargeError, match=f"max.message.bytes={least}"):
+        with pytest.raises(RecordTooLargeError, match=f"max.message.bytes={MOST_BYTES}"):
             limits.left_out(PARKED, key, own, told)
         return
     expected = "value" if full <= most else "value,headers" if headless <= most else "value,headers,key"
@@ -249,7 +251,7 @@ def test_what_a_tier_refuses_stays_parked_and_the_rest_is_sent_back() -> None:
     with pytest.raises(RecordTooLargeError, match="1 records stay parked") as caught:
         stay.raise_for(TIER, 1_000_000, "broker:9092")
     assert f"orders[0]@1: {portion[1].size:,} bytes" in str(caught.value.found)
-    assert f"--entity-name {TIER} --add-config max.message.bytes={portion[1].size}" in caught.value.remedy
+    assert f"--entity-name {TIER} --add-config max.message.bytes={MOST_BYTES}" in caught.value.remedy
 
 
 def test_a_reference_whose_row_raw_lacks_stays_parked_and_is_told() -> None:
@@ -291,6 +293,21 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(bootstrap: str, to
             transactions._renew()
     assert [key for key, _ in read_topic(bootstrap, name).values()] == [b"k"] * 3
     assert [key for key, _ in read_topic(bootstrap, other).values()] == [b"small"] * 3
+
+
+def test_where_records_go_is_read_once_no_other_run_publishes_them(tmp_path: Path) -> None:
+    """Another run may have moved some to the parked topic, and may have decided the slice anew."""
+    world = World(tmp_path)
+    world.write()
+    work = Work(STREAM, [FIRST], cast("Any", None), world.lake, world.ledger, cast("Any", None), lambda _: None)
+    decision = world.proofs["rejects"][FIRST.key]
+    before = dlq._still_decided(work, FIRST, decision)
+    world.write()
+    assert dlq._still_decided(work, FIRST, decision) > before
+    world.alter_proof("rejects", FIRST, attempt=decision.attempt + 1)
+    world.write()
+    with pytest.raises(SupersededAttemptError, match="decided anew while"):
+        dlq._still_decided(work, FIRST, decision)
 
 
 def test_an_error_of_the_client_that_hits_a_report_is_told_as_the_clients() -> None:
