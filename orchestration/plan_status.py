@@ -91,7 +91,7 @@ class Waiting:
     Args:
         publication: how far accepted events are behind; None of a stream that sends none.
         taken_back: slices to be decided anew, since records of them were taken back from the DLQ.
-        remedy: the command that does that.
+        remedy: the command that does that; empty if there are none.
     """
 
     publication: Behind | None = None
@@ -107,7 +107,12 @@ class Waiting:
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
         publication = None if self.publication is None else self.publication.to_plain()
-        return {"publication": publication, "taken_back": [one.to_plain() for one in self.taken_back]}
+        return {
+            "publication": publication,
+            "taken_back": [one.to_plain() for one in self.taken_back],
+            "taken_back_remedy": self.remedy,
+            "lake_error": None,
+        }
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ class StreamStatus:
     dependencies: Sequence[str] = ()
     holds: Sequence[Hold] = ()
     workers: Mapping[str, datetime] = field(default_factory=dict)
-    waiting: Waiting | HighwaterError | None = None
+    waiting: Waiting | Exception | None = None
 
     @property
     def lag(self) -> int | None:
@@ -182,8 +187,8 @@ class StreamStatus:
 
     @property
     def _waits(self) -> list[str]:
-        if isinstance(self.waiting, HighwaterError):
-            return [f"  what waits in the lake is not known: {self.waiting.problem}"]
+        if isinstance(self.waiting, Exception):
+            return [f"  what waits in the lake is not known: {_problem(self.waiting)}"]
         return [] if self.waiting is None else [f"  {text}" for text in self.waiting.lines]
 
     @property
@@ -222,13 +227,17 @@ class StreamStatus:
         }
 
 
-def _waiting_plain(waiting: Waiting | HighwaterError | None) -> dict[str, Any]:
-    if isinstance(waiting, HighwaterError):
-        return {"publication": _error_plain(waiting), "taken_back": _error_plain(waiting)}
+def _waiting_plain(waiting: Waiting | Exception | None) -> dict[str, Any]:
+    if isinstance(waiting, Exception):
+        return {**Waiting().to_plain(), "lake_error": _error_plain(waiting)}
     return Waiting().to_plain() if waiting is None else waiting.to_plain()
 
 
-def _error_plain(error: HighwaterError) -> dict[str, str]:
+def _problem(error: Exception) -> str:
+    return error.problem if isinstance(error, HighwaterError) else f"{type(error).__name__}: {error}"
+
+
+def _error_plain(error: Exception) -> dict[str, str]:
     return {"error": type(error).__name__, "text": str(error)}
 
 
@@ -252,7 +261,7 @@ def stream_status(
         return found if waiting is None else replace(found, waiting=waiting.result())
 
 
-def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | HighwaterError:
+def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | Exception:
     row = ledger.breakers.dependency(LAKE)
     if resting(row, datetime.now(UTC)):
         return open_error(row)  # storage that is away is not waited for
@@ -261,7 +270,7 @@ def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | HighwaterE
         found = taken_back.waiting(ledger, lake, stream)
         publication = behind(ledger, lake, stream)
         return Waiting(publication, found, taken_back.remedy(stream, found) if found else "")
-    except HighwaterError as error:
+    except Exception as error:  # noqa: BLE001 - what one table holds must not silence the rest of the status
         return error
 
 

@@ -10,7 +10,7 @@ slices takes longer than all else that is told. Proofs are opened where the time
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from resources.lake import Lake, Written
     from resources.ledger import Ledger
 
-# Slices whose events were written after they were sent: of so many, the oldest, it is looked up whether they were
-# decided anew. Small files that were joined are written after, too.
+# Of so many slices whose events were written after they were sent it is looked up whether they were decided anew: half
+# of them the first, half the last, for small files that were joined are written after, too. And of so many that were
+# sent last, whether they were sent to their end: one of which a part was sent is written down later than its events.
 MOST_OPENED = 50
 
 
@@ -50,6 +51,7 @@ class Behind:
         slices: slices that are decided and were never sent to their end.
         records: their events.
         anew: slices that were decided anew since they were sent; what of them goes out again is not counted before.
+        unopened: further ones of which that is not known: there are too many to look them all up.
         oldest: of all these the one that was decided first; None if there is none.
         since: when it was decided, in UTC.
         held_up: why the next is not sent, in a sentence; empty if nothing waits.
@@ -60,6 +62,7 @@ class Behind:
     slices: int = 0
     records: int = 0
     anew: int = 0
+    unopened: int = 0
     oldest: str | None = None
     since: datetime | None = None
     held_up: str = ""
@@ -77,20 +80,36 @@ class Behind:
     def line(self) -> str:
         """The same in a sentence."""
         begin = f"{self.topic}: sent up to {self.last}" if self.last else f"{self.topic}: nothing is sent yet"
-        if not self.waits:
-            return f"{begin}; {self.held_up}" if self.held_up else f"{begin}, no accepted event waits"
-        parts = [f"{self.records:,} events of {self.slices:,} slices wait"]
-        parts += [f"{self.anew:,} slices were decided anew since they were sent"] if self.anew else []
-        parts += [f"the oldest is {self.oldest}, decided {self.since:%Y-%m-%d %H:%M:%S} UTC"] if self.since else []
-        return "; ".join([begin, *parts, self.held_up])
+        parts = [*self._counts, *([self.held_up] if self.held_up else [])]
+        return "; ".join([begin, *parts]) if parts else f"{begin}, no accepted event waits"
+
+    @property
+    def _counts(self) -> Iterator[str]:
+        if self.slices:
+            events = f"{self.records:,} events of " if self.records else ""
+            yield f"{events}{self.slices:,} slices wait"
+        if self.anew:
+            least = "at least " if self.unopened else ""
+            yield f"{least}{self.anew:,} slices were decided anew since they were sent"
+        if self.unopened:
+            more = "more " if self.anew else ""
+            yield f"{self.unopened:,} {more}slices may have been decided anew since they were sent"
+        if self.since:
+            yield f"the oldest is {self.oldest}, decided {self.since:%Y-%m-%d %H:%M:%S} UTC"
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {**vars(self), "since": None if self.since is None else self.since.isoformat()}
 
 
-def behind(ledger: Ledger, lake: Lake, stream: Stream) -> Behind | None:
+def behind(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = ()) -> Behind | None:
     """Look how far a stream is published; None of one that publishes nothing.
+
+    Args:
+        ledger: the ledger.
+        lake: the lake.
+        stream: the stream.
+        also: slices of which it is looked up in any case whether they are sent as they are decided.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -102,7 +121,7 @@ def behind(ledger: Ledger, lake: Lake, stream: Stream) -> Behind | None:
             lambda name: _opened(lake, stream, name), (EVENTS, sent.TABLE)
         )
     last = _last_sent(stream, published, settled)
-    fresh, anew = _waiting(decided, settled, events, published)
+    fresh, anew, unopened = _waiting(decided, settled, events, published, also)
     since = {key: decided[key].at_ms for key in (*fresh, *anew)}
     oldest = min(since, key=lambda key: (since[key], key), default=None)
     following = ledger.slices(stream.name, stream.topic, after=last, limit=1)
@@ -112,6 +131,7 @@ def behind(ledger: Ledger, lake: Lake, stream: Stream) -> Behind | None:
         slices=len(fresh),
         records=sum(decided[key].rows or 0 for key in fresh),
         anew=len(anew),
+        unopened=unopened,
         oldest=oldest,
         since=None if oldest is None else decided[oldest].at,
         held_up=_held_up(ledger, lake, stream, events, published, following) if following or since else "",
@@ -139,15 +159,22 @@ def _waiting(
     settled: Mapping[str, Written],
     events: DeltaTable | None,
     published: DeltaTable | None,
-) -> tuple[list[str], list[str]]:
-    """The slices that were never sent, and those that were decided anew since."""
+    also: Collection[str],
+) -> tuple[list[str], list[str], int]:
+    """The slices that were never sent to their end, those that were decided anew since, and of how many it is open."""
     fresh = [key for key in decided if key not in settled]
-    after = [key for key, one in decided.items() if key in settled and one.at_ms > settled[key].at_ms]
-    if events is None or published is None or not after:
-        return fresh, []
-    some = sorted(after, key=lambda key: decided[key].at_ms)[:MOST_OPENED]
-    stands, were = proofs_in(events, some), proofs_in(published, some)
-    return fresh, [key for key in some if key in stands and key in were and were[key].attempt != stands[key].attempt]
+    both = sorted(decided.keys() & settled.keys(), key=lambda key: (settled[key].at_ms, key))
+    if events is None or published is None or not both:
+        return fresh, [], 0
+    after = [key for key in both if decided[key].at_ms > settled[key].at_ms]
+    after.sort(key=lambda key: (decided[key].at_ms, key))
+    half = MOST_OPENED // 2
+    some = {*after[:half], *after[-half:], *both[-MOST_OPENED:], *(key for key in also if key in settled)}
+    stands, were = proofs_in(events, sorted(some)), proofs_in(published, sorted(some))
+    found = sorted(key for key in stands if key in were and were[key].attempt != stands[key].attempt)
+    begun = sent.complete({key: were[key] for key in found})
+    fresh += [key for key in found if key not in begun]
+    return fresh, [*begun], len(set(after) - some)
 
 
 def _held_up(
@@ -232,8 +259,11 @@ class Told:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.states.items() if count) or "no event"
         when = "" if self.at is None else f", settled {self.at:%Y-%m-%d %H:%M:%S} UTC"
         lines = [] if self.attempt is None else [f"{self.topic}: {counts}, of attempt {self.attempt}{when}"]
+        if self.attempt is None and self.states:
+            lines = [f"{self.topic}: {counts}, not sent to its end{when}"]
         if self.why_not:
-            lines.append(f"{self.topic}: {'not' if self.attempt is None else 'now not'} sent: {self.why_not}")
+            what = "now not sent" if self.attempt is not None else "the rest is not sent" if lines else "not sent"
+            lines.append(f"{self.topic}: {what}: {self.why_not}")
         if self.batch is not None and self.mark is not None and self.mark.attempt == self.batch:
             lines.append(
                 f"{self.topic}: {self.mark.sent:,} records of its batch {self.batch} are committed, as of "
@@ -292,5 +322,6 @@ def _why_not(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, decided: 
         return f"it {_undecided(ledger, piece.key)}"
     if not _rejects_follow(lake, stream, decided):
         return "its rejects are not published to the DLQ yet"
-    found = behind(ledger, lake, stream)
-    return "nothing is known of it" if found is None else f"it waits for its turn; {found.held_up}"
+    found = behind(ledger, lake, stream, [piece.key])
+    # Without a cause it was sent while this was looked up.
+    return "; ".join(["it waits for its turn", *([found.held_up] if found is not None and found.held_up else [])])

@@ -245,11 +245,18 @@ class Written(NamedTuple):
 
 
 def written(table: DeltaTable) -> dict[str, Written]:
-    """When each slice was written, by the table's log: no data file is opened."""
+    """When each slice was written, by the table's log: no data file is opened.
+
+    Raises:
+        DependencyAwayError: the log could not be read.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    actions = pa.table(table.get_add_actions(flatten=True))
+    try:
+        actions = pa.table(table.get_add_actions(flatten=True))
+    except Exception as error:
+        raise _unreadable([str(table.table_uri)], error) from error
     wanted = actions.select(["partition.slice", "num_records", "modification_time"]).group_by("partition.slice")
     whole = pc.ScalarAggregateOptions(skip_nulls=False)
     found = wanted.aggregate([("num_records", "sum", whole), ("modification_time", "max")])

@@ -16,7 +16,7 @@ from highwater.plans import Publication
 from highwater.slices import Slice
 from orchestration import alerts, publication
 from orchestration.explaining import explain
-from orchestration.plan_status import Waiting, _waiting
+from orchestration.plan_status import StreamStatus, Waiting, _waiting
 from orchestration.publication import Behind, behind
 from resources.breakers import Judgement
 from tests.accepted import NOON, Broken, Event
@@ -115,6 +115,83 @@ def test_a_slice_that_was_sent_in_part_waits(scene: Scene, monkeypatch: pytest.M
     assert look(scene).line == f"orders.accepted: sent up to {second.key}, no accepted event waits"
 
 
+@pytest.mark.parametrize("kind", ["of a tier", "decided anew"])
+def test_a_slice_that_is_written_down_after_its_events_and_was_sent_in_part_waits(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """What is settled of a batch that broke off is younger than the slice's events: times alone take it for sent."""
+    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 2)
+    tables, anew = scene.tables, kind == "decided anew"
+    first, retried = scene.plan(0, p0=(0, 3)), scene.plan(0, tables.stream.tier_topics[0], p0=(0, 3))
+    scene.decide(first, 0, 1, 2)
+    tables.publish(first)
+    piece = first if anew else retried
+    scene.decide(piece, *((0, 1, 2) if anew else (5, 6, 7)), status="paid")
+    for point in (f"committed {scene.log.commits + 1}", f"before {scene.log.commits + 2}"):
+        scene.log.breaks = point
+        with pytest.raises(Broken):
+            tables.publish(piece)
+    now = look(scene)
+    assert (now.slices, now.records, now.anew, now.oldest) == ((0, 0, 1) if anew else (1, 3, 0)) + (piece.key,)
+    assert now.held_up.startswith(f"a batch of 1 records of {piece.key} is being sent, or broke off")
+    lines = explain(tables.ledger, tables.lake, tables.stream, piece.key, None).lines
+    part, why = [line.removeprefix("orders.accepted: ") for line in lines if line.startswith("orders.accepted")]
+    assert part.startswith("3 sent, of attempt 1, settled " if anew else "2 sent, not sent to its end, settled ")
+    what = "now not sent" if anew else "the rest is not sent"
+    assert why == f"{what}: it is in the batch that is being sent, or that broke off"
+    tables.publish(piece)
+    assert look(scene).line == f"orders.accepted: sent up to {first.key}, no accepted event waits"
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_explain_gives_a_cause_where_status_looks_up_no_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, *, joined: bool
+) -> None:
+    """Of more slices than are looked up it is not said that none waits, nor that no more do."""
+    monkeypatch.setattr(publication, "MOST_OPENED", 2)
+    tables = scene.tables
+    pieces = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(8)]
+    for n, piece in enumerate(pieces):
+        scene.decide(piece, 2 * n)
+    tables.publish(*pieces[:6])
+    tables.publish(*pieces[6:])  # the two that are looked up because they were sent last
+    assert look(scene).unopened == 0
+    for n in (2, 0, 5, 1):  # the first and the last of them are looked up
+        with monkeypatch.context() as patched:
+            if joined and n in {1, 2}:  # written anew, as they were
+                patched.setattr(tables.ledger, "next_attempts", lambda keys: dict.fromkeys(keys, 1))
+            scene.decide(pieces[n], 2 * n)
+    now = look(scene)
+    assert (now.anew, now.unopened) == (0 if joined else 2, 2)
+    some = "2 slices may have been decided anew since they were sent"
+    more = "at least 2 slices were decided anew since they were sent; 2 more slices may have been decided anew"
+    assert f"{pieces[7].key}; {some if joined else more}" in now.line
+    [settled, why] = [
+        line
+        for line in explain(tables.ledger, tables.lake, tables.stream, pieces[5].key, None).lines
+        if line.startswith("orders.accepted")
+    ]
+    assert "1 sent, of attempt 1" in settled
+    assert why.endswith(
+        "now not sent: it waits for its turn; they go out as they are found; see that the sensor "
+        "orders_published is switched on, and what its ticks say"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ({"slices": 2, "records": 3}, "t: nothing is sent yet; 3 events of 2 slices wait"),
+        ({"slices": 2}, "t: nothing is sent yet; 2 slices wait"),
+        ({"anew": 1}, "t: nothing is sent yet; 1 slices were decided anew since they were sent"),
+        ({"unopened": 4}, "t: nothing is sent yet; 4 slices may have been decided anew since they were sent"),
+        ({}, "t: nothing is sent yet, no accepted event waits"),
+    ],
+)
+def test_what_is_none_is_left_out(found: dict[str, int], line: str) -> None:
+    assert Behind("t", None, **found).line == line  # type: ignore[arg-type]
+
+
 def test_explain_tells_what_became_of_a_slice(scene: Scene) -> None:
     tables = scene.tables
     first, second = scene.plan(0, p0=(0, 3)), scene.plan(1, p0=(3, 5))
@@ -186,3 +263,36 @@ def test_a_lake_that_is_away_is_told_and_is_not_taken_for_one_without_slices(
     now = datetime.now(UTC)
     scene.tables.ledger.breakers.change(LAKE, lambda one: replace(one, state="open", since=now, why="away"))
     assert isinstance(_waiting(*asked), BreakerOpenError)
+
+
+def test_a_log_that_cannot_be_read_and_a_proof_of_another_format_are_told(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ended `status` in a traceback."""
+    tables = scene.tables
+    scene.decide(scene.plan(0, p0=(0, 2)), 0)
+    table = tables.lake.table("orders", "events")
+    assert table is not None
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("a checkpoint is gone")
+
+    tables.publish(*tables.pieces.values())
+    with monkeypatch.context() as patched:
+        patched.setattr(type(table), "get_add_actions", fails)
+        found = _waiting(tables.ledger, tables.lake, tables.stream)
+    assert isinstance(found, DependencyAwayError)
+    assert (found.of, found.found) == (None, "a checkpoint is gone"), "one table that is broken is no lake away"
+
+    def newer(*_: object) -> None:
+        raise ValueError("proof of format 9; this version reads format 2")
+
+    monkeypatch.setattr(publication, "proofs_in", newer)
+    told = _waiting(tables.ledger, tables.lake, tables.stream)
+    status = StreamStatus("orders", "orders", 1, 0, None, waiting=told)
+    text = "ValueError: proof of format 9; this version reads format 2"
+    assert status.lines[-1] == f"  what waits in the lake is not known: {text}"
+    plain = status.to_plain()
+    assert plain["lake_error"] == {"error": "ValueError", "text": "proof of format 9; this version reads format 2"}
+    assert (plain["publication"], plain["taken_back"], plain["taken_back_remedy"]) == (None, [], "")
+    assert replace(status, waiting=None).to_plain()["lake_error"] is None
