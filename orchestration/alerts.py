@@ -17,7 +17,7 @@ from highwater.routing import JITTER
 from highwater.topic_rules import retention
 from highwater.wording import span
 from orchestration import taken_back
-from orchestration.dependencies import kafka_guard, lake_guard
+from orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
 from orchestration.origin_counts import count_parked
 from orchestration.publication import behind
 from orchestration.unread import unread_ages
@@ -79,6 +79,8 @@ def _measured(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: l
     for measure in MEASURES:
         try:
             with guarded(*asked(measure)):
+                if LAKE in ASKS.get(measure, ()):
+                    see_lake_there(ledger, lake)
                 found = measure(ledger, kafka, lake, stream)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
@@ -225,7 +227,9 @@ def _reclaimed_late(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) ->
     return Measure(
         stream.name,
         "taken back",
-        f"{records:,} records of {len(found):,} slices wait to be decided anew, the first for {span(age)}",
+        f"{records:,} records of {len(found):,} slices wait to be decided anew, the first for {span(age)}"
+        if found
+        else "none waits to be decided anew",
         str(limit),
         age > limit,
         taken_back.remedy(stream, found) if found else "nothing is to be done",

@@ -9,7 +9,7 @@ Nothing decides such a slice by itself: repair takes it for whole. A decision ke
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from assets.events import TABLE as EVENTS
 from assets.reclaims import SEEN
 from highwater.portions import portions
+from resources.lake import proofs_in
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -55,25 +56,31 @@ class TakenBack:
 def waiting(ledger: Ledger, lake: Lake, stream: Stream) -> list[TakenBack]:
     """The slices of a stream that are to be decided anew, the first that were taken back first.
 
-    It costs one question where nothing was ever taken back, and else a look at each slice that ever was.
+    It costs one question to the ledger, and where anything was ever taken back a look at the proofs of those slices.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    acts = ledger.reclaims.last_acts(stream.name)
-    unseen: dict[str, int] = {}
-    for some in portions(sorted(acts), PAGE):
-        decided = lake.committed(stream.name, EVENTS, some)
-        seen = {key: decided[key].counts.get(SEEN, 0) if key in decided else 0 for key in some}
-        unseen.update({key: number for key, number in seen.items() if number < acts[key]})
+    acts = ledger.reclaims.by_slice(stream.name)
+    seen = _seen(lake, stream, sorted(acts)) if acts else {}
+    unseen = {key: [act for act in mine if act.number > seen.get(key, 0)] for key, mine in acts.items()}
+    unseen = {key: mine for key, mine in unseen.items() if mine}
     retired = ledger.retired.among(sorted(unseen))
-    found = [_of(ledger, stream, key, seen, retired) for key, seen in unseen.items()]
+    # No origin is taken back a second time before it was decided anew: the acts' counts are those of different records.
+    found = [
+        TakenBack(key, sum(act.records for act in mine), mine[0].at, mine[0].by, key in retired)
+        for key, mine in unseen.items()
+    ]
     return sorted(found, key=lambda one: (one.since, one.slice_key))
 
 
-def _of(ledger: Ledger, stream: Stream, key: str, seen: int, retired: Collection[str]) -> TakenBack:
-    mine = ledger.reclaims.of(stream.name, after=seen, slice_key=key)
-    return TakenBack(key, len({one.origin for one in mine}), mine[0].reclaimed_at, mine[0].reclaimed_by, key in retired)
+def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, int]:
+    """How many acts the decisions of slices saw that stand in events."""
+    table = lake.table(stream.name, EVENTS)
+    if table is None:
+        return {}
+    proofs = [proof for some in portions(keys, PAGE) for proof in proofs_in(table, some).values()]
+    return {proof.key: proof.counts.get(SEEN, 0) for proof in proofs}
 
 
 def told_of(found: Sequence[TakenBack]) -> str:
@@ -86,18 +93,23 @@ def told_of(found: Sequence[TakenBack]) -> str:
 
 
 def remedy(stream: Stream, found: Sequence[TakenBack]) -> str:
-    """The command that decides slices anew, for a shell; first the one that brings their keys back, if it needs to."""
+    """The command that decides slices anew, for a shell; first the one that brings their keys back, if it needs to.
+
+    Where it is not for all of them, how many are left stands before it in brackets.
+    """
     first = found[:NAMED]
     back = [
-        f"highwater recall-keys {stream.name} {one.slice_key} {one.slice_key} --yes" for one in first if one.retired
+        f".venv/bin/highwater recall-keys {stream.name} {one.slice_key} {one.slice_key} --yes"
+        for one in first
+        if one.retired
     ]
     tables = ["events", "rejects", "dlq", "current", *(["metrics"] if stream.metrics else [])]
     asked = " or ".join(f"key:{stream.name}/{table}" for table in tables)
-    materialise = f'dagster asset materialize -m orchestration.definitions --select "{asked}" --partition'
+    materialise = f'.venv/bin/dagster asset materialize -m orchestration.definitions --select "{asked}" --partition'
     keys = [one.slice_key for one in first]
     command = f"{materialise} {keys[0]}" if len(keys) == 1 else _loop(keys, materialise)
-    rest = f"; {len(found) - NAMED:,} more are told then" if len(found) > NAMED else ""
-    return " && ".join([*back, command]) + rest
+    rest = f"({len(found) - NAMED:,} more are told when these are done) " if len(found) > NAMED else ""
+    return rest + " && ".join([*back, command])
 
 
 def _loop(keys: Sequence[str], command: str) -> str:

@@ -11,7 +11,8 @@ the lease of the stream's retries (`assets.events`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import func, insert, select
 
@@ -26,6 +27,22 @@ if TYPE_CHECKING:
 
 # SQLite takes 32,766 parameters in a statement, and a row has 11.
 ROWS_A_STATEMENT = 1_000
+
+
+class Act(NamedTuple):
+    """What one command took back of one slice.
+
+    Args:
+        number: the act, 1 or more.
+        records: how many of the slice's origins it took back; it takes each back once.
+        at: when, in UTC.
+        by: the person's name.
+    """
+
+    number: int
+    records: int
+    at: datetime
+    by: str
 
 
 class Reclaims:
@@ -47,12 +64,17 @@ class Reclaims:
         with schema.transaction(self._engine(), writes=False) as connection:
             return int(connection.execute(query).scalar_one())
 
-    def last_acts(self, stream: str) -> dict[str, int]:
-        """For each slice of which anything was taken back the number of the last act that did."""
+    def by_slice(self, stream: str) -> dict[str, list[Act]]:
+        """For each slice of which anything was taken back the acts that did, in their order; one question for all."""
         table = schema.reclaims
-        query = select(table.c.slice_key, func.max(table.c.act)).where(table.c.stream == stream)
+        told = func.count(), func.min(table.c.reclaimed_at), func.min(table.c.reclaimed_by)
+        query = select(table.c.slice_key, table.c.act, *told).where(table.c.stream == stream)
+        query = query.group_by(table.c.slice_key, table.c.act).order_by(table.c.act)
+        found: dict[str, list[Act]] = {}
         with schema.transaction(self._engine(), writes=False) as connection:
-            return {key: int(act) for key, act in connection.execute(query.group_by(table.c.slice_key))}
+            for key, *act in connection.execute(query):
+                found.setdefault(key, []).append(Act(*act))
+        return found
 
     def of(
         self, stream: str, *, acts: int | None = None, after: int = 0, slice_key: str | None = None

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from dev.processes import LOOPBACK, free_port
 from highwater.alerting import Alert, Measure, after, told
 from highwater.declaration import Alerts
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.envelope import Origin
+from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
+from highwater.reclaims import Reclaim
 from highwater.topic_rules import Setting
 from orchestration import alerts
 from orchestration.build import build_defs
@@ -189,6 +191,38 @@ def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: py
     lines: list[str] = []
     assert list(alerts._measured(ledger, away, lake, STREAM, lines)) == []
     assert [line.startswith("orders: not measured: ") for line in lines] == [True, True]
+
+
+def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
+    """It was taken for an empty one: what was over recovered, and what was decided anew long ago was told to wait."""
+    written = Written(tmp_path)
+    written.prove(MAIN, {"raw": 10, "events": 4, "rejects": 6, "dlq": 6, "current": 5}, raw=10)
+    for n, table in enumerate(("events", "rejects")):
+        written.add(table, MAIN, range(4 + 6 * n), next_topic=PARKED)
+    written.ledger.add([MAIN])
+    written.ledger.next_attempts([MAIN.key])
+    written.ledger.reclaims.add("orders", [Reclaim(Origin("orders", 0, 0, 2), MAIN.key, 1, "mended", "ann", NOW)])
+    written.write()
+    away = Kafka(f"{LOOPBACK}:{free_port()}")
+    of_lake = [measuring for measuring, names in alerts.ASKS.items() if LAKE in names]
+    heard: list[Alert] = []
+
+    def tick() -> list[str]:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(alerts, "MEASURES", of_lake)
+            lines: list[str] = []
+            found = [*alerts._measured(written.ledger, away, written.lake, STREAM, lines)]
+        heard.extend(after({}, found, NOW).values())
+        return lines
+
+    tick()
+    there = len(heard)
+    (tmp_path / "lake").rename(tmp_path / "moved")
+    gone = tick()
+    assert there > 0
+    assert len(heard) == there
+    assert len(gone) == len(of_lake)
+    assert all("orders: not measured: the lake's folder" in one or "is not asked" in one for one in gone)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError
 
 from assets.streams.orders import STREAM as ORDERS
@@ -32,6 +33,7 @@ from orchestration.parked import Choice
 from orchestration.plan_status import Waiting, _waiting
 from orchestration.rebuilding import _reclaims
 from orchestration.reclaiming import Asked, Found, act, look
+from orchestration.taken_back import TakenBack
 from orchestration.terminal import PERMANENT
 from orchestration.verdicts import Verdict
 from resources.ledger import Ledger
@@ -223,8 +225,8 @@ def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(tak
     assert (told.slice_key, told.records, told.by, told.retired) == (FIRST.key, 1, "ann", False)
     assert begin <= told.since <= datetime.now(UTC)
     command = (
-        'dagster asset materialize -m orchestration.definitions --select "key:orders/events or key:orders/rejects or '
-        'key:orders/dlq or key:orders/current or key:orders/metrics" --partition'
+        '.venv/bin/dagster asset materialize -m orchestration.definitions --select "key:orders/events or '
+        'key:orders/rejects or key:orders/dlq or key:orders/current or key:orders/metrics" --partition'
     )
     found = _waiting(*asked)
     assert isinstance(found, Waiting)
@@ -233,7 +235,9 @@ def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(tak
         "1 records of 1 slices were taken back from the DLQ and not decided anew, the first by ann "
         f"at {told.since:%Y-%m-%d %H:%M} UTC; {command} orders@0000000"
     )
-    assert found.to_plain()["taken_back"][0]["slice_key"] == FIRST.key
+    plain = found.to_plain()
+    assert plain["taken_back"][0]["slice_key"] == FIRST.key
+    assert (plain["taken_back_remedy"], plain["lake_error"]) == (f"{command} {FIRST.key}", None)
     for waited, over in ((4, False), (6, True)):
         stale_for = replace(told, since=datetime.now(UTC) - timedelta(minutes=waited))
         with pytest.MonkeyPatch.context() as patched:
@@ -244,14 +248,56 @@ def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(tak
     world.ledger.retired.retire("orders", [FIRST.key], NOW)
     two = [*taken_back.waiting(*asked), replace(told, slice_key="orders@0000001")]
     assert taken_back.remedy(STREAM, two) == (
-        "highwater recall-keys orders orders@0000000 orders@0000000 --yes && for slice in orders@0000000 "
+        ".venv/bin/highwater recall-keys orders orders@0000000 orders@0000000 --yes && for slice in orders@0000000 "
         f'orders@0000001; do {command.replace(" or key:orders/metrics", "")} "$slice"; done'
     )
     counts = world.proofs["events"][FIRST.key].counts
     world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 1})
     world.write()
     assert taken_back.waiting(*asked) == []
-    assert alerts._reclaimed_late(world.ledger, nothing, world.lake, stream).over is False
+    none = alerts._reclaimed_late(world.ledger, nothing, world.lake, stream)
+    assert none is not None
+    assert (none.over, none.value) == (False, "none waits to be decided anew")
+
+
+def test_a_command_for_more_slices_than_it_names_ends_with_the_command() -> None:
+    """What a shell is given to run must not end in a sentence about the rest."""
+    many = [TakenBack(f"orders@{n:07}", 1, NOW, "ann", retired=False) for n in range(taken_back.NAMED + 5)]
+    told = taken_back.remedy(STREAM, many)
+    assert told.startswith("(5 more are told when these are done) for slice in orders@0000000 ")
+    assert told.endswith(
+        "orders@0000019; do .venv/bin/dagster asset materialize -m orchestration.definitions --select "
+        '"key:orders/events or key:orders/rejects or key:orders/dlq or key:orders/current" --partition "$slice"; done'
+    )
+
+
+def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Taking) -> None:
+    """With one for each slice, thousands of slices took the sensor's tick longer than it has."""
+    world = taking.world
+    by_act = [
+        [a_reclaim(Origin("orders", 0, 0, n)) for n in (2, 4)],
+        [a_reclaim(number=2), replace(a_reclaim(Origin("orders", 0, 1, 0)), slice_key="orders@0000007")],
+        [replace(a_reclaim(Y, number=2), reclaimed_by="bob", reclaimed_at=NOW + timedelta(hours=1))],
+    ]
+    for n, reclaims in enumerate(by_act):
+        at = NOW + timedelta(minutes=n)
+        world.ledger.reclaims.add("orders", [replace(one, reclaimed_at=max(at, one.reclaimed_at)) for one in reclaims])
+    world.ledger.reclaims.add("payments", [a_reclaim()])
+    counts = world.proofs["events"][FIRST.key].counts
+    world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 1})
+    world.write()
+    asked: list[str] = []
+
+    def listen(*seen: Any) -> None:
+        asked.append(seen[2])
+
+    event.listen(world.ledger._engine, "before_cursor_execute", listen)
+    found = taken_back.waiting(world.ledger, world.lake, STREAM)
+    assert found == [
+        TakenBack(FIRST.key, 2, NOW + timedelta(minutes=1), "ann", retired=False),
+        TakenBack("orders@0000007", 1, NOW + timedelta(minutes=1), "ann", retired=False),
+    ]
+    assert sum("FROM reclaims" in one for one in asked) == 1
 
 
 def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(taking: Taking) -> None:
