@@ -17,10 +17,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from assets.commit import LEASE_SECONDS
+from assets.events import TABLE as EVENTS
 from assets.events import retries_lease
-from assets.reclaims import NUMBER
+from assets.reclaims import NUMBER, SEEN
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError
+from highwater.portions import portions
 from highwater.reclaims import Reclaim, numbers, stale
 from highwater.tables import stages_of
 from orchestration.left_over import left_over, same
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 SAMPLES = 10
 NAMED = 5
+# The lake is asked for so many slices at once.
+PAGE = 500
 _ORIGIN = ", ".join(ORIGIN)
 
 
@@ -167,12 +171,19 @@ def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[
         found = _told(look(ledger, lake, stream, asked.choice, asked.most), log)
         lease.check()
         now = datetime.now(UTC)
-        ledger.reclaims.add(stream.name, [_reclaim(origin, one, asked, now) for origin, one in found.meant.items()])
+        meant = [_reclaim(origin, one, asked, now) for origin, one in found.meant.items()]
+        ledger.reclaims.add(stream.name, meant, after=_seen(lake, stream, found.slices))
     log(f"{len(found.meant):,} taken back by {asked.by}: {asked.because}")
     _tell_retired(ledger, stream, found.slices, log)
     if found.meant:
         log(f"now materialise {', '.join(stages_of(stream)[1:])} of {_some(found.slices)}")
     return found
+
+
+def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> int:
+    """The last act that a decision of these slices saw."""
+    decided = [lake.committed(stream.name, EVENTS, some) for some in portions(keys, PAGE)]
+    return max((proof.counts.get(SEEN, 0) for proofs in decided for proof in proofs.values()), default=0)
 
 
 def _told(found: Found, log: Callable[[str], object]) -> Found:

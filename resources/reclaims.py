@@ -58,7 +58,7 @@ class Reclaims:
         self._engine = engine
 
     def acts(self, stream: str) -> int:
-        """How many acts there were; 0 if nothing was ever taken back."""
+        """The number of the last act; 0 if nothing was ever taken back."""
         table = schema.reclaims
         query = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
         with schema.transaction(self._engine(), writes=False) as connection:
@@ -95,8 +95,13 @@ class Reclaims:
         with schema.transaction(self._engine(), writes=False) as connection:
             return [_reclaim_of(row) for row in connection.execute(query.order_by(table.c.act))]
 
-    def add(self, stream: str, reclaims: Sequence[Reclaim]) -> None:
+    def add(self, stream: str, reclaims: Sequence[Reclaim], *, after: int = 0) -> None:
         """Keep one act, all of it or nothing.
+
+        Args:
+            stream: the stream's name.
+            reclaims: what is taken back.
+            after: the highest number that a decision of these slices saw: a ledger that was rebuilt counts anew.
 
         Raises:
             IntegrityError: an origin was taken back under the same number before.
@@ -104,7 +109,7 @@ class Reclaims:
         table = schema.reclaims
         newest = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
         with schema.transaction(self._engine(), writes=True) as connection:
-            act = int(connection.execute(newest).scalar_one()) + 1
+            act = max(int(connection.execute(newest).scalar_one()), after) + 1
             for some in portions(reclaims, ROWS_A_STATEMENT):
                 connection.execute(insert(table), [reclaim_row(stream, act, one) for one in some])
 

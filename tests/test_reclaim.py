@@ -213,6 +213,17 @@ def test_until_it_is_decided_anew_a_record_that_was_taken_back_is_its_slices_aga
     assert any("taken back from the DLQ: 1 records, last by ann" in line for line in told.lines)
 
 
+def test_a_ledger_that_counts_anew_goes_on_above_what_decisions_saw(taking: Taking) -> None:
+    """A rebuilt one knows no acts; the proofs in the lake have their numbers."""
+    world = taking.world
+    counts = world.proofs["events"][FIRST.key].counts
+    world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 5})
+    world.write()
+    taking.act(**BY_ANN)
+    assert world.ledger.reclaims.acts("orders") == 6
+    assert [one.slice_key for one in taken_back.waiting(world.ledger, world.lake, STREAM)] == [FIRST.key]
+
+
 def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(taking: Taking) -> None:
     world, nothing = taking.world, cast("Any", None)
     stream = replace(STREAM, metrics=ORDERS.metrics, alerts=Alerts(reclaimed_late=timedelta(minutes=5)))
