@@ -112,7 +112,7 @@ def _publish(work: Work, piece: Slice, decision: Proof, topics: Mapping[str, Sha
         How many were sent of this decision in all, and the version of rejects that tells where to.
     """
     name = f"highwater.pub.{piece.key}"
-    least = min(int(topic.config["max.message.bytes"]) for topic in topics.values())
+    least = min(topic.room for topic in topics.values())
     with Transactions(work.kafka, name, work.stream.parked_topic, most_bytes=least) as transactions:
         mark = transactions.mark()
         # From now on no other run publishes the slice. One that did may have sent records elsewhere than rejects told.

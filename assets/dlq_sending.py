@@ -32,7 +32,7 @@ from highwater.envelope import (
 )
 from highwater.errors import RecordTooLargeError
 from highwater.fitting import Limits, size_of
-from resources.dlq_topics import ROOM, Shape
+from resources.dlq_topics import Shape
 from resources.lake import slice_is_one_of
 from resources.producer import Record
 from resources.spark_tables import replace_slices, rows_at
@@ -122,7 +122,7 @@ class Sending:
 
     @cached_property
     def _limits(self) -> Limits:
-        rooms = {topic: int(shape.config[ROOM]) for topic, shape in self.topics.items()}
+        rooms = {topic: shape.room for topic, shape in self.topics.items()}
         return Limits(rooms, self.transactions.most_bytes, self.transactions.compresses)
 
     def _fits(self, one: Reject) -> bool:

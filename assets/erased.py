@@ -59,10 +59,12 @@ def keep(ledger: Ledger, lake: Lake, stream: str) -> int:
     Raises:
         DependencyAwayError: the ledger or the storage is away.
     """
-    kept = read(lake, stream)
-    ledger.erasures.learn(kept)
+    there = {_name(one.erasure): one for one in read(lake, stream)}
     known = ledger.erasures.recorded(stream)
-    there = {_name(one.erasure): one for one in kept}
+    here = {_name(one.erasure): one.slices.keys() for one in known}
+    if unknown := [one for name, one in there.items() if name not in here or one.slices.keys() - here[name]]:
+        ledger.erasures.learn(unknown)
+        known = ledger.erasures.recorded(stream)
     rows = [row for one in known for row in _lacking(one, there.get(_name(one.erasure)))]
     if rows:
         import pyarrow as pa

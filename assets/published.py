@@ -120,7 +120,7 @@ class _Run:
         assert publishes is not None, "only streams that publish have the asset"
         target = ensure_accepted(work.kafka, work.stream)
         name = f"highwater.pub.{publishes.topic}"
-        most = int(target.config["max.message.bytes"])
+        most = target.room
         with Transactions(work.kafka, name, publishes.topic, most_bytes=most) as transactions:
             book = sent.Book(work, _topic_id(work, publishes.topic))
             last = self._settle(book, transactions.mark())

@@ -35,12 +35,12 @@ from dev.dagster_questions import (
 )
 from dev.demo_report import Figures, tell
 from dev.generator import SOURCES, Order, Target, create_topic, generate
-from dev.processes import signals_raise_interrupt
-from dev.readings import covered_ends, end_offsets
+from dev.processes import exit_status
+from dev.readings import covered_ends, end_offsets, is_covered
 from dev.reconcile import reconcile
 from dev.stack import Stack
 from highwater import settings
-from highwater.errors import ConfigurationError, HighwaterError, PermanentError, TemporaryError
+from highwater.errors import ConfigurationError, PermanentError, TemporaryError
 from highwater.tables import COMMON
 from orchestration.origin_counts import Ends, count_ends
 from resources.lake import Lake
@@ -283,8 +283,7 @@ class _Watch:
 
     def retried(self) -> bool:
         """Whether everything that was sent to the first tier has come back through a slice."""
-        sent = {p: end for p, end in end_offsets(self._target.bootstrap, FIRST_TIER).items() if end}
-        return covered_ends(self._demo.lake, "orders", FIRST_TIER) == sent
+        return is_covered(self._target.bootstrap, self._demo.lake, "orders", FIRST_TIER)
 
     def caught_up(self) -> bool:
         """Whether every offset of the topics is in a slice that Dagster and the lake hold as materialised."""
@@ -292,8 +291,7 @@ class _Watch:
         return settled and all(self._covered(stream) for stream in STREAMS)
 
     def _covered(self, stream: str) -> bool:
-        ends = {p: end for p, end in end_offsets(self._target.bootstrap, stream).items() if end}
-        return covered_ends(self._demo.lake, stream) == ends
+        return is_covered(self._target.bootstrap, self._demo.lake, stream)
 
     def lag(self) -> dict[str, int]:
         """Offsets of each topic that lie in no materialised slice."""
@@ -361,20 +359,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     asked = _parser().parse_args(arguments)
     console = Console()
-    try:
-        with signals_raise_interrupt():
-            demo = Demo(fresh_home(asked.home.absolute()), console, deadline=asked.deadline, scale=asked.scale)
-            console.print(f"logs: {demo.home / 'logs'}")
-            comparisons = demo.run()
-    except HighwaterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; everything was ended", file=sys.stderr)
-        return 130
-    tell(demo.console, demo.figures, comparisons, demo.home)
-    differ = any(comparison.differences for comparison in comparisons)
-    return 1 if differ or demo.figures.wrong else 0
+
+    def run() -> int:
+        demo = Demo(fresh_home(asked.home.absolute()), console, deadline=asked.deadline, scale=asked.scale)
+        console.print(f"logs: {demo.home / 'logs'}")
+        comparisons = demo.run()
+        tell(demo.console, demo.figures, comparisons, demo.home)
+        differ = any(comparison.differences for comparison in comparisons)
+        return 1 if differ or demo.figures.wrong else 0
+
+    return exit_status(run)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -235,3 +235,16 @@ def signals_raise_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def exit_status(run: Callable[[], int]) -> int:
+    """The exit status of a program that ends all that it started: its own, 1 after an error, 130 after Ctrl-C."""
+    try:
+        with signals_raise_interrupt():
+            return run()
+    except HighwaterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; everything was ended", file=sys.stderr)
+        return 130

@@ -181,6 +181,12 @@ def covered_ends(lake: str, stream: str, topic: str | None = None) -> dict[int, 
     return {partition: end for partition, end in ends.items() if end}
 
 
+def is_covered(bootstrap: str, lake: str, stream: str, topic: str | None = None) -> bool:
+    """Whether every offset of a topic, by default the main one, is in a slice of raw."""
+    ends = {partition: end for partition, end in end_offsets(bootstrap, topic or stream).items() if end}
+    return covered_ends(lake, stream, topic) == ends
+
+
 def read_rows(path: str, where: str, columns: str = "*") -> list[Row]:
     """Rows of a Delta table; none if there is no table."""
     import pyarrow as pa

@@ -26,12 +26,12 @@ from dev.dagster_questions import Ask, slice_states
 from dev.demo import STREAMS, TooSlowError, fresh_home, without_configuration
 from dev.generator import SOURCES, Order, Target, create_topic, generate
 from dev.kills import Killer, schedule
-from dev.processes import signals_raise_interrupt
-from dev.readings import covered_ends, end_offsets
+from dev.processes import exit_status
+from dev.readings import is_covered
 from dev.reconcile import reconcile, report
 from dev.stack import Stack
 from highwater import settings
-from highwater.errors import HighwaterError, TemporaryError
+from highwater.errors import TemporaryError
 from orchestration.origin_counts import count_ends
 from orchestration.standing import attempts
 from resources.kafka import Kafka
@@ -185,11 +185,7 @@ class Soak:
         """What is not done yet, of the slices that were planned and of the topics."""
         known = slice_states(ask, [(stream, table) for stream, tables in STREAMS.items() for table in tables])
         lacking = {key: None for states in known.values() for key in sorted(states.planned - states.materialised)}
-        return [*lacking, *(stream for stream in STREAMS if not self._covered(stream, bootstrap))]
-
-    def _covered(self, stream: str, bootstrap: str) -> bool:
-        ends = {partition: end for partition, end in end_offsets(bootstrap, stream).items() if end}
-        return covered_ends(self.lake, stream) == ends
+        return [*lacking, *(stream for stream in STREAMS if not is_covered(bootstrap, self.lake, stream))]
 
     def _judge(self, stack: Stack, killed: Mapping[str, int]) -> Verdict:
         """Hold topics, tables and account against each other, once nothing moves any more."""
@@ -261,19 +257,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     console = Console()
     ordeal = Ordeal(asked.records, asked.kills, asked.seed, settle=asked.settle)
-    try:
-        with signals_raise_interrupt():
-            soak = Soak(fresh_home(asked.home.absolute()), console, ordeal)
-            console.print(f"seed {ordeal.seed}; logs: {soak.home / 'logs'}")
-            verdict = soak.run()
-    except HighwaterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; everything was ended", file=sys.stderr)
-        return 130
-    tell(console, ordeal, verdict)
-    return 1 if verdict.wrong else 0
+
+    def run() -> int:
+        soak = Soak(fresh_home(asked.home.absolute()), console, ordeal)
+        console.print(f"seed {ordeal.seed}; logs: {soak.home / 'logs'}")
+        verdict = soak.run()
+        tell(console, ordeal, verdict)
+        return 1 if verdict.wrong else 0
+
+    return exit_status(run)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ from highwater.envelope import Envelope, Place, opened, wrapped
 from highwater.errors import ConfigurationError, RecordTooLargeError, UnbalancedError
 from highwater.fitting import Limits, size_of, too_large
 from highwater.portions import cut
-from resources.dlq_topics import ROOM, ensure
+from resources.dlq_topics import ensure
 from resources.producer import Record
 from resources.transactions import Mark, Transactions
 
@@ -102,7 +102,7 @@ def redrive(
     if not wanted:
         return
     topics, to = ensure(kafka, stream), stream.tier_topics[0]
-    rooms = {topic: int(shape.config[ROOM]) for topic, shape in topics.items()}
+    rooms = {topic: shape.room for topic, shape in topics.items()}
     name, sent, stay = f"highwater.pub.redrive.{stream.name}", 0, _Stay()
     with Transactions(kafka, name, stream.parked_topic, most_bytes=min(rooms.values())) as transactions:
         transactions.mark()

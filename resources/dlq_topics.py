@@ -42,6 +42,11 @@ class Shape:
     replicas: int
     config: Mapping[str, str]
 
+    @property
+    def room(self) -> int:
+        """The largest batch that it takes, in bytes."""
+        return int(self.config[ROOM])
+
 
 def ensure(kafka: Kafka, stream: Stream) -> dict[str, Shape]:
     """Create the tiers and the parked topic where they are absent, and check those that are there.
@@ -109,7 +114,7 @@ def _accepted(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
     assert stream.publishes is not None, "only streams that publish have the topic"
     main = _shape(kafka, stream.topic)
     needed = {
-        ROOM: str(int(main.config[ROOM]) + MOST_BYTES),
+        ROOM: str(main.room + MOST_BYTES),
         "min.insync.replicas": main.config["min.insync.replicas"],
     }
     return stream.publishes.topic, main, replace(main, config=needed)
@@ -127,7 +132,7 @@ def see_no_drift(kafka: Kafka, stream: Stream) -> tuple[str, bool]:
     wanted = _wanted(stream, _shape(kafka, stream.topic), others)
     rooms = _rooms(kafka, wanted)
     for topic, room in rooms.items():
-        if int(room) < (most := int(wanted[topic].config[ROOM])):
+        if int(room) < (most := wanted[topic].room):
             text = f"{topic} takes no record above {int(room):,} bytes, the topics that are read hold up to {most:,}"
             return f"{text}: {configure(kafka.bootstrap, topic, f'{ROOM}={most}')}", True
     return f"{len(rooms)} of {len(wanted)} are there, and set up as they must be", False
@@ -140,7 +145,7 @@ def _rooms(kafka: Kafka, wanted: Mapping[str, Shape]) -> dict[str, str]:
     """
     found = _there(kafka, wanted)
     for topic, shape in found.items():
-        enough = int(shape.config[ROOM]) >= MOST_BYTES  # it takes a reference
+        enough = shape.room >= MOST_BYTES  # it takes a reference
         least = {**wanted[topic].config, **({ROOM: str(MOST_BYTES)} if enough else {})}
         _see_no_drift(kafka, topic, replace(wanted[topic], config=least), shape)
     return {topic: shape.config[ROOM] for topic, shape in found.items()}
@@ -148,7 +153,7 @@ def _rooms(kafka: Kafka, wanted: Mapping[str, Shape]) -> dict[str, str]:
 
 def _wanted(stream: Stream, main: Shape, others: Iterable[Shape] = ()) -> dict[str, Shape]:
     sources = [main, *others]
-    largest = max(int(source.config[ROOM]) for source in sources)
+    largest = max(source.room for source in sources)
     kept = [max(LEAST_RETENTION, DELAYS_KEPT * delay) for delay in stream.tiers]
     retention = [int(span.total_seconds() * 1000) for span in kept]
     found = {topic: _like(main, ms, largest) for topic, ms in zip(stream.tier_topics, retention, strict=True)}

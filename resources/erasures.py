@@ -55,8 +55,6 @@ class Erasures:
 
     def learn(self, recorded: Sequence[Recorded]) -> None:
         """Keep erasures that the ledger does not know, as after a backup was restored; of slices that it knows."""
-        if not recorded:
-            return
         with schema.transaction(self._engine(), writes=True) as connection:
             taken = sorted({key for one in recorded for key in one.slices})
             planned = {row.slice_key for row in schema.rows_of(connection, schema.slices, taken)}
