@@ -32,7 +32,7 @@ from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice, merge_ranges
 from resources.history import compare
 from resources.spark import DIVERGED, delta_errors
-from resources.spark_tables import create_table
+from resources.spark_tables import TASKS, create_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -51,9 +51,8 @@ SEARCHED = ("partition", "offset", "timestamp")
 
 # A slice of up to so many offsets is one file, which one task reads from Kafka and writes.
 RECORDS_A_FILE = 100_000
-# A read is cut by offsets, not by partitions, into this many tasks or more: a partition that holds most records still
-# uses every core. Each task costs a consumer's start, 20 tasks a quarter more than 4 at a million records.
-TASKS_A_READ = 8
+# A read is cut by offsets, not by partitions, into `TASKS` or more: a partition that holds most records still uses
+# every core. Each task costs a consumer's start, 20 tasks a quarter more than 4 at a million records.
 LEAST_RECORDS_A_TASK = 50_000
 MOST_RECORDS_A_TASK = 250_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
@@ -389,7 +388,7 @@ def _one_read(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> Data
 
 
 def _records_a_task(offsets: int) -> int:
-    return min(MOST_RECORDS_A_TASK, max(LEAST_RECORDS_A_TASK, math.ceil(offsets / TASKS_A_READ)))
+    return min(MOST_RECORDS_A_TASK, max(LEAST_RECORDS_A_TASK, math.ceil(offsets / TASKS)))
 
 
 def _named(work: Work, slices: Sequence[Slice], rows: DataFrame) -> DataFrame:

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from dev.account import Written, digest
+from dev.compare_accepted import compare_accepted
 from dev.compare_dlq import compare_published
 from dev.compare_metrics import Measures, compare_metrics
 from dev.differences import Differences
@@ -33,6 +34,7 @@ class Shape:
     event_time: str
     types: Mapping[str, str]
     tiers: int = 0
+    accepted: str | None = None
     measures: Measures | None = None
 
     def dlq_topics(self, topic: str) -> list[str]:
@@ -54,6 +56,7 @@ SHAPES: Mapping[str, Shape] = {
             "event_time": "time",
         },
         tiers=3,
+        accepted="orders.accepted",
         measures=Measures("status", ("placed", "paid", "refunded", "canceled"), "amount", ("paid",)),
     ),
     "payments": Shape(
@@ -89,7 +92,9 @@ def compare(
     tables: Tables,
     *,
     dlq: Mapping[str, Mapping[Place, Kept]],
+    accepted: Mapping[Place, Kept] | None = None,
     all_retried: bool = False,
+    all_sent: bool = False,
     main_topic: str | None = None,
 ) -> Comparison:
     """Hold everything against everything.
@@ -100,8 +105,10 @@ def compare(
         topic: what the topic holds.
         tables: what the lake holds.
         dlq: what the DLQ topics hold, by topic.
+        accepted: what the topic of accepted events holds; None if there is none.
         all_retried: whether every record of a late customer who is known by now was tried since: then it must be an
             event; else it may still wait.
+        all_sent: whether every accepted event was sent; else it may still wait.
         main_topic: the topic's name, where it is not the stream's.
     """
     made = Comparison(shape.stream)
@@ -113,13 +120,17 @@ def compare(
     _slices(tables, made)
     events = _by_place(tables.events, name, "events", topic, made)
     rejects = _by_place(tables.rejects, name, "rejects", topic, made)
-    accepted = [w for p, w in standing.items() if _ended(p, w, raw, events, rejects, made, all_retried=all_retried)]
+    winners = [w for p, w in standing.items() if _ended(p, w, raw, events, rejects, made, all_retried=all_retried)]
     _event_contents(shape, topic, raw, events, made)
     _reject_contents(shape, name, topic, raw, rejects, made)
     made.numbers["records published to the DLQ"] = compare_published(
         tables.rejects, tables.dlq, dlq, made.differences, tables.events
     )
-    _current(shape, accepted, {w.id: p for p, w in standing.items()}, topic, tables.current, made)
+    if accepted is not None:
+        made.numbers["accepted events sent"] = compare_accepted(
+            shape.types, tables.events, accepted, made.differences, main_topic=name, all_sent=all_sent
+        )
+    _current(shape, winners, {w.id: p for p, w in standing.items()}, topic, tables.current, made)
     if shape.measures:
         minutes = compare_metrics(shape.measures, tables.events, tables.metrics, made.differences)
         made.numbers["minutes in metrics"] = minutes

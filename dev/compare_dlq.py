@@ -77,7 +77,7 @@ def _reclaims(row: Row) -> int:
 
 
 def _told(topic: str, kept: Kept) -> Sent | None:
-    headers = _envelope(kept)
+    headers = envelope(kept)
     try:
         numbers = [int(headers[f"origin.{name}"]) for name in ("generation", "partition", "offset")]
         origin = (headers["origin.topic"], numbers[0], numbers[1], numbers[2])
@@ -86,7 +86,8 @@ def _told(topic: str, kept: Kept) -> Sent | None:
         return None
 
 
-def _envelope(kept: Kept) -> dict[str, str]:
+def envelope(kept: Kept) -> dict[str, str]:
+    """The headers that Highwater gave a record, by their names without the common beginning."""
     prefix = "highwater."
     return {
         name.removeprefix(prefix): (value or b"").decode(errors="replace")
@@ -103,7 +104,7 @@ def _one(sent: Sent, row: Row, records: Sequence[Kept], diff: Differences) -> No
     diff.compare("dlq: records of a reject", sent, 1, len(records))
     own = [(header["key"], header["value"]) for header in row["headers"] or ()]
     for kept in records[:1]:
-        told = _envelope(kept)
+        told = envelope(kept)
         missing = told.get("left_out", "").split(",")  # of one that is parked by reference
         pairs: tuple[tuple[str, Any, Any], ...] = (
             ("key", None if "key" in missing else row["key"], kept.key),

@@ -59,31 +59,31 @@ class Tables:
     proofs: Mapping[str, Sequence[Row]] = field(default_factory=dict)
 
 
+# Written out here, since what is read must not depend on the settings that it proves.
+_READER: dict[str, object] = {
+    # A name is asked for and never used: without a subscription there is no group.
+    "group.id": "highwater.reconciliation",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+}
+
+
 def read_topic(bootstrap: str, topic: str, config: Mapping[str, str] | None = None) -> dict[Place, Kept]:
     """Every committed record of a topic. Nothing is subscribed, and no offset is committed.
 
     Raises:
         DependencyAwayError: the brokers do not answer, or the topic does not come to its end.
     """
-    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-    consumer = Consumer(
-        {
-            **(config or {}),
-            "bootstrap.servers": bootstrap,
-            # A name is asked for and never used: without a subscription there is no group.
-            "group.id": "highwater.reconciliation",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-        }
-    )
+    consumer = Consumer({**(config or {}), **_READER, "bootstrap.servers": bootstrap, "enable.partition.eof": True})
     try:
         known = consumer.list_topics(topic, timeout=KAFKA_SECONDS).topics[topic]
         if known.error is not None:
             raise _away(topic, known.error.str())
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in known.partitions])
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in known.partitions])
         return _read_to_end(consumer, topic, set(known.partitions))
     finally:
         consumer.close()
@@ -103,9 +103,7 @@ def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
     """The offset behind the last record of each partition that readers of committed records may reach."""
     from confluent_kafka import Consumer, TopicPartition
 
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "highwater.reconciliation", "isolation.level": "read_committed"}
-    )
+    consumer = Consumer({**_READER, "bootstrap.servers": bootstrap})
     try:
         partitions = consumer.list_topics(topic, timeout=KAFKA_SECONDS).topics[topic].partitions
         return {

@@ -32,6 +32,7 @@ def reconcile(
     config: Mapping[str, str] | None = None,
     topic: str | None = None,
     all_retried: bool = False,
+    all_sent: bool = False,
 ) -> Comparison:
     """Read everything of a stream and compare it.
 
@@ -43,6 +44,7 @@ def reconcile(
         config: further properties of the Kafka client, secrets included.
         topic: the topic, where it is not named after the stream.
         all_retried: see `dev.compare.compare`.
+        all_sent: see `dev.compare.compare`.
 
     Raises:
         ConfigurationError: there is no account.
@@ -64,7 +66,18 @@ def reconcile(
     shape = SHAPES[stream]
     held = read_topic(bootstrap, name, config)
     dlq = read_topics(bootstrap, shape.dlq_topics(name), config)
-    return compare(shape, written, held, read_tables(lake, stream), dlq=dlq, all_retried=all_retried, main_topic=name)
+    accepted = read_topics(bootstrap, [shape.accepted], config).get(shape.accepted) if shape.accepted else None
+    return compare(
+        shape,
+        written,
+        held,
+        read_tables(lake, stream),
+        dlq=dlq,
+        accepted=accepted,
+        all_retried=all_retried,
+        all_sent=all_sent,
+        main_topic=name,
+    )
 
 
 def report(comparison: Comparison, console: Console) -> None:

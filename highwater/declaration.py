@@ -208,6 +208,8 @@ class Breaker:
 
 # `delta.deletedFileRetentionDuration`: Delta's checkpoints forget by then which files were removed when.
 LONGEST_HORIZON = timedelta(days=7)
+# Repair goes by the runs of the last day.
+LEAST_RUNS_FOR = timedelta(days=2)
 
 
 @dataclass(frozen=True)
@@ -218,11 +220,13 @@ class Upkeep:
         live_slices: so many slices, the youngest plans, keep their keys in Dagster at the most; 1 or more.
         live_for: slices planned longer ago lose theirs as well; None for no such limit.
         horizon: data files that no version of a table younger than this needs are removed.
+        runs_for: Dagster's runs that ended longer ago and name no live key are deleted; None keeps them.
     """
 
     live_slices: int = 2_000
     live_for: timedelta | None = None
     horizon: timedelta = LONGEST_HORIZON
+    runs_for: timedelta | None = timedelta(days=30)
 
 
 class OnReject(str, Enum):
@@ -499,6 +503,8 @@ def _upkeep_problems(upkeep: Upkeep) -> list[str]:
         found.append("upkeep: live_for must be longer than nothing")
     if not timedelta(0) < upkeep.horizon <= LONGEST_HORIZON:
         found.append("upkeep: the horizon must be longer than nothing, and seven days at the most")
+    if upkeep.runs_for is not None and upkeep.runs_for < LEAST_RUNS_FOR:
+        found.append("upkeep: runs_for must be two days or more: repair goes by the runs of the last one")
     return found
 
 

@@ -30,6 +30,7 @@ from highwater.tables import tables_of
 from highwater.upkeep import LONGEST_RUN, PARTITIONS_A_COMMIT, RUN_RETRIES, Horizon, to_compact, whole_hours
 from orchestration.dependencies import see_lake_there
 from orchestration.history import past_runs
+from orchestration.old_runs import OldRuns, delete_runs
 from orchestration.requests import in_flight
 from orchestration.retiring import PAGE, Retirement, retire
 from resources.upkeep import (
@@ -104,11 +105,13 @@ class Report:
     Args:
         tables: of the stream, upstream first; those that were never created are left out.
         keys: what became of Dagster's keys; None where Dagster was not asked.
+        runs: what became of Dagster's old runs; None where Dagster was not asked, or all are kept.
         done: whether it was done.
     """
 
     tables: Sequence[TableReport] = ()
     keys: Retirement | None = None
+    runs: OldRuns | None = None
     done: bool = False
 
     @property
@@ -116,7 +119,8 @@ class Report:
         """The sentences beside the table."""
         notes = [f"{one.table}: {note}" for one in self.tables for note in one.notes]
         keys = ["keys: DAGSTER_HOME is not set, so none was looked at"] if self.keys is None else self.keys.lines
-        return [*notes, *keys, *([] if self.done else ["a dry run: nothing was done"])]
+        runs = [] if self.runs is None else [self.runs.line]
+        return [*notes, *keys, *runs, *([] if self.done else ["a dry run: nothing was done"])]
 
 
 @dataclass
@@ -171,7 +175,8 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
         task = _Task(work, name, table, busy, whole_hours(stream.upkeep.horizon), outlived, sure)
         found.append(_maintained(task))
     keys = retire(instance, work.ledger, work.lake, stream, now, sure=sure) if instance else None
-    return Report(found, keys, sure)
+    runs = delete_runs(instance, stream, now, sure=sure) if instance else None
+    return Report(found, keys, runs, sure)
 
 
 def horizon_rule(instance: dg.DagsterInstance | None, now: datetime) -> Horizon:

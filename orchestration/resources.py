@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from resources.kafka import Kafka
     from resources.lake import Lake
     from resources.ledger import Ledger
+    from resources.producer import ReliableProducer
 
 
 def settings() -> Settings:
@@ -37,6 +38,22 @@ class KafkaResource(dg.ConfigurableResource["Kafka"]):
         """A client; it connects when it is first used."""
         found = settings()
         return _kafka(found.kafka_bootstrap, frozenset(found.kafka_config.items()))
+
+
+class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
+    """A reliable producer for the brokers of `HIGHWATER_KAFKA_BOOTSTRAP`, for assets of your own that send records."""
+
+    def open(self) -> "ReliableProducer":
+        """A producer of the caller's own; use it as a context manager, whose end tells what was not delivered.
+
+        Raises:
+            ConfigurationError: a property of `HIGHWATER_KAFKA_CONFIG` would weaken it.
+        """
+        from resources.producer import ReliableProducer
+        from resources.producer_properties import producer_properties
+
+        found = settings()
+        return ReliableProducer(producer_properties(found.kafka_bootstrap, found.kafka_config))
 
 
 class LedgerResource(dg.ConfigurableResource["Ledger"]):
@@ -189,4 +206,10 @@ def session_of(found: Settings) -> Iterator["SparkSession"]:
 
 def default_resources() -> dict[str, object]:
     """The resources under the names that the assets and sensors ask for."""
-    return {"kafka": KafkaResource(), "ledger": LedgerResource(), "lake": LakeResource(), "spark": SparkResource()}
+    return {
+        "kafka": KafkaResource(),
+        "producer": ProducerResource(),
+        "ledger": LedgerResource(),
+        "lake": LakeResource(),
+        "spark": SparkResource(),
+    }

