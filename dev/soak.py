@@ -24,6 +24,7 @@ from dev.account import Account, account_file
 from dev.compare import Comparison
 from dev.dagster_questions import Ask, slice_states
 from dev.demo import STREAMS, TooSlowError, fresh_home, without_configuration
+from dev.failing import failing
 from dev.generator import SOURCES, Order, Target, create_topic, generate
 from dev.kills import Killer, schedule
 from dev.processes import exit_status
@@ -32,15 +33,13 @@ from dev.reconcile import reconcile, report
 from dev.stack import Stack
 from highwater import settings
 from highwater.errors import TemporaryError
+from orchestration.checks import Sources
 from orchestration.origin_counts import count_ends
-from orchestration.standing import attempts
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.console import Console
 
 RECORDS, KILLS, SEED = 1_000_000, 100, 20_260_101
@@ -206,7 +205,8 @@ class Soak:
                 verdict.wrong.append(f"{stream}: differences")
             if error := count_ends(ledger, lake, load_streams()[stream]).error:
                 verdict.wrong.append(f"{stream}: {error}")
-            verdict.wrong += [f"{stream}: {red}" for red in failing(ledger, kafka, lake, stream)]
+            red = failing(Sources(ledger, kafka, lake), load_streams()[stream])
+            verdict.wrong += [f"{stream}: {one}" for one in red if one.check not in OF_THE_DATA]
         verdict.seconds = time.monotonic() - self._began
         return verdict
 
@@ -215,25 +215,7 @@ class Soak:
 
 
 # Checks of what producers wrote. The generator's faults are to turn them red, so they tell nothing of the pipeline.
-OF_THE_DATA = frozenset(
-    {"one_content_a_version", "transitions_allowed", "no_version_missing", "versions_along_offsets"}
-)
-
-
-def failing(ledger: Ledger, kafka: Kafka, lake: Lake, stream: str) -> Iterator[str]:
-    """The checks of the pipeline that fail in slices that stand whole in all tables, with what they say."""
-    from orchestration.checks import CHECKS, Sources
-
-    declared = load_streams()[stream]
-    standing, sources = attempts(lake, declared), Sources(ledger, kafka, lake)
-    keys = [piece.key for piece in ledger.slices(stream) if not standing.lacking(piece.key)]
-    for checks in CHECKS if keys else ():
-        for name, by_slice in checks.decide(sources, declared, keys).items():
-            if name in OF_THE_DATA:
-                continue
-            for key, verdict in by_slice.items():
-                if not verdict.passed and not verdict.warning:
-                    yield f"{name} of {key}: {verdict.text}"
+OF_THE_DATA = frozenset({"one_content_a_version", "transitions_allowed", "no_version_missing"})
 
 
 def tell(console: Console, ordeal: Ordeal, verdict: Verdict) -> None:

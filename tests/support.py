@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from assets import current, dlq, events, metrics, raw, rejects
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import SliceReport, Work
+from dev.failing import failing
 from dev.processes import wait_until
 from highwater.declaration import Limits
 from highwater.slices import OffsetRange, Slice
@@ -142,19 +143,10 @@ class Bench:
 
     def failing(self) -> dict[str, str]:
         """The checks that fail in slices that stand whole in all tables, with what they say."""
-        from orchestration.checks import CHECKS, Sources
-        from orchestration.standing import attempts
+        from orchestration.checks import Sources
 
-        standing = attempts(self.lake, self.stream)
-        keys = [one.key for one in self.ledger.slices(self.stream.name) if not standing.lacking(one.key)]
         sources = Sources(self.ledger, self.kafka, self.lake)
-        return {
-            f"{name} of {key}": verdict.text
-            for checks in (CHECKS if keys else ())
-            for name, by_slice in checks.decide(sources, self.stream, keys).items()
-            for key, verdict in by_slice.items()
-            if not verdict.passed and not verdict.warning
-        }
+        return {f"{red.check} of {red.slice_key}": red.text for red in failing(sources, self.stream)}
 
     def versions(self, table: str) -> int:
         """Commits of the table so far that wrote slices."""

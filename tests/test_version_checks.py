@@ -14,6 +14,7 @@ import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
+from dev.soak import OF_THE_DATA
 from highwater.declaration import Severity, Transitions
 from highwater.envelope import Origin
 from highwater.slices import SliceKey
@@ -431,6 +432,7 @@ def test_generated_faults_are_told_by_their_kind_and_raise_no_other_alarm(tmp_pa
     }
     assert {name: keys - allowed[name] for name, keys in alarmed.items()} == {name: set() for name in allowed}
     assert whole == allowed, "over the stream all of them are told"
+    assert allowed.keys() == OF_THE_DATA, "in a soak no other check may be red"
 
 
 def tell(alarmed: dict[str, set[str]], found: dict[str, set[str]]) -> None:

@@ -1,0 +1,39 @@
+"""The checks that fail, decided as Dagster would decide them: for programs and tests that judge a whole deployment.
+
+What belongs here: asking all checks of all slices that are done. What does not: the checks (`orchestration.checks`), or
+which of them may fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from orchestration.checks import Sources
+
+
+class Failing(NamedTuple):
+    """A check that fails in a slice, with what it says."""
+
+    check: str
+    slice_key: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.check} of {self.slice_key}: {self.text}"
+
+
+def failing(sources: Sources, stream: Stream) -> Iterator[Failing]:
+    """The checks that fail in slices that stand whole in all tables; a warning is no failure."""
+    from orchestration.checks import CHECKS
+    from orchestration.standing import attempts
+
+    standing = attempts(sources.lake, stream)
+    keys = [piece.key for piece in sources.ledger.slices(stream.name) if not standing.lacking(piece.key)]
+    for checks in CHECKS if keys else ():
+        for name, by_slice in checks.decide(sources, stream, keys).items():
+            for key, verdict in by_slice.items():
+                if not verdict.passed and not verdict.warning:
+                    yield Failing(name, key, verdict.text)
