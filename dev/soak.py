@@ -35,6 +35,7 @@ from highwater import settings
 from highwater.errors import TemporaryError
 from orchestration.checks import Sources
 from orchestration.origin_counts import count_ends
+from orchestration.publication import behind
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -105,7 +106,8 @@ class Soak:
         self.home = home
         self.console = console
         self.ordeal = ordeal
-        self.lake = str(home / "lake")
+        self._settings = settings.Settings.from_environment({settings.HOME: str(home)})
+        self.lake = self._settings.lake
         self._stop = Event()
         self._began = time.monotonic()
 
@@ -166,7 +168,7 @@ class Soak:
             account.close()
 
     def _settle(self, stack: Stack) -> None:
-        """Wait until every offset of the main topics is in a slice that stands in all tables."""
+        """Wait until every offset of the main topics is in a slice that stands in all tables, and events are sent."""
         dagster = stack.dagster
         assert dagster is not None
         deadline, told = time.monotonic() + self.ordeal.settle, -1
@@ -184,7 +186,14 @@ class Soak:
         """What is not done yet, of the slices that were planned and of the topics."""
         known = slice_states(ask, [(stream, table) for stream, tables in STREAMS.items() for table in tables])
         lacking = {key: None for states in known.values() for key in sorted(states.planned - states.materialised)}
-        return [*lacking, *(stream for stream in STREAMS if not is_covered(bootstrap, self.lake, stream))]
+        unread = [stream for stream in STREAMS if not is_covered(bootstrap, self.lake, stream)]
+        return [*lacking, *unread, *([] if lacking or unread else self._unsent())]
+
+    def _unsent(self) -> list[str]:
+        """What waits to be sent to the topics of accepted events."""
+        ledger, lake = Ledger(self._settings.ledger_url), Lake(self.lake)
+        found = [behind(ledger, lake, load_streams()[stream]) for stream in STREAMS]
+        return [one.line for one in found if one is not None and one.waits]
 
     def _judge(self, stack: Stack, killed: Mapping[str, int]) -> Verdict:
         """Hold topics, tables and account against each other, once nothing moves any more."""
@@ -192,11 +201,10 @@ class Soak:
         assert dagster is not None
         dagster.daemon.stop()
         verdict = Verdict(killed=killed)
-        here = settings.Settings.from_environment({settings.HOME: str(self.home)})
-        ledger, lake, kafka = Ledger(here.ledger_url), Lake(here.lake), Kafka(stack.bootstrap)
+        ledger, lake, kafka = Ledger(self._settings.ledger_url), Lake(self.lake), Kafka(stack.bootstrap)
         for stream in STREAMS:
             self._tell(f"topic, tables and account of {stream} are compared, record by record")
-            comparison = reconcile(stream, bootstrap=stack.bootstrap, lake=self.lake, home=self.home)
+            comparison = reconcile(stream, bootstrap=stack.bootstrap, lake=self.lake, home=self.home, all_sent=True)
             verdict.comparisons.append(comparison)
             if (written := self._written(stream)) < (wanted := int(self.ordeal.records * SHARES[stream])):
                 verdict.wrong.append(f"{stream}: {written:,} of {wanted:,} records were written")
