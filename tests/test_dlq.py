@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from assets.published import materialise as send_accepted
 from dev.processes import wait_until
 from highwater import envelope
+from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, OffsetsExpiredError
 from highwater.plans import Discard
@@ -80,12 +82,17 @@ def ends(bench: Bench, table: str) -> Counter[tuple[str, int]]:
 
 
 def test_the_story_of_a_late_customer(retried: Bench) -> None:
-    """Placed v1 waits in a tier while paid v2 is accepted; v1, due at last, changes nothing of what is current."""
+    """Placed v1 waits in a tier while paid v2 is accepted; v1, due at last, changes nothing of what is current.
+
+    Readers of accepted events get each once, v1 marked as late.
+    """
     bench = retried
     topic = bench.stream.topic
+    bench.stream = replace(bench.stream, publishes=Accepted(f"{topic}.accepted"))
     bench.send(order_message("o1", 1, customer_id="late"), order_message("o1", 2), Message(b"o2", b"garbled", 1))
     main = bench.plan(0, p0=(0, 2), p1=(0, 1))
     bench.materialise(main)
+    send_accepted(bench.work(main))
     [(partition, key, value, headers)] = published(bench.bootstrap, f"{topic}.dlq.1")
     assert (partition, key) == (0, b"o1")
     assert json.loads(value or b"")["version"] == 1
@@ -102,6 +109,12 @@ def test_the_story_of_a_late_customer(retried: Bench) -> None:
     [piece] = due(bench)
     assert piece.key == f"{topic}.dlq.1@0000000"
     bench.materialise(piece)
+    send_accepted(bench.work(piece))
+    told_of = [
+        (json.loads(value or b"")["version"], dict(found))
+        for _, _, value, found in published(bench.bootstrap, f"{topic}.accepted")
+    ]
+    assert [(version, found.get("highwater.late")) for version, found in told_of] == [(2, None), (1, b"retried")]
     assert ends(bench, "events") == Counter({(main.key, 1): 1, (piece.key, 0): 1})
     [late] = [row for row in bench.rows("events") if row["slice"] == piece.key]
     assert (late["origin_topic"], late["version"], late["retries"]) == (topic, 1, 1)
