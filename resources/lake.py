@@ -6,6 +6,7 @@ them, by Spark (`resources.spark_tables`) or without a JVM (`resources.small_tab
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -343,10 +344,20 @@ def reading(path: str) -> Iterator[None]:
 def _away(path: str, error: Exception) -> DependencyAwayError:
     return DependencyAwayError(
         f"the lake could not be read at {path}",
-        found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+        found=in_one_line(str(error)) or type(error).__name__,
         remedy="see that HIGHWATER_LAKE is reachable and readable, then request the slice again",
         of=LAKE,
     )
+
+
+def in_one_line(text: str) -> str:
+    """An error of delta-rs, which puts each cause below what it caused, in colours and with arrows."""
+    lines = [line.strip(" ↳\t") for line in _COLOUR.sub("", text).splitlines()]
+    return ": ".join(line for line in lines if line)[:_LONGEST_ERROR]
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST_ERROR = 500
 
 
 def slice_is_one_of(keys: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
 from highwater.proof import user_metadata
-from resources.lake import open_table, slice_is_one_of
+from resources.lake import in_one_line, open_table, slice_is_one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -127,7 +127,7 @@ def storage(path: str) -> Iterator[None]:
     except (DeltaError, OSError) as error:
         raise DependencyAwayError(
             f"the table at {path} could not be written",
-            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            found=in_one_line(str(error)) or type(error).__name__,
             remedy="see that HIGHWATER_LAKE may be written, then request the slice again",
             of=LAKE,
         ) from error
