@@ -206,6 +206,19 @@ def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes 
     return found
 
 
+def committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:
+    """What consumer groups have committed of a topic: partition → offset, by group; groups without are left out."""
+    from confluent_kafka.admin import AdminClient
+
+    from resources.groups import held
+
+    listed = AdminClient({"bootstrap.servers": kafka.bootstrap}).list_consumer_groups().result(10)
+    assert not listed.errors
+    places = [(topic, number) for number in kafka.topic_state(topic).partitions]
+    found = {group.group_id: held(kafka, group.group_id, places) for group in listed.valid}
+    return {name: {p: one.offset for (_, p), one in by.items()} for name, by in found.items() if by}
+
+
 @dataclass
 class Children:
     """Processes of a module that do one task, each killed or stopped at a point of it, or not at all.

@@ -21,9 +21,8 @@ from dev.processes import LOOPBACK, free_port
 from highwater.errors import HighwaterError
 from highwater.plans import Generation
 from orchestration import mirror
-from resources.groups import held
 from resources.kafka import READER, Kafka
-from tests.support import STAGES, Bench, make_bench, order_message, rest
+from tests.support import STAGES, Bench, committed_offsets, make_bench, order_message, rest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,23 +64,17 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     # A name of its own: sensors of other tests keep the group of `orders` on this broker.
     bench.stream = replace(bench.stream, name="told")
     topic, admin = bench.stream.topic, AdminClient({"bootstrap.servers": bench.bootstrap})
-
-    def with_offsets() -> dict[str, int]:
-        """The groups that hold an offset of the topic, and which."""
-        names = [group.group_id for group in admin.list_consumer_groups().result(10).valid]
-        found = {name: held(bench.kafka, name, [(topic, 0)]) for name in names}
-        return {name: places[topic, 0].offset for name, places in found.items() if places}
-
     bench.send(*[order_message("o1", n + 1, customer_id="c1" if n else "late") for n in range(3)])
     topic_id = bench.kafka.topic_state(topic).topic_id
     bench.ledger.open_generation(Generation("told", topic, topic_id, 0, {0: 0}, datetime.now(UTC)))
     piece = bench.plan(0, p0=(0, 3))
     for stage in STAGES[:-2]:
         stage.materialise(bench.work(piece))
-    assert with_offsets() == {}
+    assert committed_offsets(bench.kafka, topic) == {}
     for expected, last in ((0, STAGES[-2]), (3, STAGES[-1])):
         mirror.tick(bench.ledger, bench.kafka, bench.lake, bench.stream, datetime.now(UTC))
-        assert with_offsets() == {"highwater.told": expected}, "its reject is published by the stage before the last"
+        found = committed_offsets(bench.kafka, topic)
+        assert found == {"highwater.told": {0: expected}}, "its reject is published by the stage before the last"
         last.materialise(bench.work(piece))
     groups = {group.group_id for group in admin.list_consumer_groups().result(10).valid}
     # What was published is counted by a group that is named after its slice (I7).

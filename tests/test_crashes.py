@@ -169,6 +169,16 @@ def finished(series: Series, keys: Sequence[str], **see: Any) -> None:
     ordered = sorted(keys)
     series.run([ordered[-1]], [ordered[0]], ordered, [ordered[len(ordered) // 2]])
     series.deployment.see_whole(**see)
+    see_nothing_committed_to_kafka(series.deployment)
+
+
+def see_nothing_committed_to_kafka(deployment: Deployment) -> None:
+    """No consumer of the dead or of the living left an offset (I12); nobody mirrors progress here."""
+    from resources.kafka import Kafka
+    from tests.support import committed_offsets
+
+    assert deployment.proofs("raw"), "slices were read"
+    assert committed_offsets(Kafka(deployment.bootstrap), deployment.stream.topic) == {}
 
 
 def test_killed_between_plan_and_key_and_between_key_and_run(series: Series, monkeypatch: pytest.MonkeyPatch) -> None:
