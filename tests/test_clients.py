@@ -6,23 +6,31 @@ import json
 import os
 import subprocess
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import dagster as dg
 import pytest
+from dagster_shared.serdes import serialize_value
 
 from assets import raw
 from dev import paths
 from dev.broker import EmbeddedBroker
+from dev.dagster_services import prepare_home
 from dev.java import find_java
 from dev.processes import LOOPBACK, free_port
+from highwater import settings
 from highwater.errors import HighwaterError
 from highwater.plans import Generation
+from highwater.slices import Slice
 from orchestration import mirror
+from orchestration.requests import RANGE_END, RANGE_START
 from resources.kafka import READER, Kafka
-from tests.support import STAGES, Bench, committed_offsets, make_bench, order_message, rest
+from tests.support import STAGES, Bench, Message, committed_offsets, make_bench, order_message, rest
+from tests.test_sensors import Ticking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,19 +95,39 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
 
 @pytest.mark.slow
 def test_a_secret_of_a_real_listener_is_found_nowhere(
-    spark: SparkSession, spark_server: SparkConnect, tmp_path: Path
+    spark: SparkSession,
+    spark_server: SparkConnect,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """TLS, and SASL with a user and a password, in a slice that succeeds and in one whose password is wrong."""
-    certificate = tmp_path / "ca.pem"
-    with Secured(tmp_path / "broker", certificate) as (plain, secured):
-        bench = with_password(make_bench("orders", plain, spark, tmp_path / "bench"), secured, certificate, SECRET)
+    """TLS, and SASL with a user and a password: in a tick and a run through all tables, and with a wrong password."""
+    certificate, home = tmp_path / "ca.pem", tmp_path / "bench"
+    prepare_home(home / "dagster", ours=True)
+    with (
+        Secured(tmp_path / "broker", certificate) as (plain, secured),
+        dg.DagsterInstance.from_config(str(home / "dagster")) as instance,
+    ):
+        bench = with_password(make_bench("orders", plain, spark, home), secured, certificate, SECRET)
         create(plain)
-        bench.send(order_message("o1", 1), order_message("o2", 1, 1))
-        told = [str(report) for report in raw.materialise(bench.work(bench.plan(0, p0=(0, 1))))]
-        assert len(bench.rows("raw")) == 1
+        bench.send(order_message("o1", 1), Message(b"o2", b"{"))
+        dagster = Ticking(bench.stream, instance, home)
+        configure(monkeypatch, spark, home, secured, with_secret(certificate, SECRET))
+        told = [repr(dagster.tick("orders_planner"))]
+        [piece] = bench.ledger.slices("orders")
+        assert took(dagster, piece)
+        rows = {table: len(bench.rows(table)) for table in ("raw", "events", "rejects", "dlq", "current")}
+        assert rows == {"raw": 2, "events": 1, "rejects": 1, "dlq": 1, "current": 1}
+        bench.send(order_message("o2", 1, 1))
+        unread = bench.plan(1, p1=(0, 1))
+        instance.add_dynamic_partitions("orders_slices", [unread.key])
+        configure(monkeypatch, spark, home, secured, with_secret(certificate, SECRET + "-wrong"))
+        told.append(repr(skipped := dagster.tick("orders_planner")))
+        assert "did not answer" in str(skipped.skip_message)
+        assert not took(dagster, unread)
         wrong = with_password(bench, secured, certificate, SECRET + "-wrong")
         with pytest.raises(HighwaterError) as caught:
-            raw.materialise(wrong.work(unread := bench.plan(1, p0=(1, 1), p1=(0, 1))))
+            raw.materialise(wrong.work(unread))
         told += [str(caught.value), repr(caught.value), repr(bench.kafka), *bench.log]
         # Our own look would refuse it first; here the password is wrong for Spark alone.
         bench.kafka.spark_options = wrong.kafka.spark_options  # type: ignore[method-assign]
@@ -109,11 +137,37 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
         seen = {"what we say": "\n".join(told), "Spark's log": spark_server.log.read_text(errors="replace")}
         seen |= {f"Spark's page {path}": page(spark_server, path) for path in ("environment", "SQL", "jobs", "connect")}
         seen |= {f"Spark's answer {path}": json.dumps(rest(spark_server, path)) for path in answers(spark_server)}
-        for file in (tmp_path / "bench").rglob("*"):
-            if file.is_file():
-                seen[str(file)] = file.read_bytes().decode(errors="replace")
-    assert len(seen) > 8
+        for run in instance.get_runs():
+            entries = [serialize_value(entry) for entry in instance.all_logs(run.run_id)]
+            seen[f"run {run.run_id}"] = "\n".join([serialize_value(run), *entries])
+        assert len(instance.get_runs()) == 2
+    for file in home.rglob("*"):
+        if file.is_file():
+            seen[str(file)] = file.read_bytes().decode(errors="replace")
+    # librdkafka writes to the process's standard error by itself.
+    seen["output"], seen["standard error"] = capfd.readouterr()
+    for place in ("run ", str(home / "dagster"), str(home / "ledger.sqlite")):
+        assert [name for name, text in seen.items() if name.startswith(place) and piece.key in text], "it can be read"
     assert not [name for name, text in seen.items() if SECRET in text]
+
+
+def configure(
+    patch: pytest.MonkeyPatch, spark: SparkSession, home: Path, bootstrap: str, config: Mapping[str, str]
+) -> None:
+    """Let this process's resources be those of the deployment below `home`, on the session that is there."""
+    patch.setenv(settings.HOME, str(home))
+    patch.setenv(settings.KAFKA_BOOTSTRAP, bootstrap)
+    patch.setenv(settings.KAFKA_CONFIG, json.dumps(dict(config)))
+    patch.setattr("orchestration.resources.open_session", lambda _: spark)
+    patch.setattr("orchestration.resources.close_session", lambda _: None)
+    patch.setattr("orchestration.failures.TRIES_AGAIN", 0)
+
+
+def took(dagster: Ticking, piece: Slice) -> bool:
+    """Run the stream's job over a slice; whether it succeeded."""
+    job = dagster.defs.resolve_job_def(f"{dagster.stream.name}_slice")
+    tags = {RANGE_START: piece.key, RANGE_END: piece.key}
+    return job.execute_in_process(instance=dagster.instance, tags=tags, raise_on_error=False).success
 
 
 def answers(server: SparkConnect) -> list[str]:
@@ -129,14 +183,17 @@ def page(server: SparkConnect, path: str) -> str:
 
 
 def with_password(bench: Bench, bootstrap: str, certificate: Path, password: str) -> Bench:
-    config = {
+    return replace(bench, kafka=Kafka(bootstrap, with_secret(certificate, password)))
+
+
+def with_secret(certificate: Path, password: str) -> dict[str, str]:
+    return {
         "security.protocol": "SASL_SSL",
         "ssl.ca.location": str(certificate),
         "sasl.mechanisms": "PLAIN",
         "sasl.username": "highwater",
         "sasl.password": password,
     }
-    return replace(bench, kafka=Kafka(bootstrap, config))
 
 
 def create(bootstrap: str) -> None:
