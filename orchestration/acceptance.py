@@ -216,11 +216,14 @@ def _is_unplanned(case: _Case, loss: Loss) -> bool:
 
 
 def _unread(case: _Case, partitions: Partitions, cut_off: Mapping[int, int], removed: Collection[int]) -> list[Loss]:
-    """What slices that were never read cannot take any more."""
+    """What slices that were never read cannot take any more.
+
+    Those of earlier generations of the same topic are among them: what was left of them may be lost too.
+    """
     return [
         case.loss(piece.generation, p, lost, reason)
         for piece in case.unread
-        if piece.generation == case.planned.generation.number
+        if piece.topic_id == case.planned.generation.topic_id
         for p, offsets in piece.ranges.items()
         if partitions is None or p in partitions
         for lost, reason in _parts_lost(case, p, offsets, cut_off, removed)

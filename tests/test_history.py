@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import dagster as dg
 import pytest
 
 from assets import raw
@@ -19,18 +22,21 @@ from highwater.errors import DependencyAwayError, TopicTruncatedError
 from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
 from highwater.plans import Generation, Planned
 from highwater.slices import OffsetRange, Slice
-from orchestration.acceptance import accept_loss, acceptance, never_read
+from orchestration.acceptance import acceptance
+from orchestration.build import build_defs
 from orchestration.cutting import plan
 from orchestration.planning import Planner
 from resources.history import compare
 from resources.kafka import Kafka, PartitionState, TopicState
-from tests.support import Bench, Message, make_bench, order_message, send
+from tests.scene import Scene
+from tests.support import Bench, Message, make_bench, make_stream, order_message, send
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from pyspark.sql import SparkSession
 
     from dev.broker import EmbeddedBroker
+    from resources.ledger import Ledger
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 WAS = Recorded(end=10, epoch=3, mark=Fingerprint(9, "a"))
@@ -102,12 +108,87 @@ def test_a_partition_that_was_cut_off_and_grew_again_begins_where_it_is_sound() 
         assert [loss.offsets for loss in found.losses] == [OffsetRange(100, 200)]
 
 
+def test_what_a_slice_of_an_earlier_generation_had_left_can_be_lost_too() -> None:
+    """It was refused as expired, with a command as the remedy that found nothing to accept."""
+    left = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(40, 100)}, NOON, epochs={0: 1})
+    for state, lost in (
+        (topic(seen(60, 250, epoch=3)), OffsetRange(40, 60)),
+        (topic(seen(120, 250, epoch=3)), OffsetRange(40, 100)),
+    ):
+        planned_ = Planned.of(generation(1, {0: 130}), left, [])
+        found = acceptance(STREAM, planned_, state, [left], by="ann", now=NOON)
+        assert [(loss.generation, loss.offsets) for loss in found.losses] == [(0, lost)]
+        assert found.opened is None
+    after = Planned.of(generation(1, {0: 100}), left, [])
+    again = acceptance(STREAM, after, topic(seen(0, 80, epoch=5)), [left], by="ann", now=NOON)
+    assert [(loss.generation, loss.offsets) for loss in again.losses] == [(0, OffsetRange(80, 100))]
+    assert again.opened is not None
+    other = replace(left, topic_id="of the one before")
+    assert acceptance(STREAM, after, topic(seen(60, 250, epoch=3)), [other], by="ann", now=NOON).nothing
+
+
 def seen(log_start: int, stable: int, *, epoch: int) -> PartitionState:
     return PartitionState(log_start, stable, stable, 1, epoch)
 
 
 def topic(*partitions: PartitionState) -> TopicState:
     return TopicState("orders", "id", dict(enumerate(partitions)))
+
+
+class Replaced(Kafka):
+    """A cluster in whose one partition other records stand from offset 100 on, of a later epoch; it ends at 250."""
+
+    log_start: int = 0
+
+    def topic_state(self, topic: str) -> TopicState:
+        return TopicState(topic, "id", {0: seen(self.log_start, 250, epoch=3)})
+
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange], **_: object) -> Iterator[Any]:
+        for offset in range(ranges[0].start, ranges[0].end) if 0 in ranges else ():
+            told = {"partition": 0, "offset": offset, "leader_epoch": 1 if offset < 100 else 3}
+            made = {**told, "timestamp": (1, 0), "key": b"k", "value": b"%d" % offset}
+            yield SimpleNamespace(**{name: partial(lambda found: found, value) for name, value in made.items()})
+
+
+class Played(dg.ConfigurableResource[Any]):
+    """Stands where runs take their Kafka from."""
+
+    def open(self) -> Kafka:
+        return PLAYED
+
+
+PLAYED = Replaced("nowhere:1")
+
+
+def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One accepts that records were replaced, the other that they expired, and neither what is the other's."""
+    monkeypatch.setenv("HIGHWATER_LEDGER_URL", url)
+    monkeypatch.setenv("HIGHWATER_LAKE", str(Path(url.removeprefix("sqlite:///")).parent / "lake"))
+    ledger.open_generation(generation(0, {0: 0}))
+    ledger.add([Slice("orders", "orders", "id", 0, 0, {0: OffsetRange(0, 200)}, NOON, epochs={0: 1})])
+    defs = build_defs(streams=[make_stream("orders")], resources={"kafka": Played()})
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def done(what: str, **asked: object) -> bool:
+            job, run = defs.get_job_def(f"orders_{what}"), {"ops": {f"orders_{what}_op": {"config": asked}}}
+            return job.execute_in_process(instance=instance, run_config=run, raise_on_error=False).success
+
+        def lost() -> list[tuple[int, int, int, str]]:
+            return [(x.generation, x.offsets.start, x.offsets.end, x.accepted_by) for x in ledger.losses("orders")]
+
+        assert done("accept_loss", record=True, by="ann")
+        assert done("accept_divergence", by="ann", partitions=[0])
+        assert not done("accept_divergence", record=True), "nobody is named"
+        assert lost() == []
+        assert done("accept_divergence", record=True, by="ann", partitions=[0])
+        assert lost() == [(0, 100, 200, "ann")]
+        assert ledger.generations("orders", "orders")[-1].starts == {0: 100}
+        monkeypatch.setattr(PLAYED, "log_start", 230)
+        assert done("accept_divergence", record=True, by="bob", partitions=[1])
+        assert done("accept_loss", by="bob")
+        assert len(lost()) == 1
+        assert done("accept_loss", record=True, by="bob")
+        assert lost()[1:] == [(1, 100, 230, "bob"), (0, 0, 100, "bob")], "what was left of the slice expired as well"
 
 
 # From here on against real brokers.
@@ -208,19 +289,15 @@ def test_replaced_history_is_noticed_before_it_is_read(
     [again] = raw.materialise(bench.work(read))
     assert "rows kept as they are" in str(again.note)
 
-    unread_now = never_read(bench.lake, bench.stream)
-    kept = accept_loss(bench.ledger, bench.kafka, bench.stream, unread_now, by="ann", now=datetime.now(UTC))
-    assert kept.nothing, "the command that accepts lost offsets does not accept replaced ones"
-    accept_loss(
-        bench.ledger,
-        bench.kafka,
-        bench.stream,
-        unread_now,
-        by="ann",
-        now=datetime.now(UTC),
-        dry=False,
-        divergence=True,
-    )
+    operator = Scene(cluster.bootstrap, TOPIC, tmp_path)
+    kept = operator.run("accept-loss", "orders", "--yes", "--by", "ann")
+    assert "there is nothing to accept" in kept.output, "lost offsets are another thing than replaced ones"
+    asked = ("accept-divergence", "orders", "--partition", "0")
+    dry = operator.run(*asked)
+    assert (dry.exit_code, "a dry run: nothing was recorded" in dry.output) == (0, True), dry.output
+    assert bench.ledger.losses("orders", TOPIC) == []
+    done = operator.run(*asked, "--yes", "--by", "ann")
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "recorded"), done.output
     [after] = planned(bench)
     assert (after.generation, after.ranges[0].start, after.ranges[0].end) == (1, 100, 250)
     raw.materialise(bench.work(unread))
