@@ -18,7 +18,7 @@ from assets.streams.orders import STREAM
 from dev.broker import EmbeddedCluster
 from dev.processes import wait_until
 from highwater.declaration import Limits
-from highwater.errors import DependencyAwayError, TopicTruncatedError
+from highwater.errors import DependencyAwayError, TopicAbsentError, TopicTruncatedError
 from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
 from highwater.plans import Generation, Planned
 from highwater.slices import OffsetRange, Slice
@@ -26,10 +26,12 @@ from orchestration.acceptance import acceptance
 from orchestration.build import build_defs
 from orchestration.cutting import plan
 from orchestration.planning import Planner
+from orchestration.stream_assets import topic_key
 from resources.history import compare
 from resources.kafka import Kafka, PartitionState, TopicState
 from tests.scene import Scene
 from tests.support import Bench, Message, make_bench, make_stream, order_message, send
+from tests.test_sensors import Ticking
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -311,23 +313,101 @@ def test_replaced_history_is_noticed_before_it_is_read(
     assert (loss.offsets.start, loss.offsets.end, loss.accepted_by) == (150, 200, "ann")
 
 
+OFFLINE = "orders.offline"
+
+
 @pytest.mark.slow
 @pytest.mark.crash
-def test_a_clean_election_is_no_divergence(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_waits_alone(
+    cluster: EmbeddedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_topic(cluster)
     send(cluster.bootstrap, TOPIC, [order_message("o1", n + 1) for n in range(20)])
     kafka = Kafka(cluster.bootstrap)
     before = kafka.topic_state(TOPIC)
     recorded = {0: Recorded(20, before.partitions[0].leader_epoch)}
-    cluster.brokers[LEADER].kill()
-    wait_until(
-        lambda: leader(cluster.brokers[WITNESS].bootstrap) == cluster.brokers[FOLLOWER].node.id, 60, "the election"
-    )
-    wait_until(lambda: _end(kafka) is not None, 60, "the new leader's offsets")
-    now = kafka.topic_state(TOPIC)
-    assert now.partitions[0].leader_epoch != recorded[0].epoch
-    assert compare(kafka, now, recorded).diverged == {}
-    assert compare(kafka, now, {0: Recorded(20, before.partitions[0].leader_epoch, Fingerprint(19, "x"))}).diverged
+    with dg.DagsterInstance.ephemeral() as instance:
+        offline = Offline(cluster, instance, tmp_path, monkeypatch)
+        cluster.brokers[LEADER].kill()
+        wait_until(
+            lambda: leader(cluster.brokers[WITNESS].bootstrap) == cluster.brokers[FOLLOWER].node.id, 60, "the election"
+        )
+        wait_until(lambda: _end(kafka) is not None, 60, "the new leader's offsets")
+        now = kafka.topic_state(TOPIC)
+        assert now.partitions[0].leader_epoch != recorded[0].epoch
+        assert compare(kafka, now, recorded).diverged == {}
+        assert compare(kafka, now, {0: Recorded(20, before.partitions[0].leader_epoch, Fingerprint(19, "x"))}).diverged
+        offline.see_left_out()
+        cluster.brokers[LEADER].start()
+        offline.see_caught_up_with()
+
+
+class Offline:
+    """A stream whose topic has its partitions on one broker each, planned as far as its first record."""
+
+    def __init__(
+        self, cluster: EmbeddedCluster, instance: dg.DagsterInstance, folder: Path, patch: pytest.MonkeyPatch
+    ) -> None:
+        from confluent_kafka.admin import NewTopic
+
+        patch.setenv("HIGHWATER_HOME", str(folder))
+        patch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", cluster.bootstrap)
+        self.cluster, self.instance = cluster, instance
+        self.ours = Ticking(make_stream(OFFLINE), instance, folder)
+        placed = [[cluster.brokers[number].node.id] for number in (FOLLOWER, LEADER)]
+        topic = NewTopic(OFFLINE, num_partitions=2, replica_assignment=placed)
+        admin(cluster.bootstrap).create_topics([topic])[OFFLINE].result(30)
+        wait_until(lambda: self.led() == [0, 1], 60, "both leaders")
+        self.send(0, 1)
+        self.tick_that_plans()
+
+    def tick_that_plans(self) -> None:
+        # A client that asked the broker which is gone skips a tick.
+        wait_until(lambda: bool(self.ours.tick("orders_planner").run_requests), 60, "a plan")
+
+    def send(self, *partitions: int) -> None:
+        send(self.cluster.bootstrap, OFFLINE, [order_message("o1", 1, partition) for partition in partitions])
+
+    def led(self) -> list[int]:
+        try:
+            state = Kafka(self.cluster.bootstrap).topic_state(OFFLINE)
+        except (DependencyAwayError, TopicAbsentError):
+            return []
+        return [number for number, one in state.partitions.items() if one.known]
+
+    def planned(self) -> list[dict[int, tuple[int, int]]]:
+        return [{p: (r.start, r.end) for p, r in one.ranges.items()} for one in self.ours.ledger.slices("orders")]
+
+    def observed(self) -> dg.AssetObservation:
+        [record] = self.instance.fetch_observations(topic_key(self.ours.stream), limit=1).records
+        assert record.asset_observation is not None
+        return record.asset_observation
+
+    def see_left_out(self) -> None:
+        """Tick and observation name the partition, and the other one goes on."""
+        wait_until(lambda: self.led() == [0], 60, "the partition's end")
+        self.send(0)
+        self.tick_that_plans()
+        assert self.planned() == [{0: (0, 1), 1: (0, 1)}, {0: (1, 2), 1: (1, 1)}]
+        assert self.observed().metadata["left_out"].value == "1: no leader"
+        assert (
+            "partition 1 of orders.offline is left out now: no leader" in self.ours.tick("orders_planner").skip_message
+        )
+        before = len(self.instance.fetch_observations(topic_key(self.ours.stream), limit=9).records)
+        job = self.ours.defs.resolve_implicit_global_asset_job_def()
+        assert job.execute_in_process(instance=self.instance, asset_selection=[topic_key(self.ours.stream)]).success
+        assert len(self.instance.fetch_observations(topic_key(self.ours.stream), limit=9).records) == before + 1
+        assert self.observed().metadata["left_out"].value == "1: no leader"
+        positions = [row.data for row in self.observed().metadata["positions"].records]  # type: ignore[attr-defined]
+        assert [(row["planned"], row["last_stable"]) for row in positions] == [(2, 2), (1, None)]
+
+    def see_caught_up_with(self) -> None:
+        """Back with what it had: the next tick plans what comes then."""
+        wait_until(lambda: self.led() == [0, 1], 60, "the partition's leader")
+        self.send(1)
+        self.tick_that_plans()
+        assert self.planned()[2:] == [{0: (2, 2), 1: (1, 2)}]
+        assert self.observed().metadata["left_out"].value == "none"
 
 
 def _end(kafka: Kafka) -> int | None:
