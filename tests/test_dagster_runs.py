@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -121,37 +122,48 @@ def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deploymen
                 assert metadata["lag_at_planning"].value == planned[record.partition_key].lag
 
 
-def test_a_backfill_from_the_page_is_one_run_and_one_commit_a_table(
+def test_a_backfill_from_the_page_is_one_run_and_one_commit_a_table_for_each_contiguous_range(
     deployed: tuple[Deployment, DagsterServices], spark_server: SparkConnect
 ) -> None:
     deployment, services = deployed
     before = {table.name: len(deployment.commits(table.name)) for table in COMMITTED}
     read_before = _records_read(spark_server, deployment.stream.topic)
-    keys = deployment.keys()[1:5]
-    params = {
-        "assetSelection": [{"path": [deployment.stream.name, table.name]} for table in TABLES],
-        "partitionNames": keys,
-    }
-    answer = services.ask(LAUNCH_BACKFILL, {"params": params})["launchPartitionBackfill"]
-    assert answer["__typename"] == "LaunchBackfillSuccess", answer
+    keys = deployment.keys()
+    ranges = [keys[:2], keys[3:5]]
+    backfill = _backfill(deployment, services, [key for some in ranges for key in some])
     with deployment.instance() as instance:
-        runs = _finished_runs(instance, {"dagster/backfill": answer["backfillId"]})
-    assert [(run.status, run.tags[RANGE_START], run.tags[RANGE_END]) for run in runs] == [
-        (dg.DagsterRunStatus.SUCCESS, keys[0], keys[-1])
-    ]
-    for table in ("raw", "events", "rejects", "current"):
-        commits = deployment.commits(table)
-        assert len(commits) - before[table] == 1, table
-        assert sorted(p["slice"] for p in json.loads(commits[0]["userMetadata"])["highwater"]) == keys
+        runs = _finished_runs(instance, {"dagster/backfill": backfill}, many=2)
+        assert {run.status for run in runs} == {dg.DagsterRunStatus.SUCCESS}
+        assert sorted([run.tags[RANGE_START], run.tags[RANGE_END]] for run in runs) == ranges
+        for run in runs:
+            _tells_its_progress(instance, run)
+    for table in COMMITTED:
+        commits = deployment.commits(table.name)
+        assert len(commits) - before[table.name] == 2, table.name
+        written = [[proof["slice"] for proof in json.loads(one["userMetadata"])["highwater"]] for one in commits[:2]]
+        assert sorted(map(sorted, written)) == ranges
     read = _records_read(spark_server, deployment.stream.topic)[len(read_before) :]
-    assert sum(read) == 10 * len(keys), "each record is read from Kafka once, although it is counted and then written"
+    assert sum(read) == 10 * 4, "each record is read from Kafka once, although it is counted and then written"
     _tables_hold_the_topic(deployment)
 
 
-def _finished_runs(instance: dg.DagsterInstance, tags: dict[str, str]) -> list[dg.DagsterRun]:
+def _tells_its_progress(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """Of each table what it began with, and what was committed: slices, records, rate."""
+    lines: dict[str, list[str]] = {}
+    for entry in instance.all_logs(run.run_id):
+        lines.setdefault(str(entry.step_key), []).append(entry.user_message)
+    span = f"{run.tags[RANGE_START]} .. {run.tags[RANGE_END]}"
+    for table in COMMITTED:
+        told = lines[f"orders__{table.name}"]
+        rows = {"raw": "20", "events": "20", "rejects": "0"}.get(table.name, r"\d+")
+        began = told.index(f"2 slices of orders, 20 offsets: {span}")
+        assert [one for one in told[began:] if re.fullmatch(rf"committed 2 slices, {rows} rows, [\d,]+ rows/s", one)]
+
+
+def _finished_runs(instance: dg.DagsterInstance, tags: dict[str, str], many: int) -> list[dg.DagsterRun]:
     def done() -> bool:
         runs = instance.get_runs(dg.RunsFilter(tags=tags))
-        return bool(runs) and all(run.is_finished for run in runs)
+        return len(runs) >= many and all(run.is_finished for run in runs)
 
     wait_for(done, SECONDS, f"the runs of {tags}")
     return list(instance.get_runs(dg.RunsFilter(tags=tags)))
@@ -159,7 +171,7 @@ def _finished_runs(instance: dg.DagsterInstance, tags: dict[str, str]) -> list[d
 
 def test_the_command_line_takes_a_range_in_one_run(deployed: tuple[Deployment, DagsterServices]) -> None:
     deployment, _ = deployed
-    before = len(deployment.commits("raw"))
+    before = {table.name: len(deployment.commits(table.name)) for table in COMMITTED}
     keys = deployment.keys()[:2]
     done = subprocess.run(
         deployment.cli("asset", "materialize", "--select", "group:orders", "--partition-range", "...".join(keys)),
@@ -171,7 +183,8 @@ def test_the_command_line_takes_a_range_in_one_run(deployed: tuple[Deployment, D
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(deployment.commits("raw")) - before == 1
+    after = {table.name: len(deployment.commits(table.name)) for table in COMMITTED}
+    assert {table: after[table] - before[table] for table in after} == dict.fromkeys(after, 1), "one commit a table"
     _tables_hold_the_topic(deployment)
 
 
@@ -193,17 +206,31 @@ def test_a_run_that_is_terminated_stops_its_work_on_the_server(
     finally:
         deployment.slow.unlink()
     assert len(deployment.commits("raw")) == commits
-    with deployment.instance() as instance:
-        again = _launch(deployment, services, deployment.keys()[:1])
-        wait_for(lambda: instance.get_run_by_id(again).is_finished, SECONDS, "the slice's next run")
-        assert instance.get_run_by_id(again).status is dg.DagsterRunStatus.SUCCESS
+    _see_taken(deployment, services, deployment.keys()[:1])
     assert len(deployment.commits("raw")) == commits + 1
     _tables_hold_the_topic(deployment)
 
 
-def _launch(deployment: Deployment, services: DagsterServices, keys: list[str]) -> str:
+def _see_taken(deployment: Deployment, services: DagsterServices, keys: list[str], *tables: str) -> None:
+    """A new run of the slices succeeds."""
+    with deployment.instance() as instance:
+        run = _launch(deployment, services, keys, *tables)
+        wait_for(lambda: instance.get_run_by_id(run).is_finished, SECONDS, "the slice's next run")
+        assert instance.get_run_by_id(run).status is dg.DagsterRunStatus.SUCCESS
+
+
+def _launch(deployment: Deployment, services: DagsterServices, keys: list[str], *tables: str) -> str:
+    """The run of a backfill that needs one."""
+    tags = {"dagster/backfill": _backfill(deployment, services, keys, *tables)}
+    with deployment.instance() as instance:
+        wait_for(lambda: bool(instance.get_runs(dg.RunsFilter(tags=tags))), SECONDS, "the backfill's run")
+        return instance.get_runs(dg.RunsFilter(tags=tags))[0].run_id
+
+
+def _backfill(deployment: Deployment, services: DagsterServices, keys: list[str], *tables: str) -> str:
+    chosen = tables or [table.name for table in TABLES]
     params = {
-        "assetSelection": [{"path": [deployment.stream.name, table.name]} for table in TABLES],
+        "assetSelection": [{"path": [deployment.stream.name, table]} for table in chosen],
         "partitionNames": keys,
     }
     answers: list[dict[str, str]] = []
@@ -214,14 +241,7 @@ def _launch(deployment: Deployment, services: DagsterServices, keys: list[str]) 
         return answers[-1]["__typename"] == "LaunchBackfillSuccess"
 
     wait_for(launched, 60, f"a backfill of {keys}; the page answered {answers}")
-    backfill = answers[-1]["backfillId"]
-    with deployment.instance() as instance:
-        wait_for(
-            lambda: bool(instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))),
-            SECONDS,
-            "the backfill's run",
-        )
-        return instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))[0].run_id
+    return answers[-1]["backfillId"]
 
 
 def _records_read(server: SparkConnect, topic: str) -> list[int]:
@@ -249,8 +269,8 @@ def _running_jobs(server: SparkConnect) -> int:
 def test_an_interrupted_command_stops_its_work_too(
     deployed: tuple[Deployment, DagsterServices], spark_server: SparkConnect, number: signal.Signals
 ) -> None:
-    """Ctrl-C in a terminal, and the end of a container."""
-    deployment, _ = deployed
+    """Ctrl-C in a terminal, and the end of a container; the slice is taken by the next run."""
+    deployment, services = deployed
     commits = len(deployment.commits("raw"))
     deployment.slow.touch()
     log = Path(deployment.root / "interrupted.log")
@@ -270,3 +290,6 @@ def test_an_interrupted_command_stops_its_work_too(
     finally:
         deployment.slow.unlink()
     assert len(deployment.commits("raw")) == commits
+    _see_taken(deployment, services, deployment.keys()[:1], "raw")
+    assert len(deployment.commits("raw")) == commits + 1
+    _tables_hold_the_topic(deployment)
