@@ -108,11 +108,13 @@ def generate(source: Source, target: Target, order: Order, stop: Event | None = 
     """Write a stream until it has enough records or `stop` is set.
 
     Raises:
-        ConfigurationError: rates that make no sense, or a topic with too few partitions.
+        ConfigurationError: properties that would weaken the producer, rates that make no sense, or a topic with too few
+            partitions.
         DependencyAwayError: the brokers do not answer.
         UndeliveredError: records were not delivered; the account names them.
     """
     topic = target.topic or source.name
+    producer_properties(target.bootstrap, target.config)  # refused before a client opens, and a topic is created
     create_topic(target, topic, source.partitions)
     account = Account(account_file(target.home, source.name))
     with ExitStack() as closing:
@@ -307,12 +309,12 @@ def create_topic(target: Target, topic: str, partitions: int) -> None:
 
     Raises:
         DependencyAwayError: the brokers do not answer.
-        ConfigurationError: it has fewer.
+        ConfigurationError: it has fewer, or a property would weaken a guarantee.
     """
     from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import AdminClient, NewTopic
+    from confluent_kafka.admin import NewTopic
 
-    admin = AdminClient({**target.config, "bootstrap.servers": target.bootstrap})
+    admin = Kafka(target.bootstrap, target.config).admin()
     try:
         admin.create_topics([NewTopic(topic, partitions)], operation_timeout=KAFKA_SECONDS)[topic].result(KAFKA_SECONDS)
     except KafkaException as error:

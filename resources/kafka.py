@@ -316,6 +316,8 @@ class Kafka:
         if found is None:
             config = self.client_config()
             config.pop("allow.auto.create.topics")  # an admin client has no such property and never creates one
+            # To librdkafka it is a producer, and would ask the brokers for the identity of an idempotent one.
+            config.pop("enable.idempotence", None)
             try:
                 found = self._admin = AdminClient(config)
             except KafkaException as error:

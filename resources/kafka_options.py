@@ -12,30 +12,30 @@ from types import MappingProxyType
 
 from highwater.errors import ConfigurationError
 from highwater.settings import KAFKA_CONFIG
+from resources.producer_properties import ruled, weakness
 
-# Properties that belong to the pipeline: another value would weaken what it promises.
-GUARDED: Mapping[str, str] = MappingProxyType(
+# What readers are told, and what another value would do.
+_READERS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "acks": "an acknowledged record must be on all in-sync replicas",
-        "request.required.acks": "an acknowledged record must be on all in-sync replicas",
-        "enable.idempotence": "without it a retried batch is written twice",
-        "enable.gapless.guarantee": "a failed batch must not be followed by later ones",
-        "max.in.flight": "more than 5 requests in flight lose the order when one is retried",
-        "max.in.flight.requests.per.connection": "more than 5 requests in flight lose the order when one is retried",
-        "retries": "temporary errors must be retried until the delivery times out",
-        "message.send.max.retries": "temporary errors must be retried until the delivery times out",
-        "queuing.strategy": "another strategy than fifo loses the order",
-        "enable.auto.commit": "offsets are committed with the output, never by a client",
-        "enable.auto.offset.store": "offsets are committed with the output, never by a client",
-        "auto.offset.reset": "a reader that jumps loses what it jumped over",
-        "isolation.level": "records of aborted transactions must not be read",
+        "enable.auto.commit": ("false", "offsets are committed with the output, never by a client"),
+        "enable.auto.offset.store": ("false", "offsets are committed with the output, never by a client"),
+        "auto.offset.reset": ("error", "a reader that jumps loses what it jumped over"),
+        "isolation.level": ("read_committed", "records of aborted transactions must not be read"),
+    }
+)
+# What the pipeline names itself, whatever the value.
+_NAMED: Mapping[str, str] = MappingProxyType(
+    {
         "group.id": "consumers are assigned; the group that mirrors progress is named by the stream",
         "transactional.id": "it is bound to the slice, so that an old producer is fenced",
         "bootstrap.servers": "HIGHWATER_KAFKA_BOOTSTRAP says it",
         "metadata.broker.list": "HIGHWATER_KAFKA_BOOTSTRAP says it",
-        "allow.auto.create.topics": "a request must never create a topic",
     }
 )
+# Our producers are transactional, so how long a delivery may take is bounded otherwise.
+_TIMEOUTS = frozenset({"delivery.timeout.ms", "message.timeout.ms"})
+# Properties that could weaken what the pipeline promises: only a value that keeps it is taken.
+GUARDED = frozenset({*_READERS, *_NAMED, *ruled()}) - _TIMEOUTS
 
 # Properties of the same meaning and values in both clients.
 _SAME = frozenset(
@@ -80,7 +80,7 @@ _OURS_ALONE = frozenset(
     {"debug", "log_level", "statistics.interval.ms", "queue.buffering.max.messages", "queue.buffering.max.kbytes"}
     | {"linger.ms", "queue.buffering.max.ms", "batch.size", "batch.num.messages", "compression.type"}
     | {"compression.codec", "socket.keepalive.enable", "socket.timeout.ms", "broker.address.family"}
-    | {"delivery.timeout.ms", "message.timeout.ms", "transaction.timeout.ms", "partitioner"}
+    | {"delivery.timeout.ms", "message.timeout.ms", "transaction.timeout.ms"}
     | {"receive.message.max.bytes"}
 )
 # A property of ours and what it says of the store that it names; Java's default is JKS.
@@ -109,13 +109,23 @@ def refuse_weakening(config: Mapping[str, str]) -> None:
     Raises:
         ConfigurationError: one does; the message gives property, value and reason.
     """
-    for name in sorted(config):
-        if name in GUARDED:
+    for name, value in sorted(config.items()):
+        reason = _weakness(name, value)
+        if reason is not None:
             raise ConfigurationError(
-                f"the property {name} may not be set: {GUARDED[name]}",
-                found=f"{name}={config[name]}",
+                f"the property {name} must not be {value}: {reason}",
+                found=f"{name}={value}",
                 remedy=f"leave it out of {KAFKA_CONFIG}",
             )
+
+
+def _weakness(name: str, value: str) -> str | None:
+    if name in _NAMED:
+        return _NAMED[name]
+    if name in _READERS:
+        sound, reason = _READERS[name]
+        return None if value.strip().lower() == sound else reason
+    return weakness(name, value, transactional=True)
 
 
 def without_values(text: str, config: Mapping[str, str]) -> str:
@@ -135,7 +145,8 @@ def spark_options(bootstrap: str, config: Mapping[str, str]) -> dict[str, str]:
     _see_one_key_file(config)
     java = {"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false"}
     for name, value in config.items():
-        if name not in _USER and name not in _OURS_ALONE:
+        # A guarded value is one that Spark's reader has anyway, or a producer's.
+        if name not in _USER | _OURS_ALONE | GUARDED:
             java[_java_name(name)] = _java_value(name, value)
             java.update([_STORE_TYPES[name]] if name in _STORE_TYPES else [])
     if _USER & config.keys():

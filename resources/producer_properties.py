@@ -70,7 +70,7 @@ def _defaults(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _see_not_weakened(name: str, value: str, *, transactional: bool) -> None:
-    reason = _weakness(name, value, transactional=transactional)
+    reason = weakness(name, value, transactional=transactional)
     if reason is not None:
         raise ConfigurationError(
             f"the producer's property {name} must not be {value}: {reason}",
@@ -126,8 +126,20 @@ _RULES: Mapping[str, tuple[Sound, str]] = MappingProxyType(
 )
 
 
-def _weakness(name: str, value: str, *, transactional: bool) -> str | None:
-    """Why a property would weaken the producer; None if it does not."""
+def ruled() -> frozenset[str]:
+    """The properties whose value may weaken a producer, under all of their names."""
+    return frozenset({*_RULES, *[older for older, name in ALIASES.items() if name in _RULES]})
+
+
+def weakness(name: str, value: str, *, transactional: bool) -> str | None:
+    """Why a property would weaken a producer; None if it does not.
+
+    Args:
+        name: the property, under any of its names.
+        value: what it is set to.
+        transactional: whether the producer is; then the transaction bounds the time of a delivery.
+    """
+    name = ALIASES.get(name, name)
     if name not in _RULES or (name == "delivery.timeout.ms" and transactional):
         return None
     sound, reason = _RULES[name]

@@ -109,6 +109,19 @@ def test_every_table_says_what_it_is(defs: dg.Definitions, table: str) -> None:
     assert node.partitions_def.name == "orders_slices"
 
 
+def test_writers_that_would_conflict_take_turns_and_no_others() -> None:
+    """Commits of different slices to the other tables do not meet: a pool there would only make them wait."""
+    graph = build_defs(streams=[ORDERS]).resolve_asset_graph()
+    pools = {key.to_user_string(): graph.get(key).pools for key in graph.get_all_asset_keys()}
+    alone = ("kafka/orders", "orders/raw", "orders/events", "orders/rejects", "orders/dlq")
+    assert pools == {
+        **{key: set() for key in alone},
+        "orders/current": {"orders_current"},
+        "orders/metrics": {"orders_metrics"},
+        "orders/published": {"orders_published"},
+    }
+
+
 def test_definition_names_are_those_that_users_rely_on(defs: dg.Definitions) -> None:
     repository = defs.get_repository_def()
     jobs = {job.name for job in repository.get_all_jobs()}

@@ -332,6 +332,23 @@ def test_it_goes_on_at_its_rate_until_it_is_stopped(bootstrap: str, topic: Topic
     assert len(read_topic(bootstrap, target.topic or "")) == summary.records
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("acks", "1"), ("group.id", "mine"), ("delivery.timeout.ms", "5000"), ("retries", "0")]
+)
+def test_a_weakening_property_is_refused_before_a_client_opens(
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic was created first, by a client that nothing had checked."""
+    opened: list[object] = []
+    for client in ("confluent_kafka.admin.AdminClient", "confluent_kafka.Producer", "confluent_kafka.Consumer"):
+        monkeypatch.setattr(client, lambda *told, **more: opened.append((told, more)))
+    target = Target("nowhere:1", tmp_path, str(tmp_path), {name: value})
+    with pytest.raises(ConfigurationError, match=rf"{name} must not be {value}: "):
+        generate(ORDERS, target, Order(records=1))
+    assert opened == []
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_topic_with_too_few_partitions_is_refused(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
     name = topic("orders", partitions=2)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from assets import raw
 from dev.broker import EmbeddedBroker
 from dev.processes import LOOPBACK, free_port, wait_until
 from highwater.errors import ConfigurationError, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.slices import OffsetRange
 from resources.kafka import Kafka, PartitionState
+from resources.transactions import publishing_properties
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TopicFactory = Callable[..., str]
 SECRET = "hunter2-secret"
@@ -155,7 +161,9 @@ def creating_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 @pytest.mark.slow
-def test_no_request_of_ours_creates_a_topic_where_the_broker_would(creating_broker: EmbeddedBroker) -> None:
+def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
+    creating_broker: EmbeddedBroker, spark: SparkSession
+) -> None:
     from confluent_kafka.admin import AdminClient
 
     kafka = Kafka(creating_broker.bootstrap)
@@ -170,10 +178,17 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(creating_brok
         kafka.offsets_at("absent-time", 0)
     with pytest.raises(DependencyAwayError):
         list(kafka.read("absent-read", {0: OffsetRange(0, 1)}, seconds=3))
+    for name in ("absent-spark", "control-spark"):
+        patient = {"kafkaConsumer.pollTimeoutMs": "2000", "kafka.default.api.timeout.ms": "4000"}
+        wished = {"kafka.allow.auto.create.topics": "true"} if name == "control-spark" else {}
+        options = {**kafka.spark_options(), **patient, **wished}
+        asked: Any = SimpleNamespace(spark=spark, kafka=SimpleNamespace(spark_options=lambda told=options: told))
+        with pytest.raises(Exception, match=name):
+            raw._one_read(asked, name, {0: OffsetRange(0, 1)}).collect()
     # A client that does ask for a topic by name, to see that this broker creates one, and how soon.
     admin.list_topics("control", timeout=10)
-    wait_until(lambda: "control" in topics(), 30, "the control's topic")
-    assert topics() == {"control"}
+    wait_until(lambda: topics() >= {"control", "control-spark"}, 30, "the controls' topics")
+    assert topics() == {"control", "control-spark"}
 
 
 def test_a_broker_that_is_away_is_told_within_seconds() -> None:
@@ -204,27 +219,50 @@ def test_secrets_stay_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "reason"),
     [
-        ("acks", "1"),
-        ("enable.idempotence", "false"),
-        ("max.in.flight", "6"),
-        ("retries", "0"),
-        ("queuing.strategy", "lifo"),
-        ("enable.auto.commit", "true"),
-        ("isolation.level", "read_uncommitted"),
-        ("group.id", "mine"),
-        ("transactional.id", "mine"),
-        ("auto.offset.reset", "latest"),
-        ("allow.auto.create.topics", "true"),
+        ("acks", "1", "before every in-sync replica has it"),
+        ("request.required.acks", "0", "before every in-sync replica has it"),
+        ("enable.idempotence", "false", "write a record twice"),
+        ("max.in.flight", "6", "keep the order of at most 5"),
+        ("retries", "0", "a short outage uses them up"),
+        ("queuing.strategy", "lifo", "overtake what was sent before it"),
+        ("partitioner", "random", "another partition"),
+        ("enable.auto.commit", "true", "committed with the output"),
+        ("isolation.level", "read_uncommitted", "records of aborted transactions"),
+        ("group.id", "mine", "consumers are assigned"),
+        ("transactional.id", "mine", "an old producer is fenced"),
+        ("auto.offset.reset", "latest", "loses what it jumped over"),
+        ("allow.auto.create.topics", "true", "would be created"),
     ],
 )
-def test_a_property_that_weakens_a_guarantee_is_refused(name: str, value: str) -> None:
+def test_a_property_that_weakens_a_guarantee_is_refused(name: str, value: str, reason: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Kafka("broker:9092", {name: value})
-    assert name in caught.value.problem
+    assert f"{name} must not be {value}: " in caught.value.problem
+    assert reason in caught.value.problem
     assert value in str(caught.value.found)
     assert "HIGHWATER_KAFKA_CONFIG" in caught.value.remedy
+
+
+SOUND = {
+    "acks": "all",
+    "enable.idempotence": "true",
+    "max.in.flight": "1",
+    "enable.auto.commit": "false",
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",
+    "allow.auto.create.topics": "false",
+}
+
+
+def test_a_value_that_weakens_nothing_is_taken_and_reaches_those_whom_it_concerns() -> None:
+    kafka = Kafka("broker:9092", SOUND)
+    assert kafka.spark_options() == Kafka("broker:9092").spark_options()
+    published = publishing_properties(kafka, "t")
+    assert (published["acks"], published["max.in.flight.requests.per.connection"]) == ("all", "1")
+    for name, value in SOUND.items():
+        assert Kafka("broker:9092", {name: value}).admin() is not None
 
 
 def test_a_property_that_librdkafka_does_not_know_is_named() -> None:
