@@ -136,11 +136,13 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
         A session does not outlive its server: after a restart its client refuses every answer ("Please create a new
         Spark Session to reconnect"), so that all tries of the step would fail on a server that is well.
         """
-        from resources.spark import interrupt
+        from resources.spark import interrupt, try_once
 
         session, self._session = self._session, None
         if session is None:
             return
+        # Where the server is away the error under way has waited for it already.
+        try_once(session)  # type: ignore[arg-type]
         try:
             interrupt(session)  # type: ignore[arg-type]
         finally:
@@ -160,18 +162,11 @@ def open_session(found: Settings) -> "SparkSession":
     Raises:
         DependencyAwayError: Spark does not answer.
     """
-    from resources.spark import delta_errors, prepare
+    from resources.spark import connect, delta_errors, prepare
 
     with delta_errors(found.spark_remote or found.spark_master):
-        return prepare(_connect(found.spark_remote) if found.spark_remote else _local(found))
-
-
-def _connect(remote: str) -> "SparkSession":
-    """A session of its own on the server: the version of a last commit, and an interrupt, are a session's."""
-    from pyspark.sql import SparkSession
-
-    session: SparkSession = SparkSession.builder.remote(remote).create()
-    return session
+        # A session of its own: the version of a last commit, and an interrupt, are a session's.
+        return prepare(connect(found.spark_remote) if found.spark_remote else _local(found))
 
 
 def _local(found: Settings) -> "SparkSession":
@@ -188,9 +183,10 @@ def _local(found: Settings) -> "SparkSession":
 
 def close_session(session: "SparkSession") -> None:
     """End a Connect session on its server; a session of this process stays for the next one who asks."""
-    from resources.spark import is_connect
+    from resources.spark import is_connect, try_once
 
     if is_connect(session):
+        try_once(session)
         session.stop()
 
 

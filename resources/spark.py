@@ -6,8 +6,9 @@ starting servers (`dev`), or any query.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -59,11 +60,37 @@ _SPARK_AWAY = re.compile(
     r"|INVALID_HANDLE\.|RETRIES_EXCEEDED|SESSION_NOT_FOUND|SESSION_CLOSED|OPERATION_NOT_FOUND|Stream removed"
     r"|incorrect server side session identifier"
 )
+# What a channel to a Connect server needs beyond PySpark's own options. A server that stands still, or a network that
+# swallows packets, sends no error, and PySpark waits for ever (SPARK-58094): so a connection on which nothing came for
+# a minute while a call is under way is asked by a ping, and given up when that is not answered for 20 s. A server in
+# Java takes offence at the fourth ping within five minutes in which it sent nothing (gRPC's proposal A8); Connect's
+# sends something every two, as it ends each stream of answers then (`spark.connect.execute.reattachable.
+# senderMaxStreamDuration`).
+CHANNEL: Sequence[tuple[str, int]] = (
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Seen with gRPC 1.85: this one decides, for every ping, and is a minute otherwise.
+    ("grpc.http2.ping_timeout_ms", 20_000),
+    # A server that is back is found so soon; otherwise the wait grows to two minutes, for all sessions of the process.
+    ("grpc.max_reconnect_backoff_ms", 10_000),
+)
 # See `_give_up_in_time`.
 RETRIES = 9
 LONGEST_BACKOFF_MS = 10_000
 _KAFKA_AWAY = re.compile(r"TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException")
 _STORAGE = re.compile(r"Permission denied|AccessDenied|No space left|Mkdirs failed|Read-only file system")
+
+
+def connect(remote: str) -> SparkSession:
+    """A session of its own on a Connect server, whose silence is an error; it connects when it is first used."""
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    # As `SparkSession.builder.remote` does, which takes no options of the channel: what follows is Connect's.
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    channel = DefaultChannelBuilder(remote, channelOptions=list(CHANNEL))
+    session: Any = ConnectSession.builder.channelBuilder(channel).create()
+    return session  # type: ignore[no-any-return]
 
 
 def prepare(session: SparkSession) -> SparkSession:
@@ -87,6 +114,12 @@ def _give_up_in_time(session: SparkSession) -> None:
     client.set_retry_policies(
         [DefaultPolicy(max_retries=RETRIES, backoff_multiplier=2.5, max_backoff=LONGEST_BACKOFF_MS)]
     )
+
+
+def try_once(session: SparkSession) -> None:
+    """Let what is still to be asked of a Connect server be asked once: whoever ends need not wait for it again."""
+    if is_connect(session):
+        vars(session)["_client"].set_retry_policies([])
 
 
 def interrupt(session: SparkSession) -> None:

@@ -26,6 +26,7 @@ from highwater.declaration import Limits
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
+    import pytest
     from pyspark.sql import SparkSession
 
     from dev.spark_connect import SparkConnect
@@ -217,6 +218,17 @@ def committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:
     places = [(topic, number) for number in kafka.topic_state(topic).partitions]
     found = {group.group_id: held(kafka, group.group_id, places) for group in listed.valid}
     return {name: {p: one.offset for (_, p), one in by.items()} for name, by in found.items() if by}
+
+
+def quick(patch: pytest.MonkeyPatch) -> None:
+    """Let a client of Spark Connect give up within seconds, where it does so by the same settings after minutes."""
+    from resources import spark
+
+    short = dict.fromkeys(("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"), 1_000)
+    # The least wait is also how long a connection may take.
+    channel = {**dict(spark.CHANNEL), **short, "grpc.min_reconnect_backoff_ms": 1_000}
+    patch.setattr(spark, "CHANNEL", list(channel.items()))
+    patch.setattr(spark, "RETRIES", 2)
 
 
 @dataclass

@@ -6,17 +6,20 @@ is killed in `test_crashes`.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
 
 from dev.processes import LOOPBACK, free_port
 from highwater import settings
-from tests.support import Bench, Message, order_message, read_topic
+from resources.spark_tables import replace_slices
+from tests.support import Bench, Message, order_message, quick, read_topic
 from tests.test_breaker_runs import Runs, configure, failure
 
 if TYPE_CHECKING:
@@ -52,6 +55,25 @@ def refused(name: str, form: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def stopped_at_the_commit(server: SparkConnect) -> Iterator[None]:
+    """The server stands still as it is asked to commit; then it goes on, with what it was asked for."""
+    group = server.pid
+    assert group is not None
+
+    def stop_and_write(*given: Any, **named: Any) -> int:
+        os.killpg(group, signal.SIGSTOP)
+        return replace_slices(*given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        quick(patch)
+        patch.setattr("assets.commit.replace_slices", stop_and_write)
+        try:
+            yield
+        finally:
+            os.killpg(group, signal.SIGCONT)
+
+
 def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
     bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +104,8 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
             assert not Path(bench.lake.root).exists(), "it was not begun anew"
         with moved(bench.lake.reference("reference/customers")):
             fails("events", "the reference table reference/customers is not in the lake")
+        with stopped_at_the_commit(spark_server):
+            fails("events", "Spark failed", "see that the Spark server runs (SPARK_REMOTE)")
         assert runs.run([piece.key], "events").success
         with moved(bench.lake.reference("reference/customers")):
             fails("rejects", "the reference table reference/customers is not in the lake")

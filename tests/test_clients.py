@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,13 +25,16 @@ from dev.dagster_services import prepare_home
 from dev.java import find_java
 from dev.processes import LOOPBACK, free_port
 from highwater import settings
-from highwater.errors import HighwaterError
+from highwater.errors import DependencyAwayError, HighwaterError
 from highwater.plans import Generation
+from highwater.settings import SPARK_REMOTE, Settings
 from highwater.slices import Slice
 from orchestration import mirror
 from orchestration.requests import RANGE_END, RANGE_START
+from orchestration.resources import close_session, open_session
 from resources.kafka import READER, Kafka
-from tests.support import STAGES, Bench, Message, committed_offsets, make_bench, order_message, rest
+from resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, delta_errors
+from tests.support import STAGES, Bench, Message, committed_offsets, make_bench, order_message, quick, rest
 from tests.test_sensors import Ticking
 
 if TYPE_CHECKING:
@@ -91,6 +96,41 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     assert others <= {"highwater.told", "highwater.orders"}
     assert not {group for group in groups if group.startswith("spark")}
     admin.delete_consumer_groups(["highwater.told"])["highwater.told"].result(10)
+
+
+@pytest.mark.timeout(120)
+def test_a_spark_server_that_stands_still_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It neither refused nor answered, and PySpark waited for it for ever: the run looked alive, with its lease."""
+    quick(monkeypatch)
+    # Set by PySpark for all that follows in this process.
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    server = subprocess.Popen([sys.executable, "-m", "tests.connect_child"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        remote = f"sc://{LOOPBACK}:{int(server.stdout.readline())}"
+        session = open_session(Settings.from_environment({SPARK_REMOTE: remote}))
+        began = time.monotonic()
+        with pytest.raises(DependencyAwayError, match="Spark failed at a table") as caught, delta_errors("a table"):
+            session.sql("SELECT 1").collect()
+        assert "SPARK_REMOTE" in str(caught.value.remedy)
+        close_session(session)
+        assert time.monotonic() - began < 15
+        with pytest.raises(DependencyAwayError, match="Spark failed at sc://"):
+            open_session(Settings.from_environment({SPARK_REMOTE: remote}))
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_what_is_silent_is_given_up_within_the_time_that_is_documented() -> None:
+    """docs/operations.md: about three minutes; and no ping comes more often than a server of Spark's bears."""
+    channel = dict(CHANNEL)
+    silent = channel["grpc.keepalive_time_ms"] + channel["grpc.http2.ping_timeout_ms"]
+    waits = [min(50 * 2.5**n, LONGEST_BACKOFF_MS) for n in range(RETRIES)]
+    # A connection may take 20 s; what Spark held is let go of with as many tries.
+    assert silent + 20_000 + 2 * sum(waits) < 180_000
+    # Three are borne while the server sends nothing, and Connect ends a stream of answers after two minutes.
+    assert 4 * channel["grpc.keepalive_time_ms"] > 120_000
 
 
 @pytest.mark.slow

@@ -1,0 +1,45 @@
+"""A process that answers as a Spark Connect server does until it is asked for a plan, and then stands still.
+
+What belongs here: the server of one test. What does not: anything of Spark's; its port is the only line that it prints.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from concurrent import futures
+from typing import Any
+
+import grpc  # type: ignore[import-untyped] # its stubs are a package of their own
+from pyspark.sql.connect import proto
+from pyspark.sql.connect.proto import base_pb2_grpc
+
+
+class Connect(base_pb2_grpc.SparkConnectServiceServicer):
+    """Takes settings; what is to be done next it never does."""
+
+    def Config(self, request: Any, context: object) -> Any:  # noqa: N802 - gRPC's name
+        del context
+        return proto.ConfigResponse(session_id=request.session_id, server_side_session_id="1")
+
+    def ExecutePlan(self, request: object, context: object) -> Any:  # noqa: N802 - gRPC's name
+        del request, context
+        os.kill(os.getpid(), signal.SIGSTOP)
+        # Another thread may take the signal, and this one goes on for a moment.
+        threading.Event().wait()
+        yield proto.ExecutePlanResponse()
+
+
+def main() -> None:
+    """Serve until killed."""
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    base_pb2_grpc.add_SparkConnectServiceServicer_to_server(Connect(), server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(port, flush=True)  # noqa: T201 - what its parent reads
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main()
