@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from highwater.errors import PermanentError
@@ -21,6 +21,8 @@ _SLICES = """assetNodeOrError(assetKey: {path: [%s]}) { __typename ... on AssetN
     materializedPartitions materializingPartitions failedPartitions unmaterializedPartitions } } } }"""
 _RUNS = """query Runs($filter: RunsFilter!) { runsOrError(filter: $filter, limit: 1000) { __typename ... on Runs {
   results { runId status tags { key value } } } ... on PythonError { message } } }"""
+_TICKS = """query Ticks($sensor: InstigationSelector!) { instigationStateOrError(instigationSelector: $sensor) {
+  __typename ... on InstigationState { ticks(limit: 20) { skipReason } } ... on PythonError { message } } }"""
 _LAUNCH = """mutation Backfill($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) {
   __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message }
   ... on UnauthorizedError { message } } }"""
@@ -54,6 +56,7 @@ class RunState:
     id: str
     status: str
     will_retry: bool = False
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def slice_states(ask: Ask, assets: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SliceStates]:
@@ -89,7 +92,18 @@ def runs(ask: Ask, **filter_: object) -> list[RunState]:
 
 def _run(plain: Mapping[str, Any]) -> RunState:
     tags = {tag["key"]: tag["value"] for tag in plain["tags"]}
-    return RunState(plain["runId"], plain["status"], will_retry=tags.get("dagster/will_retry") == "true")
+    return RunState(plain["runId"], plain["status"], will_retry=tags.get("dagster/will_retry") == "true", tags=tags)
+
+
+def skip_reasons(ask: Ask, sensor: str) -> list[str]:
+    """Why the last ticks of a sensor requested nothing, the newest first."""
+    selector = {"repositoryName": "__repository__", "repositoryLocationName": "highwater", "name": sensor}
+    found = ask(_TICKS, {"sensor": selector})["instigationStateOrError"]
+    if found["__typename"] != "InstigationState":
+        raise DagsterRefusedError(
+            f"Dagster tells nothing of {sensor}", found=found, remedy="see that the definitions load"
+        )
+    return [tick["skipReason"] for tick in found["ticks"] if tick["skipReason"]]
 
 
 def launch_backfill(ask: Ask, assets: Sequence[tuple[str, str]], slices: Sequence[str], title: str) -> str:

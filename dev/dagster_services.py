@@ -20,6 +20,7 @@ from highwater.settings import log_format
 # Seen: 7 s on a quiet machine of 2 cores, 40 s on one that runs several JVMs.
 START_SECONDS = 180.0
 UI_PORT = 3000
+WORKSPACE = REPOSITORY / "workspace.yaml"
 
 _WORKSPACE = """{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError {
   __typename ... on PythonError { message errorChain { error { message } } } } } } } }"""
@@ -54,7 +55,7 @@ class DagsterServices:
         home: Path,
         environment: Mapping[str, str],
         *,
-        workspace: Path = REPOSITORY / "workspace.yaml",
+        workspace: Path = WORKSPACE,
         ui_port: int = UI_PORT,
     ) -> None:
         self._home = home

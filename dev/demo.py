@@ -14,12 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from assets.streams import load_streams
-from dev import paths
+from dev import demo_burst, paths
 from dev.account import Account, account_file
 from dev.compare import Comparison
 from dev.customers import add_customers
@@ -33,7 +34,9 @@ from dev.dagster_questions import (
     runs,
     slice_states,
 )
+from dev.demo_burst import Burst
 from dev.demo_report import Figures, tell
+from dev.faults import BURST
 from dev.generator import SOURCES, Order, Target, create_topic, generate
 from dev.processes import exit_status
 from dev.readings import covered_ends, end_offsets, is_covered
@@ -57,7 +60,12 @@ FIRST_TIER = "orders.dlq.1"
 SEED = 20_260_101
 # Two waves, so that the planner cuts several slices. More of them would cost a run each, and a run some ten seconds of
 # a small machine's processors, most of which go into starting it.
-WAVES: tuple[Mapping[str, int], ...] = ({"payments": 3_000, "orders": 10_000}, {"orders": 12_000})
+WAVES: tuple[Mapping[str, int], ...] = ({"orders": 10_000}, {"orders": 12_000})
+# Payments begin with the burst, while everything starts; so many that are sound come when the breaker has opened. So
+# what it has to wait for passes while orders are taken through their tables and retried. Not scaled: fewer would wait
+# longer for a slice.
+SOUND = 3_000
+WORKSPACE = Path(__file__).with_name("demo_workspace.yaml")
 DEADLINE_SECONDS = 300.0
 WRITER_SECONDS = 5.0
 # Each look costs the webserver a tenth of a second of a machine that Spark wants for itself.
@@ -105,6 +113,7 @@ class Demo:
                 self.home,
                 base=without_configuration(os.environ),
                 short_lived=True,
+                workspace=WORKSPACE,
                 on_broker=self._begin_writing,
             )
             ending = ExitStack()
@@ -116,32 +125,42 @@ class Demo:
     def _on(self, stack: Stack) -> list[Comparison]:
         target = Target(stack.bootstrap, self.home, self.lake)
         ask = _asker(stack)
+        sound = Order(seed=SEED, records=SOUND)
+        write_sound = partial(self._generate, demo_burst.STREAM, target, sound)
+        burst = Burst(Ledger(self._here.ledger_url), target.bootstrap, ask, write_sound)
         with self._progress() as progress:
-            watch = _Watch(self, stack, ask, target, progress)
+            watch = _Watch(self, stack, ask, target, progress, burst)
             with self._phase("the planner cuts the first slices"):
                 self._join_first()
                 watch.until(lambda: all(watch.planned(stream) for stream in STREAMS), "the first slices")
-            with self._phase("a second wave; half of the late customers become known"):
-                self._write(1, target)
+            with self._phase("a second wave; half of the late customers become known; a burst opens a breaker"):
+                self._write(WAVES[1], target)
                 watch.until(lambda: watch.decided("orders"), "the first decision")
                 self.figures.resolved = self._release_half()
-                watch.until(lambda: watch.caught_up() and len(watch.slices("orders")) > 1, "the first two waves")
+                watch.until(lambda: watch.caught_up("orders") and len(watch.slices("orders")) > 1, "the two waves")
             slices = watch.slices("orders")
             with self._phase(f"a backfill of {len(slices)} slices, while what waits in the first tier is tried again"):
                 self._backfill(ask, watch, slices)
-                watch.until(lambda: watch.caught_up() and watch.retried(), "the retries")
+                watch.until(lambda: watch.caught_up("orders") and watch.retried(), "the retries")
+            with self._phase("the breaker closes, and its backlog completes"):
+                watch.until(lambda: burst.over and watch.caught_up(*STREAMS), "the end of the burst")
+            self.figures.burst = burst.figures
             self.figures.runs = len(runs(ask, statuses=["SUCCESS"]))
             self.figures.lag = watch.lag()
         with self._phase("topic, tables and account are compared, record by record"):
             self.figures.ends = {stream: self._ends(stream) for stream in STREAMS}
             comparisons = [self._compare(stream, target) for stream in STREAMS]
+            burst.figures.ends = next(c.faults[BURST] for c in comparisons if c.stream == demo_burst.STREAM)
         self.figures.seconds = self.seconds
         return comparisons
 
     def _ends(self, stream: str) -> Ends:
         """How the origins ended as `highwater audit` counts them."""
-        here = settings.Settings.from_environment({settings.HOME: str(self.home)})
-        return count_ends(Ledger(here.ledger_url), Lake(here.lake), load_streams()[stream])
+        return count_ends(Ledger(self._here.ledger_url), Lake(self._here.lake), load_streams()[stream])
+
+    @property
+    def _here(self) -> settings.Settings:
+        return settings.Settings.from_environment({settings.HOME: str(self.home)})
 
     def _backfill(self, ask: Ask, watch: _Watch, slices: Sequence[str]) -> None:
         began = time.monotonic()
@@ -164,7 +183,9 @@ class Demo:
 
     def _write_first(self, target: Target) -> None:
         try:
-            self._write(0, target)
+            burst = Order(seed=SEED, records=0, burst=demo_burst.RECORDS)
+            self._generate(demo_burst.STREAM, target, burst)
+            self._write(WAVES[0], target)
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             self._failure.append(error)
 
@@ -180,10 +201,12 @@ class Demo:
         for error in self._failure:
             raise error
 
-    def _write(self, wave: int, target: Target) -> None:
-        for stream, records in WAVES[wave].items():
-            order = Order(seed=SEED, records=max(1, int(records * self.scale)))
-            self.figures.written.append(generate(SOURCES[stream], target, order, self._stop))
+    def _write(self, wave: Mapping[str, int], target: Target) -> None:
+        for stream, records in wave.items():
+            self._generate(stream, target, Order(seed=SEED, records=max(1, int(records * self.scale))))
+
+    def _generate(self, stream: str, target: Target, order: Order) -> None:
+        self.figures.written.append(generate(SOURCES[stream], target, order, self._stop))
 
     def _release_half(self) -> int:
         """Let every second late customer become known: the orders of the others must go on waiting."""
@@ -222,7 +245,8 @@ class Demo:
 class _Watch:
     """Looks at Dagster, lake and topic until something holds, and shows how far it is."""
 
-    def __init__(self, demo: Demo, stack: Stack, ask: Ask, target: Target, progress: Progress) -> None:
+    def __init__(self, demo: Demo, stack: Stack, ask: Ask, target: Target, progress: Progress, burst: Burst) -> None:
+        self._burst = burst
         self._demo = demo
         self._stack = stack
         self._ask = ask
@@ -257,10 +281,12 @@ class _Watch:
             states = [states for (name, _), states in self._known.items() if name == stream]
             total, done = sum(len(s.planned) for s in states), sum(len(s.materialised) for s in states)
             self._progress.update(task, total=total or None, completed=done)
+        self._burst.look()
         return holds()
 
     def _see_no_run_failed(self) -> None:
         failed = [run for run in runs(self._ask, statuses=list(ENDED_BADLY)) if not run.will_retry]
+        failed = [run for run in failed if not self._burst.refused(run.id)]
         if failed:
             raise _failed(failed, self._stack)
 
@@ -285,10 +311,11 @@ class _Watch:
         """Whether everything that was sent to the first tier has come back through a slice."""
         return is_covered(self._target.bootstrap, self._demo.lake, "orders", FIRST_TIER)
 
-    def caught_up(self) -> bool:
-        """Whether every offset of the topics is in a slice that Dagster and the lake hold as materialised."""
-        settled = all(states.planned and states.planned == states.materialised for states in self._known.values())
-        return settled and all(self._covered(stream) for stream in STREAMS)
+    def caught_up(self, *streams: str) -> bool:
+        """Whether every offset of their topics is in a slice that Dagster and the lake hold as materialised."""
+        known = [states for (stream, _), states in self._known.items() if stream in streams]
+        settled = all(states.planned and states.planned == states.materialised for states in known)
+        return settled and all(self._covered(stream) for stream in streams)
 
     def _covered(self, stream: str) -> bool:
         return is_covered(self._target.bootstrap, self._demo.lake, stream)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dev.compare import Comparison
+from dev.demo_burst import PARKED, STREAM, BurstFigures
 from dev.generator import Summary
 from dev.reconcile import report
 from orchestration.origin_counts import Ends
@@ -34,11 +35,12 @@ class Figures:
     seconds: float = 0.0
     lag: dict[str, int] = field(default_factory=dict)
     ends: dict[str, Ends] = field(default_factory=dict)
+    burst: BurstFigures = field(default_factory=BurstFigures)
 
     @property
     def wrong(self) -> list[str]:
-        """What does not agree in the ends of the origins."""
-        return [f"{stream}: {ends.error}" for stream, ends in self.ends.items() if ends.error]
+        """What does not agree in the ends of the origins, and what went otherwise with the burst."""
+        return [*(f"{stream}: {ends.error}" for stream, ends in self.ends.items() if ends.error), *self.burst.wrong]
 
 
 def tell(console: Console, figures: Figures, comparisons: Sequence[Comparison], home: Path) -> None:
@@ -54,7 +56,7 @@ def tell(console: Console, figures: Figures, comparisons: Sequence[Comparison], 
     table = Table(show_header=False, title="the demonstration", title_justify="left")
     table.add_row("written", f"{records:,} records at {records / max(busy, 0.001):,.0f} a second")
     table.add_row("slices", ", ".join(f"{count} of {stream}" for stream, count in slices.items()))
-    table.add_row("runs", f"{figures.runs} succeeded, none failed")
+    table.add_row("runs", f"{figures.runs} succeeded, 1 was refused by the breaker, none failed otherwise")
     table.add_row(
         "backfill",
         f"{', '.join(figures.backfilled)} in {figures.backfill_seconds:.1f} s: nothing is there twice",
@@ -65,6 +67,8 @@ def tell(console: Console, figures: Figures, comparisons: Sequence[Comparison], 
         f"{accepted:,} records accepted after {figures.resolved} late customers had become known; the others' orders "
         "wait in the next tier",
     )
+    for name, text in _burst_rows(figures.burst):
+        table.add_row(name, text)
     table.add_row("lag", ", ".join(f"{lag} offsets of {stream}" for stream, lag in figures.lag.items()))
     table.add_row("time", f"{figures.seconds:.0f} s: " + ", ".join(f"{s:.0f} s {what}" for what, s in figures.phases))
     table.add_row("logs", str(home / "logs"))
@@ -73,6 +77,21 @@ def tell(console: Console, figures: Figures, comparisons: Sequence[Comparison], 
     console.print(_ends_table(figures))
     for wrong in figures.wrong:
         console.print(f"[red]wrong: {wrong}[/red]")
+
+
+def _burst_rows(burst: BurstFigures) -> list[tuple[str, str]]:
+    """How the breaker opened and closed, and what became of the records that opened it."""
+    opened = (
+        f"{burst.records:,} records of {STREAM} that nobody can read: the breaker opened at {burst.slice_key} after "
+        f"{burst.rejects:,} rejects of {burst.of:,} records, {burst.published:,} of them on {PARKED}"
+    )
+    probes = f"{', '.join(burst.probes)} was the probe" if burst.probes else "no slice waited to be the probe"
+    ends = ", ".join(f"{count:,} {end}" for end, count in (burst.ends or {}).items())
+    closed = (
+        f"highwater accept-rejects {burst.slice_key}; {probes}; the breaker closed after {burst.seconds:.0f} s; "
+        f"the burst ended as {ends}, on {PARKED}"
+    )
+    return [("burst", opened), ("meanwhile", f"a tick of {STREAM}_planner: {burst.told}"), ("recovery", closed)]
 
 
 def _ends_table(figures: Figures) -> Table:

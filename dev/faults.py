@@ -16,6 +16,8 @@ from typing import Any
 from dev.intended import EVENT, MALFORMED, TOMBSTONE, Ending, Fate, Headers, Intended, microseconds
 
 NONE = "none"
+# What the records of a burst are called in the account; no fault that a key has, so no rate is asked for it.
+BURST = "burst"
 LARGE_BYTES = 500_000
 # Far enough that its publish time lies before every other record's of its key.
 BACKDATED_MS = 3_600_000
@@ -146,6 +148,13 @@ def malformed_json(rng: Random, story: Story) -> list[Intended]:
             version=None,
         ),
     )
+
+
+def poison(rng: Random, story: Story) -> Intended:
+    """A record that nobody can read, as a producer with a wrong serializer writes nothing else; no fault of one key."""
+    state = story.states[0]
+    value = rng.choice(_SPOILERS)(encoded(rng, state))
+    return record(rng, story, state, fault=BURST, ending=MALFORMED, value=value, version=None)
 
 
 _SPOILERS: Sequence[Callable[[bytes], bytes]] = (

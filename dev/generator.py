@@ -95,6 +95,7 @@ class Order:
         rate: records a second at the most; as fast as they go if None.
         rates: shares of keys with a fault, by its name.
         late_after: seconds until a late customer becomes known; never if None.
+        burst: so many records that nobody can read come first, as fast as they go, and count for nothing else.
     """
 
     seed: int = 1
@@ -102,6 +103,7 @@ class Order:
     rate: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     late_after: float | None = None
+    burst: int = 0
 
 
 def generate(source: Source, target: Target, order: Order, stop: Event | None = None) -> Summary:
@@ -125,11 +127,14 @@ def generate(source: Source, target: Target, order: Order, stop: Event | None = 
         if source is ORDERS:
             add_customers(target.lake, customer_ids())
         began = time.monotonic()
+        for chunk in _chunks(script.poison(order.burst), CHUNK):
+            writer.write(chunk)
+        paced_from = time.monotonic()
         for chunk in _chunks(script.batches(), _chunk_size(order.rate)):
             writer.write(chunk)
             if source is ORDERS and order.late_after is not None:
                 release_customers(account, target.lake, order.late_after)
-            if _paced(began, writer.summary.records, order.rate, stop):
+            if _paced(paced_from, writer.summary.records - order.burst, order.rate, stop):
                 break
         writer.close()
         writer.summary.seconds = time.monotonic() - began
@@ -365,6 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 **dict(asked.fault),
             },
             late_after=asked.late_customers_after,
+            burst=asked.burst,
         )
         with signals_raise_interrupt():
             print(generate(SOURCES[asked.stream], target, order))
@@ -400,6 +406,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--late-customers-after", type=float, metavar="SECONDS", help="when late customers become known; default: never"
     )
+    add("--burst", type=int, default=0, metavar="RECORDS", help="first so many that nobody can read; default: none")
     return parser
 
 

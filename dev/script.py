@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from random import Random
 
-from dev.faults import NONE, Source, Story, sound
+from dev.faults import BURST, NONE, Source, Story, poison, sound
 from dev.intended import Intended
 from highwater.errors import ConfigurationError
 
@@ -93,6 +93,12 @@ class Script:
             life = self.life(number)
             written += len(life)
             yield life
+
+    def poison(self, records: int) -> Iterator[Sequence[Intended]]:
+        """So many records that nobody can read, one by one: each of a key of its own, which no life has."""
+        for number in range(records):
+            rng = Random(f"{self.source.name} {self.prefix} {BURST} {number}")  # noqa: S311 - a seed is to decide
+            yield [poison(rng, self.source.story(rng, f"{self.prefix}-{BURST}", number, self.source.partitions))]
 
     def batches(self) -> Iterator[Sequence[Intended]]:
         """The records in the order of writing: one by one, and those of a transaction together."""

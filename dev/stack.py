@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from dev.broker import EmbeddedBroker
-from dev.dagster_services import UI_PORT, DagsterServices, prepare_home
+from dev.dagster_services import UI_PORT, WORKSPACE, DagsterServices, prepare_home
 from dev.processes import Child, ChildFailedError
 from dev.server import Server, Service
 from dev.spark_connect import SparkConnect
@@ -41,6 +41,7 @@ class Stack(Service):
         ui_port: taken for Dagster's page when it is free.
         extra: further variables for every part.
         short_lived: whether Spark is to start quickly rather than to run fast for hours.
+        workspace: what Dagster loads; the repository's if None.
         on_broker: called when the broker answers and before Dagster's sensors look at it, to make topics and start
             what writes to them.
 
@@ -61,6 +62,7 @@ class Stack(Service):
         ui_port: int = UI_PORT,
         extra: Mapping[str, str] | None = None,
         short_lived: bool = False,
+        workspace: Path | None = None,
         on_broker: Callable[[Stack], None] | None = None,
     ) -> None:
         self._on_broker = on_broker
@@ -71,7 +73,9 @@ class Stack(Service):
         self.spark = None if named else SparkConnect(self.home, extra=SMALL_QUERIES if short_lived else None)
         self._own_dagster_home = not base.get(DAGSTER_HOME)
         self.env = {**base, **self._variables(base, sensors=sensors), **(extra or {})}
-        self.dagster = DagsterServices(self.home, self.env, ui_port=ui_port) if dagster else None
+        self.dagster = None
+        if dagster:
+            self.dagster = DagsterServices(self.home, self.env, workspace=workspace or WORKSPACE, ui_port=ui_port)
         self._opened = ExitStack()
         self._extra_children: list[Child] = []
 

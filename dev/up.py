@@ -9,14 +9,15 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from dev import paths
 from dev.dagster_services import UI_PORT
 from dev.processes import signals_raise_interrupt
 from dev.stack import Stack
 from highwater import settings
-from highwater.errors import HighwaterError
+from highwater.errors import ConfigurationError, HighwaterError
 from highwater.settings import Settings
 from orchestration.cli_doctor import NAMES
 from orchestration.doctor import examine
@@ -28,6 +29,8 @@ WATCH_SECONDS = 1.0
 RATES = {"orders": 20, "payments": 5}
 # When customers that came late become known: long enough to see their orders wait.
 LATE_SECONDS = 120
+# Of payments, with --burst: enough for a slice that is cut at once, and that the breaker refuses.
+BURST = {"payments": 1_000}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,6 +45,9 @@ def parser() -> argparse.ArgumentParser:
     choice = made.add_mutually_exclusive_group()
     choice.add_argument("--generate", action="store_true", help="write orders to a configured broker too")
     choice.add_argument("--no-generate", action="store_true", help="write orders to no broker")
+    made.add_argument(
+        "--burst", action="store_true", help="begin with payments that nobody can read: they open the stream's breaker"
+    )
     return made
 
 
@@ -50,6 +56,21 @@ def generates(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
     if arguments.no_generate:
         return False
     return bool(arguments.generate or not environment.get(settings.KAFKA_BOOTSTRAP))
+
+
+def writers(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Callable[[Stack], None] | None:
+    """What starts the generators when the broker answers; None where none runs.
+
+    Raises:
+        ConfigurationError: a burst is asked for, and no generator runs that could write it.
+    """
+    if generates(arguments, environment):
+        return partial(start_generators, burst=BURST if arguments.burst else {})
+    if arguments.burst:
+        raise ConfigurationError(
+            "--burst asks for records, and no generator runs", remedy="add --generate, or leave --no-generate away"
+        )
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,8 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> None:
     home = paths.home(os.environ)
-    on_broker = start_generators if generates(arguments, os.environ) else None
-    stack = Stack(home, ui_port=arguments.ui_port, on_broker=on_broker)
+    stack = Stack(home, ui_port=arguments.ui_port, on_broker=writers(arguments, os.environ))
     print_table(NAMES, examined(stack))
     print(f"Starting; logs are in {home / 'logs'} ...", flush=True)
     with stack:
@@ -92,13 +112,14 @@ def not_started(stack: Stack) -> set[str]:
     return {"Dagster", *(name for name, part in embedded.items() if part is not None)}
 
 
-def start_generators(stack: Stack) -> None:
-    """Let orders and payments be written, faults among them, until the stack ends."""
+def start_generators(stack: Stack, burst: Mapping[str, int]) -> None:
+    """Let orders and payments be written, faults among them, until the stack ends; of some streams a burst first."""
     for stream, rate in RATES.items():
         command = [sys.executable, "-m", "dev.generator", "--stream", stream, "--until-interrupted"]
         command += ["--bootstrap", stack.bootstrap, "--home", str(stack.home), "--rate", str(rate)]
         # Each start writes keys of its own: the same seed would write the versions of the last start once more.
         command += ["--seed", str(int(time.time())), "--late-customers-after", str(LATE_SECONDS)]
+        command += ["--burst", str(burst.get(stream, 0))]
         stack.run(f"generator-{stream}", command)
 
 

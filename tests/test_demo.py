@@ -9,18 +9,30 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from assets.streams import load_streams
+from dev import dagster_questions
 from dev.compare import Comparison
-from dev.dagster_questions import DagsterRefusedError, backfill_state, launch_backfill, runs, slice_states
+from dev.dagster_questions import DagsterRefusedError, backfill_state, launch_backfill, runs, skip_reasons, slice_states
 from dev.demo import DemoFailedError, fresh_home, main, without_configuration
+from dev.demo_burst import RECORDS, Burst, BurstFigures
+from dev.demo_definitions import declared
+from dev.demo_report import Figures, tell
 from dev.processes import wait_until
 from dev.reconcile import report
+from highwater.breaker import Circuit
 from highwater.errors import ConfigurationError
+from highwater.slices import OffsetRange, Slice
+from resources.breakers import Judgement
+from resources.ledger import Ledger
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -101,6 +113,138 @@ def test_states_of_slices_are_read() -> None:
         slice_states(Answers(a0={"__typename": "AssetNotFoundError"}), [("orders", "nothing")])
 
 
+@pytest.mark.parametrize("question", ["_RUNS", "_TICKS", "_LAUNCH", "_BACKFILL"])
+def test_questions_are_in_dagsters_words(question: str) -> None:
+    from dagster_graphql.schema import create_schema
+    from graphql import parse, validate
+
+    assert validate(create_schema().graphql_schema, parse(getattr(dagster_questions, question))) == []
+
+
+def test_why_ticks_requested_nothing_is_read() -> None:
+    ticks = [{"skipReason": "the newest"}, {"skipReason": None}, {"skipReason": "before"}]
+    answers = Answers(instigationStateOrError={"__typename": "InstigationState", "ticks": ticks})
+    assert skip_reasons(answers, "payments_planner") == ["the newest", "before"]
+    with pytest.raises(DagsterRefusedError, match="nothing of payments_planner"):
+        skip_reasons(Answers(instigationStateOrError={"__typename": "PythonError"}), "payments_planner")
+
+
+def test_the_demonstration_declares_a_shorter_cool_down_and_nothing_else() -> None:
+    """Whoever deploys gets what `assets/streams` says; it lasts longer than the demonstration."""
+    shipped = load_streams()
+    for stream in declared():
+        theirs = shipped[stream.name]
+        assert stream.breaker.cool_down < timedelta(minutes=1) < theirs.breaker.cool_down
+        assert replace(stream, breaker=theirs.breaker) == theirs
+        assert replace(stream.breaker, cool_down=theirs.breaker.cool_down) == theirs.breaker
+    assert [stream.name for stream in declared()] == [*shipped]
+    assert max(shipped["payments"].breaker.least_records, shipped["payments"].limits.fewest_records or 0) <= RECORDS
+
+
+class Following:
+    """The burst of a demonstration on a ledger, with answers of Dagster, and what was asked of it."""
+
+    def __init__(self, ledger: Ledger, parked: int) -> None:
+        self.ledger, self.parked = ledger, parked
+        self.asked: list[str] = []
+        self.sound = 0
+        self.burst = Burst(ledger, "nowhere:1", self.ask, self._write_sound)
+
+    def _write_sound(self) -> None:
+        self.sound += 1
+
+    def ask(self, query: str, variables: Any) -> dict[str, Any]:
+        self.asked.append(query.split()[1].partition("(")[0])
+        tags = variables.get("filter", {}).get("tags", [])
+        probe = [{"key": "dagster/asset_partition_range_start", "value": "payments@0000001"}, *tags]
+        ticks = [{"skipReason": "nothing new in payments"}, {"skipReason": "x; the breaker is open since 10:00. Wait"}]
+        return {
+            "runsOrError": {"__typename": "Runs", "results": [{"runId": "r", "status": "SUCCESS", "tags": probe}]},
+            "launchPartitionBackfill": {"__typename": "LaunchBackfillSuccess", "backfillId": "b"},
+            "instigationStateOrError": {"__typename": "InstigationState", "ticks": ticks},
+        }
+
+    def plan(self, ordinal: int) -> None:
+        ranges = {0: OffsetRange(ordinal * 1_200, (ordinal + 1) * 1_200)}
+        self.ledger.add([Slice("payments", "payments", "A" * 22, 0, ordinal, ranges, NOW)])
+
+    def settle(self, circuit: Circuit, *judged: Judgement) -> None:
+        self.ledger.breakers.settle("payments", [], lambda *_: (circuit, judged))
+
+
+NOW = datetime(2026, 3, 1, 10, tzinfo=UTC)
+REFUSED = "payments@0000000"
+
+
+def followed(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, parked: int = 0) -> Following:
+    """A burst of which the breaker has refused the slice."""
+    kept = {"payments.parked": dict.fromkeys(range(parked))} if parked else {}
+    monkeypatch.setattr("dev.demo_burst.read_topics", lambda *_: kept)
+    found = Following(ledger, parked)
+    found.plan(0)
+    found.burst.look()
+    assert (found.burst.figures.slice_key, found.sound) == ("", 0), "nothing was refused yet"
+    judged = Judgement(REFUSED, "payments", "run 7", NOW, records=1_200, rejects=1_200, refused=True)
+    found.settle(Circuit(since=NOW, why="1,200 of 1,200", until=NOW + timedelta(seconds=20)), judged)
+    return found
+
+
+def test_a_burst_is_accepted_and_followed_until_the_breaker_closes(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = followed(ledger, monkeypatch)
+    assert not found.burst.refused("run 8"), "whatever else fails is a failure"
+    assert found.burst.refused("run 7")
+    assert (found.sound, [*ledger.breakers.accepted([REFUSED])]) == (1, [REFUSED])
+    found.burst.look()
+    assert "Backfill" not in found.asked, "the probe's slice is planned first, or the breaker would close without one"
+    found.plan(1)
+    found.burst.look()
+    found.burst.look()
+    assert found.asked.count("Backfill") == 1
+    assert not found.burst.over
+    found.settle(Circuit(since=NOW + timedelta(seconds=33)))
+    found.burst.look()
+    figures = found.burst.figures
+    assert (found.burst.over, figures.seconds, figures.probes) == (True, 33.0, ("payments@0000001",))
+    assert figures.told == "x; the breaker is open since 10:00. Wait"
+    figures.ends = Counter({"reject (malformed)": 1_200})
+    assert figures.wrong == []
+    text = told_of(figures)
+    for part in (
+        "1,200 records of payments that nobody can read",
+        "the breaker opened at payments@0000000 after 1,200 rejects of 1,200 records, 0 of them on payments.parked",
+        "payments@0000001 was the probe; the breaker closed after 33 s",
+        "the burst ended as 1,200 reject (malformed), on payments.parked",
+    ):
+        assert part in text
+
+
+def test_what_went_otherwise_with_the_burst_is_wrong(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    flooded = followed(ledger, monkeypatch, parked=3)
+    flooded.burst.look()
+    assert flooded.burst.figures.wrong == ["3 records stood on payments.parked while the breaker of payments was open"]
+    lost = BurstFigures(records=5, ends=Counter({"reject (malformed)": 4}))
+    assert lost.wrong == ["the burst of 5 records ended as {'reject (malformed)': 4}"]
+    assert BurstFigures(closed=NOW).wrong == ["no tick of payments_planner told of the open breaker"]
+    assert Figures(burst=lost).wrong == lost.wrong
+    assert "wrong: the burst of 5 records ended as" in told_of(lost)
+
+
+def told_of(figures: BurstFigures) -> str:
+    """The report, as one line of text."""
+    console = Console(file=io.StringIO(), width=100)
+    comparisons = [Comparison(stream, numbers=Counter(slices=2)) for stream in ("orders", "payments")]
+    tell(console, Figures(burst=figures), comparisons, Path("home"))
+    assert isinstance(console.file, io.StringIO)
+    return one_line(console.file.getvalue())
+
+
+def one_line(text: str) -> str:
+    """What a table breaks into lines."""
+    return " ".join(text.replace("│", " ").split())
+
+
 def test_errors_of_dagster_are_not_taken_for_nothing() -> None:
     with pytest.raises(DagsterRefusedError, match="kaput"):
         runs(Answers(runsOrError={"__typename": "PythonError", "message": "kaput"}))
@@ -143,6 +287,12 @@ def test_from_nothing_to_tables_that_equal_the_account(tmp_path: Path, capfd: py
     assert status == 0, told_.out + told_.err
     assert told_.out.count("no difference") == 2
     assert "backfill" in told_.out
+    text = one_line(told_.out)
+    opened = "the breaker opened at payments@0000000 after 1,200 rejects of 1,200 records, 0 of them on payments.parked"
+    assert opened in text
+    assert "a tick of payments_planner: " in text
+    assert "payments@0000001 was the probe; the breaker closed after" in text
+    assert "the burst ended as 1,200 reject (malformed), on payments.parked" in text
 
 
 def test_a_difference_is_an_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

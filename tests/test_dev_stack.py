@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from assets.streams.payments import STREAM as PAYMENTS
 from dev import up
 from dev.dagster_services import DagsterServices, prepare_home
 from dev.paths import REPOSITORY
@@ -56,6 +57,31 @@ def test_a_generator_writes_to_somebodys_broker_only_when_asked(
     arguments: list[str], environment: dict[str, str], expected: bool
 ) -> None:
     assert up.generates(up.parser().parse_args(arguments), environment) is expected
+
+
+def test_a_burst_of_payments_is_written_when_asked(tmp_path: Path) -> None:
+    class Seen:
+        bootstrap, home = "127.0.0.1:1", tmp_path
+
+        def __init__(self) -> None:
+            self.commands: dict[str, list[str]] = {}
+
+        def run(self, name: str, command: list[str]) -> None:
+            self.commands[name] = command
+
+    for arguments, payments in (["--burst"], up.BURST["payments"]), ([], 0):
+        start = up.writers(up.parser().parse_args(arguments), {})
+        assert start is not None
+        seen = Seen()
+        start(seen)  # type: ignore[arg-type]
+        asked = {name: command[command.index("--burst") + 1] for name, command in seen.commands.items()}
+        assert asked == {"generator-orders": "0", "generator-payments": str(payments)}
+    least = PAYMENTS.limits.fewest_records or 0
+    assert up.BURST["payments"] >= max(least, PAYMENTS.breaker.least_records), "a slice at once, and one that is judged"
+    for configured in ({}, CONFIGURED):
+        with pytest.raises(ConfigurationError, match="no generator runs"):
+            up.writers(up.parser().parse_args(["--burst", "--no-generate"]), configured)
+    assert up.writers(up.parser().parse_args([]), CONFIGURED) is None
 
 
 def test_the_doctor_comes_first_and_tries_what_is_there(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from dev.account import Account, account_file, digest
 from dev.customers import add_customers, customers_path
+from dev.faults import BURST, Source
 from dev.generator import SOURCES, Order, Target, create_topic, generate, main, release_customers
 from dev.intended import EVENT, INVALID, MALFORMED, TOMBSTONE, UNRESOLVED, Intended, microseconds
 from dev.orders import ORDERS, customer_ids
@@ -136,6 +137,21 @@ def test_malformed_json_is_no_json_object_in_any_reading() -> None:
     assert not any(is_object(made) for made in found)
     assert all(made.ending == MALFORMED and made.value is not None for made in found)
     assert any(made.value == b"" for made in found)
+
+
+@pytest.mark.parametrize("source", [ORDERS, PAYMENTS])
+def test_a_burst_is_of_records_that_nobody_can_read_under_keys_of_their_own(source: Source) -> None:
+    script = Script(source, 7, records=2000)
+    burst = [made for batch in script.poison(300) for made in batch]
+    assert len(burst) == 300
+    assert not any(is_object(made) for made in burst)
+    assert {(made.fault, made.ending, made.version, made.transaction) for made in burst} == {
+        (BURST, MALFORMED, None, None)
+    }
+    assert len({made.key for made in burst} - {made.key for made in records(script)}) == 300
+    assert burst == [made for batch in Script(source, 7).poison(300) for made in batch]
+    assert burst[0] != next(iter(Script(source, 7, run=1).poison(1)))[0]
+    assert BURST not in source.faults, "a burst is asked for by itself, not by a rate"
 
 
 def test_a_missing_field_is_left_out_or_null() -> None:
@@ -270,13 +286,14 @@ def test_the_account_says_what_the_broker_holds(
     name = topic(stream, partitions=source.partitions)
     target = Target(bootstrap, tmp_path, str(tmp_path / "lake"), topic=name)
     rates = {"aborted_transaction": 0.02, "committed_transaction": 0.02}
-    summary = generate(source, target, Order(seed=4, records=3000, rates=rates))
+    summary = generate(source, target, Order(seed=4, records=3000, rates=rates, burst=40))
     held = read_topic(bootstrap, name)
     account = Account(account_file(tmp_path, stream))
     written = account.written(name)
     account.close()
 
-    assert summary.records == len(written) >= 3000
+    assert summary.records == len(written) >= 3040
+    assert [w.fault == BURST for w in written[:41]] == [True] * 40 + [False], "the burst comes first"
     committed = {Place(w.partition or 0, w.offset or 0): w for w in written if w.visible}
     assert committed.keys() == held.keys()
     for place, entry in committed.items():
@@ -286,7 +303,7 @@ def test_the_account_says_what_the_broker_holds(
     aborted = [w for w in written if w.visible is False]
     assert {w.fault for w in aborted} == {"aborted_transaction"}
     assert all(Place(w.partition or 0, w.offset or 0) not in held for w in aborted)
-    assert {w.fault for w in committed.values()} == {*source.faults, "none"} - {"aborted_transaction"}
+    assert {w.fault for w in committed.values()} == {*source.faults, "none", BURST} - {"aborted_transaction"}
 
 
 @pytest.mark.slow
@@ -326,9 +343,9 @@ def test_it_goes_on_at_its_rate_until_it_is_stopped(bootstrap: str, topic: Topic
     timer = threading.Timer(3, stop.set)
     timer.start()
     rates = dict.fromkeys(PAYMENTS.faults, 0.0)
-    summary = generate(PAYMENTS, target, Order(rate=100, rates=rates), stop)
+    summary = generate(PAYMENTS, target, Order(rate=100, rates=rates, burst=1_000), stop)
     timer.join()
-    assert 0 < summary.records <= 330
+    assert 1_000 < summary.records <= 1_330, "the burst is as fast as it goes, and nothing waits for it"
     assert len(read_topic(bootstrap, target.topic or "")) == summary.records
 
 

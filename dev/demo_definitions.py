@@ -1,0 +1,35 @@
+"""What Dagster loads under `make demo`: see `demo_workspace.yaml`.
+
+What belongs here: what the demonstration declares otherwise than the shipped streams. What does not: anything else of
+them.
+"""
+
+import os
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from assets.streams import load_streams
+from orchestration import log_lines
+from orchestration.build import build_defs
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+# As long as a slice takes from the topic into raw, so that one waits there when the breaker asks for its probe; the
+# five minutes that are declared are twice what the demonstration lasts.
+COOL_DOWN = timedelta(seconds=20)
+
+
+def declared() -> "list[Stream]":
+    """The shipped streams, with a breaker that asks for its probe soon."""
+    return [replace(stream, breaker=replace(stream.breaker, cool_down=COOL_DOWN)) for stream in load_streams().values()]
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Everything, built when Dagster asks for it."""
+    log_lines.install(os.environ)
+    return build_defs(streams=declared(), environment=os.environ)
