@@ -21,12 +21,14 @@ from assets.commit import Standing, commit_lock
 from assets.foreign import DLQ_SEEN
 from assets.origins import DLQ, SEEN, seen_now
 from highwater.envelope import ORIGIN, Origin
-from highwater.erasing import Erased, remaining
+from highwater.erasing import AGED, Erased, remaining
 from highwater.errors import UnbalancedError
 from highwater.gaps import Place, ranges_of
 from highwater.proof import Proof
+from highwater.retention import AGED_FROM, aged, records
+from highwater.slices import SliceKey
 from highwater.tables import COMMON
-from resources.lake import query, query_all, slice_is_one_of
+from resources.lake import proofs_where, query, query_all, slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import replace_slices, rows_at
 
@@ -70,6 +72,8 @@ class Found:
 def find(lake: Lake, stream: Stream, digest: str) -> Found:
     """The rows of a key in all tables, read without a JVM. The key column of all of raw is read for it.
 
+    Of slices whose rows of raw went by their age its records are those that events and rejects tell of.
+
     Raises:
         DependencyAwayError: the lake could not be read.
     """
@@ -90,17 +94,32 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
     for row in _counted(there, "rejects", by_reason):
         found.count(row["slice"], "rejects", row["n"])
         found.count(row["slice"], f"rejects_{row['reason']}", row["n"])
+    for row in _of_aged(there, mine):
+        found.count(row["slice"], "raw", 1)
+        if row["origin_topic"] == SliceKey.parse(row["slice"]).topic:
+            found.places.setdefault(row["slice"], []).append((row["origin_partition"], row["origin_offset"]))
     if {"rejects", "dlq"} <= there.keys():
         for row in query_all({"r": there["rejects"], "d": there["dlq"]}, _PUBLISHED.format(digest=digest)):
             found.count(row["slice"], "dlq", row["n"])
     return found
 
 
+_ORIGIN = ", ".join(ORIGIN)
 _SAME = " AND ".join(f"r.{name} = d.{name}" for name in ("slice", *ORIGIN))
 _PUBLISHED = f"""
 SELECT d.slice AS slice, count(*) AS n FROM r JOIN d ON {_SAME}
 WHERE r.proof IS NULL AND d.proof IS NULL AND encode(sha256(r.key), 'hex') = '{{digest}}' GROUP BY d.slice
 """
+
+
+def _of_aged(there: Mapping[str, DeltaTable], mine: str) -> list[dict[str, Any]]:
+    """The origins of the key's rows in events and rejects of slices whose rows of raw went by their age."""
+    if "raw" not in there:
+        return []
+    gone = proofs_where(there["raw"], f"proof LIKE '%\"{AGED}\":%'")
+    where = f"{mine} AND {slice_is_one_of(gone)}"
+    names = [name for name in ("events", "rejects") if name in there and gone]
+    return [row for name in names for row in query(there[name], f"SELECT slice, {_ORIGIN} FROM t WHERE {where}")]
 
 
 def _counted(there: Mapping[str, DeltaTable], name: str, sql: str) -> list[dict[str, Any]]:
@@ -121,7 +140,7 @@ def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
         DependencyAwayError: Spark, Kafka, the ledger or the lake is away; it may be tried again.
     """
     with delta_errors(f"{work.stream.name} without an erased key"):
-        _from_raw(work, digest)
+        _from_raw(work, digest, taken)
         decided = _from_events(work, digest, taken)
         _from_rejects(work, digest, decided, taken)
     if not decided:
@@ -135,7 +154,7 @@ def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
         metrics.materialise(mine)
 
 
-def _from_raw(work: Work, digest: str) -> None:
+def _from_raw(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
     standing = Standing.read(work, raw.TABLE)
     table = work.lake.table(work.stream.name, raw.TABLE)
     assert table is not None, "the slices' proofs were just read there"
@@ -143,6 +162,7 @@ def _from_raw(work: Work, digest: str) -> None:
     where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(work.keys)}"
     counted = query(table, f"SELECT slice, count(*) AS n FROM t WHERE {where} GROUP BY slice")
     gone = {str(row["slice"]): int(str(row["n"])) for row in counted}
+    gone |= _to_tell(work, standing, taken)
     if not gone:
         return
     attempts = work.ledger.next_attempts([*gone])
@@ -150,8 +170,19 @@ def _from_raw(work: Work, digest: str) -> None:
     _commit(work, raw.TABLE, standing, _rest(work, raw.TABLE, standing, digest, [*gone]), proofs, "offset")
 
 
+def _to_tell(work: Work, standing: Standing, taken: Mapping[str, Erased]) -> dict[str, int]:
+    """Of slices without rows, which went by their age, how many of these were the key's, unless the proof tells it."""
+    old = {key: proof for key, proof in standing.proofs.items() if aged(proof) and taken[key].rows.get("raw")}
+    decided = work.lake.committed(work.stream.name, events.TABLE, [*old])
+    return {key: taken[key].rows["raw"] for key, one in decided.items() if one.counts["raw"] == records(old[key])}
+
+
 def _raw_proof(standing: Proof, attempt: int, gone: int) -> Proof:
-    counts = {**standing.counts, "erased": standing.counts.get("erased", 0) + gone}
+    """The proof without some records; rows that went by their age are not to be put back with the key's among them."""
+    counts = {name: count for name, count in standing.counts.items() if name != AGED_FROM}
+    counts["erased"] = counts.get("erased", 0) + gone
+    if aged(standing):
+        counts[AGED] -= gone
     return replace(standing, attempt=attempt, rows=None, counts=counts)
 
 
@@ -162,7 +193,7 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[s
     """
     held = Standing.read(work, raw.TABLE)
     standing = Standing.read(work, events.TABLE)
-    open_ = [key for key, proof in standing.proofs.items() if proof.counts["raw"] != held.proofs[key].rows]
+    open_ = [key for key, proof in standing.proofs.items() if proof.counts["raw"] != records(held.proofs[key])]
     if not open_:
         return dict(standing.proofs)
     attempts = work.ledger.next_attempts(open_)

@@ -23,8 +23,9 @@ from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged
 from assets.sent import see_kept
 from assets.work import SliceReport, Work
 from highwater.envelope import ORIGIN
-from highwater.errors import TemporaryError
+from highwater.errors import SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.proof import Proof
+from highwater.retention import aged
 from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import create_table
@@ -61,8 +62,11 @@ def materialise(work: Work) -> list[SliceReport]:
     Slices of tiers are decided one after another, by one run at a time: what one accepts is superseded in the others.
     So are those of the main topic where a reason holds, in their order: what comes before a held one is committed.
 
+    A slice whose rows of raw went by their age keeps its decision, and the report says so.
+
     Raises:
         TemporaryError: raw of a slice is not there yet.
+        UnbalancedError: rows of raw went by their age, and so did the decision by something else.
         BreakerOpenError: the stream's breaker lets none of them be decided.
         RetractionError: an event that was sent to the accepted topic would be rejected; nothing was committed.
         SliceHeldError: records hold a slice; neither it nor what comes behind it was committed.
@@ -70,13 +74,13 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
     create_table(work.spark, work.lake.path(work.stream.name, TABLE), columns(work.stream), SEARCHED)
-    require(work, raw.TABLE)
+    read = require(work, raw.TABLE)
     tiers = tier_slices(work, work.slices)
     main = [piece for piece in work.slices if piece not in tiers]
-    found = [report for together in _taken(work, main) for report in _materialise(replace(work, slices=together))]
+    found = [report for together in _taken(work, main) for report in _materialise(replace(work, slices=together), read)]
     for piece in tiers:
         with work.ledger.lease(retries_lease(work.stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
-            found += _materialise(replace(work, slices=[piece], before_commit=lease.check))
+            found += _materialise(replace(work, slices=[piece], before_commit=lease.check), read)
     return sorted(found, key=lambda report: work.keys.index(report.piece.key))
 
 
@@ -92,13 +96,13 @@ def retries_lease(stream: Stream) -> str:
     return f"retries {stream.name}"
 
 
-def _materialise(work: Work) -> list[SliceReport]:
+def _materialise(work: Work, read: Standing) -> list[SliceReport]:
     standing = Standing.read(work, TABLE)
     # What was never decided was never published either.
     published = Standing.read(work, DLQ) if standing.proofs else Standing({}, -1)
-    kept = _unfinished(work, standing, published)
+    kept = _undecidable(read, work.keys, standing) | _unfinished(work, standing, published)
     see_admitted(work, [piece for piece in work.slices if piece.key not in kept], standing.proofs)
-    found = commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing, published))
+    found = commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing, published, read))
     end_holds(work)
     return found
 
@@ -117,6 +121,24 @@ def require(work: Work, table: str) -> Standing:
             remedy=f"materialise {work.stream.name}/{table} for these slices first",
         )
     return standing
+
+
+def _undecidable(read: Standing, keys: Sequence[str], standing: Standing) -> dict[str, str]:
+    """Slices whose decision stays as it is, since raw does not hold what it was made of any more."""
+    gone = {key: count for key in keys if (count := aged(read.proofs[key]))}
+    lost = sorted(gone.keys() - standing.proofs.keys())
+    if lost:
+        raise UnbalancedError(
+            f"{', '.join(lost)}: there is no decision, and nothing to decide of",
+            stored="rows of raw went by their age, which only those of decided slices do",
+            found="events do not hold the slices",
+            remedy="restore events, or materialise raw of the slices again while Kafka holds their records",
+        )
+    return {
+        key: f"the decision stands: {count:,} rows of raw went by their age; where Kafka still holds the records, "
+        "materialise raw of the slice first"
+        for key, count in gone.items()
+    }
 
 
 def _unfinished(work: Work, standing: Standing, published: Standing) -> dict[str, str]:
@@ -187,7 +209,9 @@ def _alive() -> Column:
     return ~F.col("tombstone") & ~F.col("superseded")
 
 
-def _decide(standing: Standing, published: Standing, work: Work, slices: Sequence[Slice], clock: Clock) -> _Decision:
+def _decide(
+    standing: Standing, published: Standing, read: Standing, work: Work, slices: Sequence[Slice], clock: Clock
+) -> _Decision:
     from pyspark.sql import functions as F
 
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
@@ -199,12 +223,31 @@ def _decide(standing: Standing, published: Standing, work: Work, slices: Sequenc
         rows = _without_payload(work.stream, told).persist()
         try:
             told_of = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
+            _see_as_read(work, read, {piece.key: told_of.get(piece.key, {}).get("raw", 0) for piece in slices})
             _see_decidable(work, standing, slices, told_of, rows.where(_alive() & F.col("reason").isNull()))
             measured = {key: _plain(row) for key, row in told_of.items()}
         except BaseException:
             let_go(rows.unpersist, work)
             raise
         return _Decision(work.stream, rows, measured, seen)
+
+
+def _see_as_read(work: Work, read: Standing, found: Mapping[str, int]) -> None:
+    """See that a split is of what raw held when it was looked at: rows may go by their age, or be read anew, meanwhile.
+
+    Raises:
+        SupersededAttemptError: raw was committed anew since, with another number of rows.
+    """
+    differ = [key for key, count in found.items() if count != read.proofs[key].rows]
+    now = Standing.read(work, raw.TABLE) if differ else read
+    for key in differ:
+        if now.attempt(key) != read.attempt(key):
+            raise SupersededAttemptError(
+                f"{key}: raw was committed anew while it was decided of",
+                stored=read.proofs[key].rows,
+                found=found[key],
+                remedy="nothing: the slice is tried again",
+            )
 
 
 def _see_decidable(

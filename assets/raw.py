@@ -28,6 +28,7 @@ from highwater.errors import (
 )
 from highwater.plans import left_to_read, overtaken
 from highwater.proof import Proof
+from highwater.retention import records
 from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice, merge_ranges
 from resources.history import compare
@@ -245,10 +246,10 @@ class _Read:
     def refused(self, piece: Slice, standing: Proof | None) -> str | None:
         if standing is None or standing.rows is None or self.again is None:
             return None
-        found = self.again.get(piece.key, 0)
-        if found >= standing.rows:
+        found, recorded = self.again.get(piece.key, 0), records(standing)
+        if found >= recorded:
             return None
-        return f"rows kept as they are: Kafka would give {found} records, the commit recorded {standing.rows}"
+        return f"rows kept as they are: Kafka would give {found} records, the commit recorded {recorded}"
 
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
         from pyspark.sql import functions as F

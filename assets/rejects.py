@@ -110,7 +110,8 @@ def _see_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
                 f"{decision.key}: raw holds another number of records than was decided of",
                 stored=decided,
                 found=found,
-                remedy="restore raw as it was when the slice was decided, then request the slice again",
+                remedy="restore raw as it was when the slice was decided, then request the slice again; of rows that "
+                "went by their age, materialise raw of it while Kafka holds the records",
             )
 
 

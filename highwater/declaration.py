@@ -229,6 +229,23 @@ class Upkeep:
     runs_for: timedelta | None = timedelta(days=30)
 
 
+@dataclass(frozen=True)
+class Retention:
+    """How long rows are kept, by table; None keeps them forever.
+
+    Args:
+        raw: rows of slices whose newest record was published, and that were planned, longer ago than this go; a day
+            at least. What keeps them longer, docs/operations.md tells.
+        events: forever, so None: rows of events are what `current`, the versions and the ends of records are told by,
+            and without its row a second delivery of an event would count as a first.
+        rejects: forever, so None: by their rows it is told what waits, is parked or was given up.
+    """
+
+    raw: timedelta | None = None
+    events: timedelta | None = None
+    rejects: timedelta | None = None
+
+
 class OnReject(str, Enum):
     """What becomes of a record that is no event.
 
@@ -293,6 +310,8 @@ CAN_BLOCK = frozenset(
 # A tier of less would be planned again before its own slice has run; one of more would outlive what people remember.
 SHORTEST_DELAY = timedelta(seconds=1)
 LONGEST_DELAY = timedelta(days=7)
+# Maintenance runs once a day; what is shorter is a mistake in the unit.
+SHORTEST_RETENTION = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -331,6 +350,7 @@ class Stream:
         breaker: when slices are no longer decided.
         publishes: where accepted events are sent to; None if nowhere.
         upkeep: what maintenance keeps.
+        retention: how long rows are kept.
     """
 
     name: str
@@ -358,6 +378,7 @@ class Stream:
     breaker: Breaker = field(default_factory=Breaker)
     publishes: Accepted | None = None
     upkeep: Upkeep = field(default_factory=Upkeep)
+    retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -467,6 +488,7 @@ def _problems(stream: Stream) -> list[str]:
     found += _breaker_problems(stream.breaker)
     found += _accepted_problems(stream)
     found += _upkeep_problems(stream.upkeep)
+    found += _retention_problems(stream.retention)
     if not found:
         found += _typed_problems(stream)
     return found
@@ -505,6 +527,23 @@ def _upkeep_problems(upkeep: Upkeep) -> list[str]:
         found.append("upkeep: the horizon must be longer than nothing, and seven days at the most")
     if upkeep.runs_for is not None and upkeep.runs_for < LEAST_RUNS_FOR:
         found.append("upkeep: runs_for must be two days or more: repair goes by the runs of the last one")
+    return found
+
+
+def _retention_problems(retention: Retention) -> list[str]:
+    found = []
+    if retention.raw is not None and retention.raw < SHORTEST_RETENTION:
+        found.append("retention: raw is kept for a day at least")
+    if retention.events is not None:
+        found.append(
+            "retention: events are kept forever: current, the versions and the ends of records are told by them, and "
+            "a second delivery of one that is gone would be taken for new; highwater erase removes those of a key"
+        )
+    if retention.rejects is not None:
+        found.append(
+            "retention: rejects are kept forever: by them it is told what waits, is parked or was given up; "
+            "highwater erase removes those of a key"
+        )
     return found
 
 

@@ -1,7 +1,8 @@
 """Erasure: what a person had removed of one key, and the numbers of a slice without it.
 
 What belongs here: the values, and the arithmetic of a decision that loses records. What does not: finding or removing
-rows (`assets.erasing`), or keeping the record (`resources.erasures`).
+rows (`assets.erasing`), keeping the record (`resources.erasures`), or which rows go by their age
+(`highwater.retention`), though the record of it is the same.
 
 A key is known by its SHA-256 alone. A record counts as erased by its key and by its time: one that was published after
 the erasure is a new one.
@@ -18,18 +19,22 @@ from hashlib import sha256
 from highwater.errors import ConfigurationError, UnbalancedError
 from highwater.gaps import Ranges
 
+# The digest of an erasure that is none of a key: rows of raw that went by their age (`highwater.retention`).
+BY_AGE = ""
+# Among the counts of a slice: rows of raw that went by their age.
+AGED = "aged"
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Erasure:
-    """That a person had a key erased.
+    """That a person had a key erased, or that maintenance took rows of raw for their age.
 
     Args:
         number: given by the ledger; 0 before it is kept.
         stream: the stream.
-        digest: SHA-256 of the key's bytes, in hexadecimal.
+        digest: SHA-256 of the key's bytes, in hexadecimal; `BY_AGE` of rows that went by their age.
         reason: why.
         erased_by: who.
         erased_at: when, in UTC; records of the key that are older are never read again.
@@ -42,6 +47,11 @@ class Erasure:
     erased_at: datetime
     number: int = 0
 
+    @property
+    def by_age(self) -> bool:
+        """Whether it is none of a key."""
+        return self.digest == BY_AGE
+
 
 @dataclass(frozen=True)
 class Erased:
@@ -50,7 +60,7 @@ class Erased:
     Args:
         slice_key: the slice.
         places: the offsets of the records in its topic, which raw held or, where they were never read, would have held.
-        rows: how many rows of each table.
+        rows: how many rows of each table; of rows that went by their age how many these are, as `AGED`.
         done_at: when all of them were gone, in UTC; None while that is under way.
         number: of the erasure; 0 before it is kept.
     """
@@ -60,6 +70,11 @@ class Erased:
     rows: Mapping[str, int] = field(default_factory=dict)
     done_at: datetime | None = None
     number: int = 0
+
+    @property
+    def by_age(self) -> bool:
+        """Whether these are rows of raw that went by their age."""
+        return AGED in self.rows
 
 
 @dataclass(frozen=True)
@@ -91,9 +106,9 @@ def see_digest(text: str) -> str:
 
 
 def until(erasures: Sequence[Erasure]) -> dict[str, datetime]:
-    """For each erased key the moment up to which its records are erased."""
+    """For each erased key the moment up to which its records are erased; what went by its age may be read again."""
     found: dict[str, datetime] = {}
-    for one in erasures:
+    for one in (one for one in erasures if not one.by_age):
         found[one.digest] = max(found.get(one.digest, one.erased_at), one.erased_at)
     return found
 

@@ -35,7 +35,7 @@ def maintain(
     sure: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
-    """Join small files of STREAM's tables, remove old ones, retire old keys; while runs go on.
+    """Join small files of STREAM's tables, remove old ones, take old rows, retire old keys; while runs go on.
 
     Needs Spark, as runs do: SPARK_REMOTE, or a session in this process. Set DAGSTER_HOME, so that keys are looked at
     and slices that runs work on are left alone.
@@ -50,7 +50,9 @@ def maintain(
     if as_json:
         keys = None if report.keys is None else {"live": report.keys.live, "retired": [*report.keys.retired]}
         tables = [{**one.row, "notes": [*one.notes]} for one in report.tables]
-        print_json({"stream": stream, "done": sure, "tables": tables, "keys": keys, "lines": report.lines})
+        retained = None if report.retained is None else report.retained.to_plain()
+        told = {"tables": tables, "retention": retained, "keys": keys, "lines": report.lines}
+        print_json({"stream": stream, "done": sure, **told})
         return
     if report.tables:
         print_table([*_NAMES], [_row(one.row) for one in report.tables])

@@ -14,6 +14,7 @@ from highwater.errors import HighwaterError
 from highwater.gaps import places_in
 from highwater.history import digest
 from highwater.plans import overtaken
+from highwater.retention import aged
 from highwater.slices import OffsetRange
 from resources.lake import slice_is_one_of, stream_rows
 
@@ -77,10 +78,16 @@ def hold_against_topic(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream,
     standing = lake.committed(stream.name, "raw", [piece.key for piece in wanted])
     generations = {topic: ledger.generations(stream.name, topic) for topic in {piece.topic for piece in wanted}}
     erased = ledger.erasures.slices([piece.key for piece in wanted])
-    places = {key: {place for one in found for place in places_in(one.places)} for key, found in erased.items()}
+    # What went by its age stands there again where it is compared.
+    places = {
+        key: {place for one in found if not one.by_age for place in places_in(one.places)}
+        for key, found in erased.items()
+    }
     return [
         Held(piece.key, skipped="other records stand under its offsets now, which was accepted")
         if overtaken(piece, generations[piece.topic])
+        else Held(piece.key, skipped=f"{aged(standing[piece.key]):,} rows of raw went by their age")
+        if aged(standing[piece.key])
         else _held(kafka, lake, stream, piece, places.get(piece.key, set()))
         for piece in wanted
         if piece.key in standing

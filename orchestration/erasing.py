@@ -119,7 +119,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
     if not asked.sure:
         work.log(f"{len(keys):,} slices hold the key. A dry run: nothing was erased")
         return Outcome(found.rows, later=later)
-    with ledger.lease(f"erase {stream.name}", LEASE_SECONDS) as lease:
+    with ledger.lease(lease_of(stream), LEASE_SECONDS) as lease:
         # A producer's clock may run ahead: what is there now is older than the erasure, whatever its time says.
         at = max(now, moment_of(found.newest_us))
         number = ledger.erasures.add(Erasure(stream.name, asked.digest, asked.because, asked.by, at))
@@ -130,6 +130,11 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
     for line in LEFT_TO_DO:
         work.log(line.format(stream=stream.name, topics=", ".join([*stream.all_topics, *accepted])))
     return Outcome(found.rows, done, later)
+
+
+def lease_of(stream: Stream) -> str:
+    """The lock of those who remove rows for good: one at a time."""
+    return f"erase {stream.name}"
 
 
 LEFT_TO_DO = (

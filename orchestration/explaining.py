@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.gaps import offsets_in
 from highwater.plans import left_to_read
+from highwater.retention import aged
 from highwater.slices import ranges_to_plain
 from highwater.tables import BY_SLICE
 from highwater.wording import number
@@ -99,6 +100,7 @@ class Explained:
         checks: name and status of each check's last execution; None where Dagster was not asked.
         retired: whether its key was retired from Dagster.
         erased: what was erased of it, in sentences.
+        aged: what went of it by its age, in sentences.
         accepted: what became of its events on their way to the topic of accepted events; None of a stream without one.
     """
 
@@ -115,6 +117,7 @@ class Explained:
     checks: Mapping[str, str] | None = None
     retired: bool = False
     erased: Sequence[str] = ()
+    aged: Sequence[str] = ()
     accepted: Told | None = None
 
     @property
@@ -139,6 +142,7 @@ class Explained:
             f"lease: {name!r} is held until {ends:%H:%M:%S} UTC, or renewed" for name, ends in self.leases.items()
         ]
         lines += [f"erased: {told}" for told in self.erased]
+        lines += [f"by age: {told}" for told in self.aged]
         recall = f"highwater recall-keys {piece.stream} {piece.key} {piece.key} --yes"
         lines += [f"its key is retired: {recall} brings it back"] if self.retired else []
         lines.append("whole" if not self.undone else f"not whole: {', '.join(self.undone)} still to be written")
@@ -204,6 +208,7 @@ class Explained:
             "checks": None if self.checks is None else dict(self.checks),
             "retired": self.retired,
             "erased": [*self.erased],
+            "aged": [*self.aged],
             "accepted": None if self.accepted is None else self.accepted.to_plain(),
         }
 
@@ -255,17 +260,25 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         runs=None if instance is None else _runs(instance, stream, key, leases),
         checks=None if instance is None else _checks(instance, stream, key),
         retired=key in ledger.retired.among([key]),
-        erased=_erased(ledger, stream, key),
+        erased=_erased(ledger, stream, key, by_age=False),
+        aged=_aged(ledger, stream, key, proofs["raw"].get(key)),
         accepted=of_slice(ledger, lake, stream, piece),
     )
 
 
-def _erased(ledger: Ledger, stream: Stream, key: str) -> list[str]:
+def _aged(ledger: Ledger, stream: Stream, key: str, proof: Proof | None) -> list[str]:
+    told = _erased(ledger, stream, key, by_age=True)
+    there = ["raw was read again since, and holds its records"] if told and proof and not aged(proof) else []
+    return [*told, *there]
+
+
+def _erased(ledger: Ledger, stream: Stream, key: str, *, by_age: bool) -> list[str]:
     asked = {one.number: one for one in ledger.erasures.of(stream.name)}
     return [
         f"{offsets_in(one.places):,} records, by {asked[one.number].erased_by} at "
         f"{asked[one.number].erased_at:%Y-%m-%d %H:%M} UTC: {asked[one.number].reason}"
         for one in ledger.erasures.slices([key]).get(key, ())
+        if one.by_age is by_age
     ]
 
 

@@ -33,6 +33,7 @@ from highwater.gaps import (
     within,
 )
 from highwater.plans import left_to_read, overtaken
+from highwater.retention import aged
 from highwater.slices import OffsetRange
 from orchestration.plan_checks import ABSENT
 from orchestration.verdicts import Verdict
@@ -101,18 +102,33 @@ def _but_erased(
     kept: Gaps | None,
     erased: Sequence[Erased],
 ) -> Verdict:
-    """What explains the gaps beside those that an erasure left, which the ledger has."""
-    whole = missing(piece.ranges, rows.held)
-    gaps = _without(whole, _places_of(erased))
+    """What explains the gaps beside those that an erasure left, or rows that went by their age: the ledger has both."""
+    everything = missing(piece.ranges, rows.held)
+    # Of rows that are there again a record explains nothing.
+    old = [one for one in erased if one.by_age] if aged(proof) else []
+    whole = _without(everything, _places_of(old))
+    gone = offsets_in(everything) - offsets_in(whole)
+    if gone < aged(proof):
+        return _unrecorded(piece, everything, aged(proof), gone)
+    gaps = _without(whole, _places_of([one for one in erased if not one.by_age]))
     found, lacking = _explained(ledger, kafka, piece, proof, gaps, kept)
     if lacking and (out := _kept_out(ledger, kafka, piece, lacking)):
         gaps = _without(gaps, out)
         found, _ = _explained(ledger, kafka, piece, proof, gaps, kept)
     count = offsets_in(whole) - offsets_in(gaps)
-    if not count:
-        return found
-    told = f"{found.text}; {count:,} offsets of erased records are left out"
-    return replace(found, text=told, numbers={**found.numbers, "erased": count})
+    left_out = [f"{count:,} offsets of erased records"] if count else []
+    left_out += [f"{gone:,} of records whose rows went by their age"] if gone else []
+    numbers = {name: it for name, it in (("erased", count), ("aged", gone)) if it}
+    told = f"; {', '.join(left_out)} are left out" if left_out else ""
+    return replace(found, text=found.text + told, numbers={**found.numbers, **numbers})
+
+
+def _unrecorded(piece: Slice, gaps: Ranges, tells: int, known: int) -> Verdict:
+    text = (
+        f"by the commit of raw {tells:,} rows went by their age, and the ledger knows of {known:,} of them. "
+        f"highwater maintain {piece.stream} --yes learns what the lake knows; else restore the table erasures"
+    )
+    return Verdict(passed=False, text=text, numbers={**_numbers(piece, gaps), "aged": known}, samples=_samples(gaps))
 
 
 def _places_of(erased: Sequence[Erased]) -> dict[int, list[OffsetRange]]:

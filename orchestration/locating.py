@@ -7,7 +7,7 @@ What belongs here: following one offset through ledger, lake and DLQ, without a 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from assets.reclaims import NUMBER
@@ -16,12 +16,14 @@ from highwater.errors import ConfigurationError, HighwaterError
 from highwater.foreign import identity, named
 from highwater.gaps import places_in
 from highwater.reclaims import numbers, stale
+from highwater.retention import aged
 from highwater.slices import OffsetRange
 from resources.lake import count_in, query, slice_is_one_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.envelope import Envelope
+    from highwater.erasing import Erasure
     from highwater.plans import Loss
     from highwater.reclaims import Reclaim
     from highwater.slices import Slice
@@ -37,7 +39,7 @@ class Located:
     Args:
         end: `accepted`, `waiting`, `parked`, `discarded`, `reclaimed` (and not decided anew yet), `rejected` (and not
             published yet), `tombstone`, `superseded`, `gap`, `unread` (planned, and not in raw yet), `unplanned`,
-            `erased`, `lost` or `unknown`.
+            `erased`, `aged` (its row of raw went by its age, and nothing else is known of it), `lost` or `unknown`.
         text: the end in a sentence.
         origin: where the record was first published; None where no record is known.
         piece: the slice that holds the offset; None where none does.
@@ -120,8 +122,8 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
         for loss in ledger.losses(stream.name, piece.topic)
         if (loss.generation, loss.partition) == (piece.generation, partition) and offset in loss.offsets
     ]
-    raw = lake.table(stream.name, "raw")
-    if raw is None or piece.key not in lake.committed(stream.name, "raw", [piece.key]):
+    raw, proofs = lake.table(stream.name, "raw"), lake.committed(stream.name, "raw", [piece.key])
+    if raw is None or piece.key not in proofs:
         return _lost(lost[0], piece) if lost else Located("unread", "planned, and not in raw yet", piece=piece)
     where = f'proof IS NULL AND {slice_is_one_of([piece.key])} AND "partition" = {partition} AND "offset" = {offset}'
     # `octet_length` takes text alone here.
@@ -132,10 +134,18 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     found = query(raw, f"SELECT {columns} FROM t WHERE {where}")
     if not found and lost:
         return _lost(lost[0], piece)
-    for erased in ledger.erasures.slices([piece.key]).get(piece.key, ()) if not found else ():
-        if (partition, offset) in places_in(erased.places):
-            [why] = [one for one in ledger.erasures.of(stream.name) if one.number == erased.number]
+    gone = [
+        one
+        for one in (ledger.erasures.slices([piece.key]).get(piece.key, ()) if not found else ())
+        if (partition, offset) in places_in(one.places)
+    ]
+    # A key that was erased after its rows had gone by their age is erased all the same.
+    for one in sorted(gone, key=lambda one: one.by_age):
+        [why] = [erasure for erasure in ledger.erasures.of(stream.name) if erasure.number == one.number]
+        if not why.by_age:
             return Located("erased", f"by {why.erased_by} at {why.erased_at}: {why.reason}", piece=piece)
+        if aged(proofs[piece.key]):
+            return _aged(ledger, lake, stream, piece, Origin(piece.topic, piece.generation, partition, offset), why)
     if not found:
         text = "no record at this offset: a marker of a transaction, an aborted record, or one that compaction took"
         return Located("gap", text, piece=piece)
@@ -144,6 +154,17 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     origin = here if piece.topic == stream.topic else _origin(ledger, stream, here, row)
     told = {"timestamp_ms": row["ms"], "key": _text(row["key"]), "bytes": row["bytes"]}
     return _ended(ledger, lake, stream, origin, piece, told, tombstone=bool(row["tombstone"]))
+
+
+def _aged(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, here: Origin, why: Erasure) -> Located:
+    """How a record ended whose row of raw went by its age; on the main topic its place is its origin."""
+    fact = f"its row of raw went by its age, by {why.erased_by} at {why.erased_at}: {why.reason}"
+    if piece.topic == stream.topic:
+        found = _ended(ledger, lake, stream, here, piece, None)
+        if found.end != "unknown":
+            return replace(found, facts=[fact, *found.facts])
+        return Located("aged", f"{fact}; it was no event and no reject: a tombstone", here, piece)
+    return Located("aged", f"{fact}; which record it was a copy of is not known any more", piece=piece)
 
 
 def _origin(ledger: Ledger, stream: Stream, here: Origin, row: Mapping[str, Any]) -> Origin:

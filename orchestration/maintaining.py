@@ -1,7 +1,8 @@
-"""Maintenance of a stream: small files are joined, old ones removed, old keys retired; as a command and as a job.
+"""Maintenance of a stream: small files are joined, old ones removed, old rows and keys go; as a command and as a job.
 
 What belongs here: the order of the steps, the leases, and the report. What does not: what is decided
-(`highwater.upkeep`), the statements (`resources.upkeep`), and Dagster's keys (`orchestration.retiring`).
+(`highwater.upkeep`), the statements (`resources.upkeep`), rows that are old enough (`orchestration.retaining`), and
+Dagster's keys (`orchestration.retiring`).
 
 All of it is safe beside runs: OPTIMIZE and folds are commits like any other, one of which gives way when two meet, and
 no file goes that a run or an unfinished retry may read.
@@ -32,6 +33,7 @@ from orchestration.dependencies import see_lake_there
 from orchestration.history import past_runs
 from orchestration.old_runs import OldRuns, delete_runs
 from orchestration.requests import in_flight
+from orchestration.retaining import Retained, retain
 from orchestration.retiring import PAGE, Retirement, retire
 from resources.upkeep import (
     Stock,
@@ -107,20 +109,23 @@ class Report:
         keys: what became of Dagster's keys; None where Dagster was not asked.
         runs: what became of Dagster's old runs; None where Dagster was not asked, or all are kept.
         done: whether it was done.
+        retained: what became of rows that are old enough; None of a stream that keeps them forever.
     """
 
     tables: Sequence[TableReport] = ()
     keys: Retirement | None = None
     runs: OldRuns | None = None
     done: bool = False
+    retained: Retained | None = None
 
     @property
     def lines(self) -> list[str]:
         """The sentences beside the table."""
         notes = [f"{one.table}: {note}" for one in self.tables for note in one.notes]
         keys = ["keys: DAGSTER_HOME is not set, so none was looked at"] if self.keys is None else self.keys.lines
+        rows = [] if self.retained is None else self.retained.lines
         runs = [] if self.runs is None else [self.runs.line]
-        return [*notes, *keys, *runs, *([] if self.done else ["a dry run: nothing was done"])]
+        return [*notes, *rows, *keys, *runs, *([] if self.done else ["a dry run: nothing was done"])]
 
 
 @dataclass
@@ -174,9 +179,10 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
         outlived = rule.outlived(stream.upkeep.horizon, read, now)
         task = _Task(work, name, table, busy, whole_hours(stream.upkeep.horizon), outlived, sure)
         found.append(_maintained(task))
+    retained = retain(work, instance, now, sure=sure)
     keys = retire(instance, work.ledger, work.lake, stream, now, sure=sure) if instance else None
     runs = delete_runs(instance, stream, now, sure=sure) if instance else None
-    return Report(found, keys, runs, sure)
+    return Report(found, keys, runs, sure, retained)
 
 
 def horizon_rule(instance: dg.DagsterInstance | None, now: datetime) -> Horizon:

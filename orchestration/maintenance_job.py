@@ -27,7 +27,7 @@ def maintenance_job(streams: Sequence["Stream"]) -> dg.JobDefinition:
 
     @dg.job(
         name=NAME,
-        description="`highwater maintain` of every stream: joins small files, removes old ones, retires old keys.",
+        description="`highwater maintain` of every stream: joins files, removes old ones and old rows, retires keys.",
         executor_def=dg.in_process_executor,
     )
     def job() -> None:
@@ -72,8 +72,10 @@ def _maintain(context: dg.OpExecutionContext, stream: "Stream") -> None:
 
 def _observe(context: dg.OpExecutionContext, stream: "Stream", report: "Report") -> None:
     """Each table's numbers on its asset, where they plot from night to night."""
+    gone = {} if report.retained is None else report.retained.numbers
     for one in report.tables:
         numbers = {name: value for name, value in one.row.items() if name != "table"}
+        numbers |= gone if one.table == "raw" else {}
         notes = {"notes": "\n".join(one.notes)} if one.notes else {}
         metadata = {f"maintenance/{name}": value for name, value in {**numbers, **notes}.items()}
         context.log_event(dg.AssetObservation(table_key(stream, one.table), metadata=metadata))

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.envelope import ORIGIN, Origin, opened
 from highwater.reclaims import numbers, stale
+from highwater.retention import aged
 from orchestration.plan_checks import another_plan
 from orchestration.standing import conservation
 from orchestration.verdicts import Verdict
-from resources.lake import proofs_in, query_all, slice_is_one_of, stream_rows
+from resources.lake import proofs_in, query, query_all, slice_is_one_of, stream_rows
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -71,9 +72,17 @@ def _misplaced(
     decisions: Mapping[str, Proof],
     taken_back: Mapping[Origin, int],
 ) -> dict[str, list[dict[str, Any]]]:
-    """For each slice the origins that are not in exactly one place, or stand there otherwise than in raw."""
-    main = [key for key, piece in pieces.items() if piece.topic == stream.topic]
+    """For each slice the origins that are not in exactly one place, or stand there otherwise than in raw.
+
+    Of a slice whose rows of raw went by their age it is told what stands in two places, or beyond what was planned.
+    """
     found: dict[str, list[dict[str, Any]]] = {key: [] for key in pieces}
+    gone = {key for key, proof in proofs_in(tables["raw"], [*pieces]).items() if aged(proof)}
+    for row in _asked(tables, _TWICE, gone):
+        found[row["slice"]].append(told("in two places", Origin.of_row(row)))
+    for key in sorted(gone):
+        found[key] += _unplanned(tables, stream, pieces[key])
+    main = [key for key, piece in pieces.items() if piece.topic == stream.topic and key not in gone]
     for row in _asked(tables, _MISPLACED, main):
         found[row["slice"]].append(told(_problem(row), Origin.of_row(row)))
     # Values are read of slices with rejects alone.
@@ -82,10 +91,25 @@ def _misplaced(
         for row in _asked(tables, question, keys):
             found[row["slice"]].append(told(f"in {name} otherwise than in raw", Origin.of_row(row)))
     # Whose the records are that other systems sent rests on what was known when they were decided: the numbers tell.
-    tiers = [key for key, piece in pieces.items() if piece.topic in stream.tier_topics]
+    tiers = [key for key, piece in pieces.items() if piece.topic in stream.tier_topics and key not in gone]
     for key in tiers:
         found[key] = _misplaced_of_tier(tables, stream, pieces[key], decisions.get(key), taken_back)
     return found
+
+
+def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice) -> list[dict[str, Any]]:
+    """Origins in events and rejects of a slice of the main topic that its plan does not have."""
+    if piece.topic != stream.topic:
+        return []
+    planned = " OR ".join(
+        f"(origin_partition = {p} AND origin_offset >= {r.start} AND origin_offset < {r.end})"
+        for p, r in piece.ranges.items()
+    )
+    mine = f"origin_generation = {piece.generation} AND ({planned or 'false'})"
+    where = f"proof IS NULL AND {slice_is_one_of([piece.key])} AND NOT ({mine})"
+    asked = f"SELECT {_ORIGIN} FROM t WHERE {where}"
+    rows = [row for name in ("events", "rejects") for row in query(tables[name], asked)]
+    return [told("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]
 
 
 def _asked(tables: Mapping[str, DeltaTable], question: str, keys: Collection[str]) -> list[dict[str, Any]]:
@@ -101,6 +125,14 @@ FROM (SELECT slice, topic AS origin_topic, generation AS origin_generation, "par
       UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 1, 0 FROM events WHERE proof IS NULL AND {{slices}}
       UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 0, 1 FROM rejects WHERE proof IS NULL AND {{slices}})
 GROUP BY slice, {_ORIGIN} HAVING sum(r) <> 1 OR sum(n) + sum(e) + sum(j) <> 1
+ORDER BY slice, origin_partition, origin_offset
+"""
+# What is left to be told without raw.
+_TWICE = f"""
+SELECT slice, {_ORIGIN}
+FROM (SELECT slice, {_ORIGIN} FROM events WHERE proof IS NULL AND {{slices}}
+      UNION ALL SELECT slice, {_ORIGIN} FROM rejects WHERE proof IS NULL AND {{slices}})
+GROUP BY slice, {_ORIGIN} HAVING count(*) > 1
 ORDER BY slice, origin_partition, origin_offset
 """
 _SAME_RECORD = """x.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
 from highwater.reclaims import numbers, stale
+from highwater.retention import records
 from highwater.slices import SliceKey
 from orchestration.left_over import left_over
 from resources.lake import proofs_in, query_all, rows_in, sized, slice_is_one_of
@@ -38,7 +39,7 @@ class Ends:
     """How the origins of a stream's main topic ended.
 
     Args:
-        produced: records of the main topic that stand in raw.
+        produced: records of the main topic that stand in raw, or stood there until they went by their age.
         accepted: origins in events.
         twice: rows in events beyond one for each origin; anything but 0 is an error.
         tombstones: records without a value.
@@ -95,7 +96,7 @@ class Ends:
 
 
 def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
-    """Count the ends of all origins that raw holds.
+    """Count the ends of all origins that raw holds, or held until they went by their age.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -119,7 +120,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     rejected.subtract(reclaimed)
     discarded = counted.discarded(given_up)
     return Ends(
-        produced=sum(proof.rows or 0 for proof in read.values()),
+        produced=sum(map(records, read.values())),
         accepted=accepted,
         twice=rows - accepted,
         tombstones=sum(
@@ -132,7 +133,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
         discarded=discarded,
         reclaimed=reclaimed.total(),
         unpublished=sum(count for (_, published), count in rejected.items() if not published),
-        undecided=sum(proof.rows or 0 for key, proof in read.items() if key not in settled),
+        undecided=sum(records(proof) for key, proof in read.items() if key not in settled),
     )
 
 

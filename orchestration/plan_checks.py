@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from highwater.plans import Generation
+from highwater.retention import aged
 from highwater.tiling import Seam, seams
 from orchestration.verdicts import Verdict
 
@@ -102,7 +103,8 @@ def _as_planned(piece: Slice, proof: Proof, rows: Rows) -> Verdict:
     if problem is None and rows.outside:
         problem = f"rows stand under offsets that were not planned: {rows.outside[0]}"
     if problem is None:
-        text = f"{rows.rows:,} rows, each under a planned offset of its own"
+        gone = f"; {aged(proof):,} went by their age" if aged(proof) else ""
+        text = f"{rows.rows:,} rows, each under a planned offset of its own{gone}"
         return Verdict(passed=True, text=text, numbers=numbers)
     samples = [{"outside": place} for place in rows.outside[:SAMPLES]]
     text = f"{problem}. The table was changed beside Highwater: restore it, or materialise the slice again from raw on"

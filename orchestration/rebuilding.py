@@ -95,11 +95,12 @@ class Rebuilt:
 
     @property
     def _erased(self) -> list[str]:
-        taken = [erased for one in self.erasures for erased in one.slices.values()]
-        lines = (
-            [f"{len(self.erasures):,} erasures of keys, which took records from {len(taken):,} slices"] if taken else []
-        )
-        lines += [f"{len(self.erasures):,} erasures of keys"] if self.erasures and not taken else []
+        keys = [one for one in self.erasures if not one.erasure.by_age]
+        taken = [erased for one in keys for erased in one.slices.values()]
+        lines = [f"{len(keys):,} erasures of keys, which took records from {len(taken):,} slices"] if taken else []
+        lines += [f"{len(keys):,} erasures of keys"] if keys and not taken else []
+        old = {key for one in self.erasures if one.erasure.by_age for key in one.slices}
+        lines += [f"{len(old):,} slices lost rows of raw by their age"] if old else []
         open_ = sorted({one.slice_key for one in taken if one.done_at is None})
         return [*lines, *([f"of {', '.join(open_[:5])} they are not done: erase the keys again"] if open_ else [])]
 

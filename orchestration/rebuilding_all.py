@@ -237,7 +237,7 @@ def act(
     found = Begun(generations, losses, dict(seen.count), seen.strange, logs)
     for line in found.lines:
         log(line)
-    erasures = [replace(one, slices={}) for one in kept]
+    erasures = [replace(one, slices={}) for one in kept if not one.erasure.by_age]
     if erasures:
         log(f"{len(erasures):,} erasures of keys are known from the table {erased.TABLE}")
     if sure:

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from assets.commit import LEASE_SECONDS
 from assets.events import TABLE as EVENTS
 from assets.events import retries_lease
+from assets.raw import TABLE as RAW
 from assets.reclaims import NUMBER, SEEN
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError
 from highwater.portions import portions
 from highwater.reclaims import Reclaim, numbers, stale
+from highwater.retention import aged
 from highwater.tables import stages_of
 from orchestration.left_over import left_over, same
 from orchestration.parked import Choice
@@ -73,12 +75,14 @@ class Found:
         others: how many there are beside them.
         taken: how many were taken back before, and are not decided anew yet.
         given_up: how many a person gave up.
+        aged: how many nothing can be decided of anew, since rows of raw of their slices went by their age.
     """
 
     meant: Mapping[Origin, Published] = field(default_factory=dict)
     others: int = 0
     taken: int = 0
     given_up: int = 0
+    aged: int = 0
 
     @property
     def slices(self) -> list[str]:
@@ -94,6 +98,11 @@ class Found:
         lines += [f"{self.others:,} others are in the DLQ"] if self.others else []
         lines += [f"{self.taken:,} were taken back before, and are not decided anew yet"] if self.taken else []
         lines += [f"{self.given_up:,} were given up"] if self.given_up else []
+        lines += (
+            [f"{self.aged:,} are of slices whose rows of raw went by their age: materialise raw of these slices first"]
+            if self.aged
+            else []
+        )
         return lines
 
     @property
@@ -231,7 +240,16 @@ def look(ledger: Ledger, lake: Lake, stream: Stream, choice: Choice, most: int |
     )
     in_dlq = {Origin.of_row(row): _published(row) for row in rows}
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
-    return _chosen(in_dlq, numbers(ledger.reclaims.of(stream.name)), given_up, choice, most)
+    old = _aged(lake, stream, sorted({one.home for one in in_dlq.values()}))
+    there = {origin: one for origin, one in in_dlq.items() if one.home not in old}
+    found = _chosen(there, numbers(ledger.reclaims.of(stream.name)), given_up, choice, most)
+    return replace(found, aged=len(in_dlq) - len(there))
+
+
+def _aged(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+    """Those of the slices whose rows of raw went by their age."""
+    read = [lake.committed(stream.name, RAW, some) for some in portions(keys, PAGE)]
+    return {key for proofs in read for key, proof in proofs.items() if aged(proof)}
 
 
 def _published(row: Mapping[str, Any]) -> Published:

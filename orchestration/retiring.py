@@ -78,7 +78,7 @@ def retire(
     keys = [Key(key, at, recalled.get(key)) for key, at in planned.items() if key not in half_done]
     wanted = candidates(keys, stream.upkeep.live_slices, stream.upkeep.live_for, now)[:MOST_KEYS]
     named = named_keys(instance, stream, live, now)
-    found, kept = to_retire(wanted, _complete(lake, stream, wanted), named)
+    found, kept = to_retire(wanted, complete(lake, stream, wanted), named)
     gone = [*sorted(half_done - named), *found]
     if sure and gone:
         ledger.retired.retire(stream.name, found, now)
@@ -92,7 +92,12 @@ def retire(
     return Retirement(len(live), gone, kept)
 
 
-def _complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+def complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+    """Those of the slices that stand whole in all tables and, of a stream that publishes its events, are sent.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
     found: set[str] = set()
     for some in portions(keys, PAGE):
         held = standing.attempts(lake, stream, some)

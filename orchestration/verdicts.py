@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from highwater.retention import aged, records
+
 if TYPE_CHECKING:
     from highwater.proof import Proof
 
@@ -41,7 +43,7 @@ def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, int]) -> Ve
 
     Args:
         proofs: by table (`raw`, `events`, `rejects`) what its commit recorded of the slice; None where it is not there.
-            The proof in events holds the numbers of the split.
+            The proof in events holds the numbers of the split; the one in raw how many rows went by their age.
         rows: by table the rows that were counted in it now.
     """
     raw, events, rejects = (proofs[table] for table in ("raw", "events", "rejects"))
@@ -51,14 +53,16 @@ def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, int]) -> Ve
     numbers = _numbers(raw, events, rejects)
     problem = _disagreement(raw, events, rejects) or _imbalance(numbers, rows)
     sums = " + ".join(f"{numbers[name]} {name}" for name in PLACES)
-    return Verdict(problem is None, problem or f"{raw.rows} raw = {sums}", numbers)
+    gone = f", {numbers['aged']} of raw went by their age" if "aged" in numbers else ""
+    return Verdict(problem is None, problem or f"{numbers['raw']} raw = {sums}{gone}", numbers)
 
 
 def _numbers(raw: Proof, events: Proof, rejects: Proof) -> dict[str, int]:
     return {
         "offsets": raw.piece.offsets,
-        "raw": raw.rows or 0,
-        "gaps": raw.piece.offsets - (raw.rows or 0),
+        "raw": records(raw),
+        "gaps": raw.piece.offsets - records(raw),
+        **({"aged": aged(raw)} if aged(raw) else {}),
         "events": events.rows or 0,
         "rejects": rejects.rows or 0,
         "tombstones": events.counts.get("tombstones", 0),
@@ -80,9 +84,10 @@ def _imbalance(numbers: Mapping[str, int], rows: Mapping[str, int]) -> str | Non
         return f"raw holds {numbers['raw']} rows for {numbers['offsets']} offsets"
     if found != numbers["raw"]:
         return f"{numbers['raw']} raw, and {found} in " + ", ".join(f"{name} {numbers[name]}" for name in PLACES)
+    recorded = {**numbers, "raw": numbers["raw"] - numbers.get("aged", 0)}
     for table in ("raw", "events", "rejects"):
-        if rows.get(table, 0) != numbers[table]:
-            return f"the commit of {table} recorded {numbers[table]} rows, and {rows.get(table, 0)} are there"
+        if rows.get(table, 0) != recorded[table]:
+            return f"the commit of {table} recorded {recorded[table]} rows, and {rows.get(table, 0)} are there"
     return None
 
 

@@ -42,6 +42,7 @@ DECLARED = (
     declaration.Breaker,
     declaration.Accepted,
     declaration.Upkeep,
+    declaration.Retention,
     declaration.Answers,
 )
 

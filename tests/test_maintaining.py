@@ -12,12 +12,13 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 
-from assets import published, sent
+from assets import events, published, sent
+from assets.aging import put_back
 from assets.layout import Layout
 from assets.origins import SEEN
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import Work
-from highwater.declaration import Upkeep
+from highwater.declaration import Retention, Upkeep
 from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.folding import BASE
@@ -25,6 +26,7 @@ from highwater.upkeep import LONGEST_RUN, Horizon
 from orchestration import maintaining
 from orchestration.build import build_defs
 from orchestration.maintaining import act, horizon_rule
+from orchestration.retaining import retain
 from resources.dlq_topics import Shape
 from resources.lake import open_table
 from resources.spark_tables import rows_at
@@ -237,6 +239,28 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     assert report["raw"].removed >= 4
     assert all(one.after.stored == one.after.files for one in report.values())
     assert set(keys) <= folded(bench)
+    assert bench.failing() == {}
+    assert len(bench.current()) == 9
+
+    # Rows of raw become old: the rest stands without them, until somebody needs them.
+    bench.stream = replace(bench.stream, retention=Retention(raw=timedelta(days=1)))
+    decided = bench.rows("events")
+    with dg.DagsterInstance.ephemeral() as instance:
+        found = retain(bench.work(), instance, NOW + timedelta(days=2), sure=True)
+    assert found is not None
+    assert found.rows == {one.key: one.offsets for one in slices}
+    assert bench.rows("raw") == []
+    assert bench.failing() == {}
+    [kept] = events.materialise(bench.work(slices[2]))
+    assert "the decision stands: 1 rows of raw went by their age" in str(kept.note)
+    assert put_back(bench.work(slices[0])) == [slices[0].key]
+    bench.materialise(slices[1])
+    assert {(row["slice"], row["offset"]) for row in bench.rows("raw")} == {
+        (one.key, offset) for one in slices[:2] for offset in range(one.ranges[0].start, one.ranges[0].end)
+    }
+    again = {row["attempt"] for row in bench.rows("events") if row["slice"] == slices[1].key}
+    assert again.isdisjoint(row["attempt"] for row in decided if row["slice"] == slices[1].key), "decided anew"
+    assert len(bench.rows("events")) == len(decided) == 9
     assert bench.failing() == {}
     assert len(bench.current()) == 9
 

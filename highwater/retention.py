@@ -1,0 +1,93 @@
+"""Retention: which slices lose their rows of raw because they are old enough, and why others keep them.
+
+What belongs here: these decisions over plain values, and what a proof says of rows that went by their age. What does
+not: removing rows (`assets.aging`), or the look at lake, ledger and Dagster (`orchestration.retaining`).
+
+A slice loses all of its rows or none. Its proof stays, and tells how many went. It is old when its newest record was
+published, and the slice was planned, longer ago than the declared age: of a backlog that was read late no row goes
+before somebody could look at it, and a producer's clock that is behind takes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from highwater.erasing import AGED, microseconds
+from highwater.proof import Proof
+
+# In the proof of raw: the version of the table that holds the rows which went by their age.
+AGED_FROM = "aged_from"
+# One maintenance takes so many slices at the most, the oldest first: a backlog of them takes some nights.
+MOST_SLICES = 2_000
+
+
+def aged(proof: Proof) -> int:
+    """How many rows of a slice's records in raw went by their age; 0 where they are there."""
+    return proof.counts.get(AGED, 0)
+
+
+def records(proof: Proof) -> int:
+    """How many records a slice has in raw: rows that are there, and those that went by their age."""
+    return (proof.rows or 0) + aged(proof)
+
+
+def planned_before(planned: Mapping[str, datetime], age: timedelta, now: datetime) -> list[str]:
+    """The slices that were planned longer ago than the age, the oldest first."""
+    return sorted((key for key, at in planned.items() if now - at > age), key=lambda key: (planned[key], key))
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What keeps rows of raw, however old they are.
+
+    Args:
+        named: slices that an unfinished run or backfill names.
+        whole: slices that stand whole in all tables and, of a stream that publishes its events, are sent.
+        in_dlq: slices that read or rejected a record which waits in a tier or is parked: it may be taken back, and
+            where it is parked by reference it stands in raw alone.
+        taken_back: slices whose records were taken back from the DLQ, and that are not decided anew yet.
+    """
+
+    named: Collection[str] = ()
+    whole: Collection[str] = ()
+    in_dlq: Collection[str] = ()
+    taken_back: Collection[str] = ()
+
+    def why(self, key: str) -> str | None:
+        """Why a slice keeps its rows; None if nothing keeps them."""
+        if key in self.named:
+            return "named by unfinished runs or backfills"
+        if key not in self.whole:
+            return "not whole in all tables yet"
+        if key in self.taken_back:
+            return "taken back from the DLQ and not decided anew yet"
+        if key in self.in_dlq:
+            return "with records that wait in a tier or are parked"
+        return None
+
+
+def free(wanted: Sequence[str], needed: Needed) -> tuple[list[str], dict[str, int]]:
+    """Of some slices those whose rows nothing keeps, in their order, and how many stay for what reason."""
+    found, kept = list[str](), dict[str, int]()
+    for key in wanted:
+        why = needed.why(key)
+        if why is None:
+            found.append(key)
+        else:
+            kept[why] = kept.get(why, 0) + 1
+    return found, kept
+
+
+def old_enough(keys: Sequence[str], newest_us: Mapping[str, int], age: timedelta, now: datetime) -> list[str]:
+    """Those of the slices whose newest record was published longer ago than the age; one without rows has none to lose.
+
+    Args:
+        keys: the slices, in any order; it is kept.
+        newest_us: for each slice with rows the greatest timestamp among them, in microseconds since 1970.
+        age: how long rows are kept.
+        now: in UTC.
+    """
+    oldest = microseconds(now - age)
+    return [key for key in keys if key in newest_us and newest_us[key] < oldest]
