@@ -35,6 +35,7 @@ from resources.lake import count_in, query, slice_is_one_of, stream_rows
 from resources.spark import delta_errors
 from resources.spark_tables import create_table, replace_slices, rows_at
 from resources.transactions import Mark, Transactions
+from resources.vanished_topics import expected
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -71,6 +72,7 @@ def materialise(work: Work) -> list[SliceReport]:
     Raises:
         TemporaryError: rejects of a slice are not there yet.
         TopicDriftError: a DLQ topic is not set up as it must be.
+        TopicVanishedError: one is not there any more; it is not created again.
         RecordTooLargeError: the parked topic does not even take a reference to a record.
         SupersededAttemptError: another run publishes the same slice, or decided it anew.
         DependencyAwayError: Kafka, Spark or the lake is away; what was published so far is known and not sent again.
@@ -85,7 +87,7 @@ def materialise(work: Work) -> list[SliceReport]:
         create_table(work.spark, work.lake.path(work.stream.name, TABLE), COLUMNS, SEARCHED)
         with clock.phase("publish"):
             rejected = [piece for piece in open_ if decisions[piece.key].rows]
-            topics = ensure(work.kafka, work.stream) if rejected else {}
+            topics = ensure(work.kafka, work.stream, expected(work.ledger, work.stream)) if rejected else {}
             sent = dict.fromkeys([piece.key for piece in open_], 0)
             read = decided.version
             for piece in rejected:

@@ -74,6 +74,10 @@ class TopicAbsentError(PermanentError):
     """The topic does not exist on this cluster."""
 
 
+class TopicVanishedError(TopicAbsentError):
+    """A topic whose records are retried, or wait for a person, is not there any more (I11)."""
+
+
 class TopicRecreatedError(PermanentError):
     """The topic carries another ID than the one that was planned (I11)."""
 

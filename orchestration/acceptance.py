@@ -271,6 +271,7 @@ def accept_loss(
     partitions: Partitions = None,
     dry: bool = True,
     divergence: bool = False,
+    state: TopicState | None = None,
 ) -> Acceptance:
     """Work out what an acceptance records, and record it unless the run is dry.
 
@@ -285,6 +286,7 @@ def accept_loss(
         dry: record nothing.
         divergence: whether it is accepted that history was replaced (I16); without it partitions in which other records
             stand under planned offsets stay as they are.
+        state: what the topic holds, for a dry run; it is looked at if None.
 
     Raises:
         ConfigurationError: the topic was never planned, or single partitions of a recreated one are named.
@@ -298,7 +300,7 @@ def accept_loss(
             f"topic {stream.topic} of stream {stream.name} was never planned, so nothing of it can be lost",
             remedy=f"highwater plan {stream.name} --commit",
         )
-    state = kafka.topic_state(stream.topic)
+    state = state or kafka.topic_state(stream.topic)
     recorded = ledger.losses(stream.name, stream.topic)
     left = [left_to_read(piece, recorded) for piece in unread(ledger.slices(stream.name, stream.topic))]
     history = look_back(kafka, state, planned, seconds=math.inf)

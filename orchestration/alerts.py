@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from highwater.alerting import Alert, Measure, after, told
 from highwater.breaker import CLOSED
-from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError
+from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError, TopicVanishedError
 from highwater.routing import JITTER
 from highwater.topic_rules import retention
 from highwater.wording import span
@@ -24,6 +24,7 @@ from orchestration.unread import unread_ages
 from resources import guards
 from resources.guards import guarded
 from resources.topic_facts import stamped_by_broker, topic_settings
+from resources.vanished_topics import vanished
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -126,7 +127,10 @@ def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> M
     del lake
     if not stream.delays:
         return None
-    found = [_lateness(ledger, kafka, stream, topic) for topic in stream.delays]
+    try:
+        found = [_lateness(ledger, kafka, stream, topic) for topic in stream.delays]
+    except TopicVanishedError as error:
+        return Measure(stream.name, "age of retries", error.problem, "no tier is gone", over=True, remedy=error.remedy)
     late, limit = max(late for late, _ in found), stream.alerts.retries_late
     if late <= limit and not all(sure for _, sure in found):
         return None
@@ -141,12 +145,19 @@ def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> M
 
 
 def _lateness(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> tuple[timedelta, bool]:
-    """How long after its due time a tier's oldest record still is in no slice; and whether all could be asked."""
+    """How long after its due time a tier's oldest record still is in no slice; and whether all could be asked.
+
+    Raises:
+        TopicVanishedError: the tier is not there any more.
+        DependencyAwayError: Kafka or the ledger is away.
+    """
     try:
         ages = unread_ages(ledger, kafka, stream, topic)
         if topic in stream.foreign_topics and not stamped_by_broker(kafka, topic):
             return timedelta(0), True  # what just came may bear the time of its first publication, days ago
     except TopicAbsentError:
+        if (gone := vanished(ledger, stream, topic)) is not None:
+            raise gone from None
         return timedelta(0), True  # nothing was published to it yet
     age = ages.oldest or timedelta(0)
     return max(age - stream.delays[topic] * (1 + JITTER), timedelta(0)), ages.sure

@@ -144,6 +144,11 @@ class Audit:
         """What a person has to mend."""
         found = [*self.problems]
         found += [self.ends.error] if self.ends.error else []
+        found += [
+            f"{count:,} records waited on {tier} and were lost with what was on it; remedy: highwater reclaim "
+            f"{self.stream} --on {tier} takes them back, to be decided anew from raw"
+            for tier, count in self.ends.stranded.items()
+        ]
         found += [f"{f.rule}: {f.value}" for f in self.findings if f.level is Level.ERROR]
         found += [
             f"producer {name}: {f.rule}: {f.value}"
@@ -264,7 +269,12 @@ class Audit:
             "partitions": [
                 {**vars(p), "age": None if p.age is None else p.age.total_seconds()} for p in self.partitions
             ],
-            "ends": {**vars(self.ends), "waiting": dict(self.ends.waiting), "sum": self.ends.sum},
+            "ends": {
+                **vars(self.ends),
+                "waiting": dict(self.ends.waiting),
+                "stranded": dict(self.ends.stranded),
+                "sum": self.ends.sum,
+            },
             "dlq": [{"topic": d.topic, "waiting": d.waiting, "due": d.due} for d in self.dlq],
             "losses": [
                 dict(zip(("generation", "partition", "offsets", "reason", "by"), _loss(x), strict=True))
@@ -345,6 +355,7 @@ def audit(
     newest = pieces[-records_of:] if records_of else []
     whole = [piece.key for piece in newest if not standing.lacking(piece.key)]
     status = stream_status(ledger, kafka, stream, {})
+    dlq_errors = [one.error for one in status.dlq if one.error is not None]
     ages = _ages(ledger, kafka, stream, status)
     findings, facts, problems = _looked_at(kafka, stream, ages.oldest)
     committed = committed_ends(ledger.planned(stream.name, stream.topic), pieces, standing)
@@ -369,7 +380,7 @@ def audit(
         dlq=status.dlq,
         findings=findings,
         endurance="" if facts is None else endurance(facts),
-        problems=[*[str(error) for error in status.errors], *problems, *refused],
+        problems=[*[str(error) for error in (*status.errors, *dlq_errors)], *problems, *refused],
         red=red,
         held=hold_against_topic(ledger, kafka, lake, stream, newest),
         versions=_versions(ledger, lake, stream) if versions else {},

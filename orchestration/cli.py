@@ -184,28 +184,18 @@ def _accept(
         raise click.UsageError("--yes and --dry-run contradict each other")
     if sure and not by:
         raise click.UsageError("--yes needs --by NAME: it is accepted by a person")
-    from highwater.routing import named
-    from orchestration import acceptance
+    from orchestration.accepting_losses import Asked, act
 
-    declared = named(deployment.stream(stream), topic)
-    found = acceptance.accept_loss(
-        deployment.ledger(),
-        deployment.kafka(),
-        declared,
-        acceptance.never_read(deployment.lake(), declared),
-        by=by or "nobody yet",
-        now=datetime.now(UTC),
-        partitions=set(partitions) or None,
-        dry=not sure,
-        divergence=divergence,
-    )
+    asked = Asked(topic, set(partitions) or None, divergence, sure, by or "")
+    connections = deployment.ledger(), deployment.kafka(), deployment.lake()
+    found, lines = act(*connections, deployment.stream(stream), asked, datetime.now(UTC))
     if as_json:
-        print_json({"stream": stream, "recorded": sure and not found.nothing, "lines": found.lines})
+        print_json({"stream": stream, "recorded": sure and not found.nothing, "lines": lines})
         return
     if found.nothing:
         print_lines([f"nothing of {stream} is lost: there is nothing to accept"])
         return
-    print_lines([*found.lines, "recorded" if sure else "a dry run: nothing was recorded; add --yes --by NAME"])
+    print_lines([*lines, "recorded" if sure else "a dry run: nothing was recorded; add --yes --by NAME"])
 
 
 @main.command()
@@ -227,7 +217,7 @@ def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> Non
             print_lines(one.lines)
             if one.partitions:
                 print_table(*one.table)
-    errors = [error for one in found for error in one.errors]
+    errors = [error for one in found for error in (*one.errors, *(dlq.error for dlq in one.dlq)) if error is not None]
     if errors:
         # What a person has to mend comes before what mends itself.
         raise min(errors, key=exit_status)

@@ -97,6 +97,7 @@ def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
 
 
 @click.command("reclaim")
+@click.option("--on", multiple=True, help="Only what was published to this topic last; repeatable.")
 @click.option("--because", default="", help="Why they are taken back; goes into the record. Needed with --yes.")
 @_options
 @deployment_of

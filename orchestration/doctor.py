@@ -24,6 +24,7 @@ from resources.groups import denied, see_no_member
 from resources.lake import open_table
 from resources.topic_facts import stamped_by_broker, topic_facts
 from resources.transactions import Transactions
+from resources.vanished_topics import expected
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -125,7 +126,7 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
 def _dlq(deployment: Deployment, stream: Stream) -> Tried:
     what = f"DLQ topics of {stream.name}"
     try:
-        text, warning = see_no_drift(deployment.kafka(), stream)
+        text, warning = see_no_drift(deployment.kafka(), stream, expected(deployment.ledger(), stream))
     except HighwaterError as error:
         return Tried(what, error=error)
     return Tried(what, text, warning=warning)

@@ -266,6 +266,7 @@ def _ends(found: Metrics, stream: Stream, ends: Ends | None) -> None:
         ("accepted", ""): ends.accepted,
         ("tombstone", ""): ends.tombstones,
         **{("waiting", tier): ends.waiting.get(tier, 0) for tier in stream.tier_topics},
+        **{("stranded", tier): ends.stranded.get(tier, 0) for tier in stream.tier_topics},
         ("parked", stream.parked_topic): ends.parked,
         ("discarded", ""): ends.discarded,
         ("reclaimed", ""): ends.reclaimed,

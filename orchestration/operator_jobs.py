@@ -57,6 +57,9 @@ _MEANT: dict[str, Any] = {
     "most": dg.Field(int, default_value=0, description="The oldest so many of those that are meant; all if 0."),
 }
 _BECAUSE = {"because": _DECISION["because"]}
+_ON: dict[str, Any] = {
+    "topics": dg.Field([str], default_value=[], description="Only what was published to these last; all if empty."),
+}
 
 
 def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
@@ -64,7 +67,7 @@ def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
     return [
         _operators_job(stream, "redrive_parked", _MEANT, _settle_parked),
         _operators_job(stream, "discard_parked", {**_MEANT, **_BECAUSE}, _settle_parked),
-        _operators_job(stream, "reclaim", {**_MEANT, **_BECAUSE}, _reclaim),
+        _operators_job(stream, "reclaim", {**_MEANT, **_BECAUSE, **_ON}, _reclaim),
     ]
 
 
@@ -261,7 +264,9 @@ def _reclaim(context: dg.OpExecutionContext, stream: "Stream") -> None:
         context.resources.ledger.open(),
         context.resources.lake.open(),
         stream,
-        reclaiming.Asked(_choice(asked), asked["most"] or None, asked["record"], asked["by"], asked["because"]),
+        reclaiming.Asked(
+            _choice(asked), asked["most"] or None, asked["record"], asked["by"], asked["because"], asked["topics"]
+        ),
         context.log.info,
     )
     _log_table(context, found.table)
@@ -309,26 +314,22 @@ def _moment(text: str) -> datetime | None:
 
 
 def _accept(context: dg.OpExecutionContext, stream: "Stream", *, divergence: bool) -> None:
-    from highwater.routing import named
-    from orchestration import acceptance
+    from orchestration.accepting_losses import Asked, act
 
     asked = context.op_config
     if asked["record"] and not asked["by"]:
         raise ConfigurationError(
             "nobody is named who accepts it", remedy="set `by` in the run's configuration to a person's name"
         )
-    found = acceptance.accept_loss(
+    found, lines = act(
         context.resources.ledger.open(),
         context.resources.kafka.open(),
-        named(stream, asked["topic"] or None),
-        acceptance.never_read(context.resources.lake.open(), stream),
-        by=asked["by"] or "nobody yet",
-        now=datetime.now(UTC),
-        partitions=set(asked["partitions"]) or None,
-        dry=not asked["record"],
-        divergence=divergence,
+        context.resources.lake.open(),
+        stream,
+        Asked(asked["topic"] or None, set(asked["partitions"]) or None, divergence, asked["record"], asked["by"]),
+        datetime.now(UTC),
     )
-    for line in found.lines or ["there is nothing to accept"]:
+    for line in lines or ["there is nothing to accept"]:
         context.log.info(line)
     recorded = asked["record"] and not found.nothing
     context.log.info("recorded" if recorded else "nothing was recorded")

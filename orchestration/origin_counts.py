@@ -9,14 +9,17 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
+from highwater.erasing import microseconds
 from highwater.reclaims import numbers, stale
 from highwater.retention import records
 from highwater.slices import SliceKey
 from orchestration.left_over import left_over
+from orchestration.stranded import lost_until
 from resources.lake import proofs_in, query_all, rows_in, sized, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ class Ends:
         twice: rows in events beyond one for each origin; anything but 0 is an error.
         tombstones: records without a value.
         waiting: by tier the origins that were published to it and not accepted since.
+        stranded: by tier those that were published to it before it lost records, and that it reads no more; tiers
+            without any are left out.
         parked: origins that wait for a person.
         discarded: origins that a person gave up.
         reclaimed: origins that were taken back from the DLQ, and are not decided anew yet.
@@ -56,6 +61,7 @@ class Ends:
     twice: int = 0
     tombstones: int = 0
     waiting: Mapping[str, int] = field(default_factory=dict)
+    stranded: Mapping[str, int] = field(default_factory=dict)
     parked: int = 0
     discarded: int = 0
     reclaimed: int = 0
@@ -66,7 +72,8 @@ class Ends:
     def sum(self) -> int:
         """All ends together; what was produced, if nothing is lost or doubled."""
         ended = self.accepted + self.tombstones + self.parked + self.discarded + self.reclaimed
-        return ended + sum(self.waiting.values()) + self.unpublished + self.undecided
+        ended += sum(self.waiting.values()) + sum(self.stranded.values())
+        return ended + self.unpublished + self.undecided
 
     @property
     def error(self) -> str | None:
@@ -84,6 +91,7 @@ class Ends:
             "accepted": self.accepted,
             "tombstones": self.tombstones,
             **{f"waiting on {tier}": count for tier, count in self.waiting.items()},
+            **{f"lost with {tier}, to be taken back": count for tier, count in self.stranded.items()},
             "parked": self.parked,
             "discarded": self.discarded,
             "taken back, not decided anew yet": self.reclaimed,
@@ -115,10 +123,13 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     counted = _Counted(tables, stream, open_slices, ledger.losses(stream.name, stream.topic))
     rows, accepted = counted.accepted()
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
-    reclaimed = counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), given_up)
+    taken_back = numbers(ledger.reclaims.of(stream.name))
+    reclaimed = counted.reclaimed(taken_back, given_up)
     rejected = Counter(counted.left_over())
     rejected.subtract(reclaimed)
     discarded = counted.discarded(given_up)
+    lost = lost_until(ledger, stream, settled, datetime.now(UTC))
+    stranded = counted.stranded(lost, taken_back, given_up)
     return Ends(
         produced=sum(map(records, read.values())),
         accepted=accepted,
@@ -128,7 +139,8 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
             for key, proof in _main(decided["events"], stream).items()
             if key in settled
         ),
-        waiting={tier: rejected[tier, True] for tier in stream.tier_topics},
+        waiting={tier: rejected[tier, True] - stranded.get(tier, 0) for tier in stream.tier_topics},
+        stranded=stranded,
         parked=rejected[stream.parked_topic, True] - discarded,
         discarded=discarded,
         reclaimed=reclaimed.total(),
@@ -243,6 +255,22 @@ class _Counted:
             for row in rows
             if stale(taken_back, origin := Origin.of_row(row), row[NUMBER]) and origin not in given_up
         )
+
+    def stranded(
+        self, lost: Mapping[str, datetime], taken_back: Mapping[Origin, int], given_up: Collection[Origin]
+    ) -> dict[str, int]:
+        """By tier the origins of `left_over` that it lost: published there before the moment, and not taken back."""
+        if not lost or "rejects" not in self._tables:
+            return {}
+        found: Counter[str] = Counter()
+        for topic, moment in lost.items():
+            rows = self._ask(
+                f"{self._left_over} SELECT {_ORIGIN}, {NUMBER} FROM left_over WHERE published AND next_topic = "
+                f"'{topic}' AND arrow_cast(published_at, 'Int64') < {microseconds(moment)}"
+            )
+            origins = ((Origin.of_row(row), row[NUMBER]) for row in rows)
+            found[topic] = sum(one in given_up or not stale(taken_back, one, number) for one, number in origins)
+        return {topic: count for topic, count in found.items() if count}
 
     @property
     def _left_over(self) -> str:

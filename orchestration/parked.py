@@ -25,6 +25,7 @@ from highwater.reclaims import numbers, stale
 from highwater.slices import OffsetRange
 from orchestration.redriving import headers_of, key_of, redrive
 from resources.lake import count_in, query
+from resources.vanished_topics import expected, vanished
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -179,7 +180,7 @@ def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, 
     if not asked.sure:
         log("a dry run: nothing was done")
     elif asked.because is None:
-        for sent in redrive(kafka, lake, stream, parked.places, parked.ends):
+        for sent in redrive(kafka, lake, stream, parked.places, parked.ends, expected(ledger, stream)):
             log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
     else:
         count = discard(ledger, stream, parked, by=asked.by, reason=asked.because, now=datetime.now(UTC))
@@ -193,11 +194,14 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
     Held in memory is 0.6 KB for each parked record, and its key; none of their values.
 
     Raises:
+        TopicVanishedError: the parked topic is not there any more.
         DependencyAwayError: Kafka, the ledger or the lake could not be read.
     """
     try:
         state = kafka.topic_state(stream.parked_topic)
     except TopicAbsentError:
+        if (error := vanished(ledger, stream, stream.parked_topic)) is not None:
+            raise error from None
         return Parked({}, 0, 0, 0, {})
     ends = {
         p: OffsetRange(seen.log_start, seen.last_stable)

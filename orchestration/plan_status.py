@@ -28,6 +28,7 @@ from orchestration.taken_back import TakenBack, told_of
 from resources.breakers import Judgement
 from resources.guards import open_error, resting, told
 from resources.history import look_back
+from resources.vanished_topics import vanished
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -326,14 +327,14 @@ def _dependencies(ledger: Ledger, stream: Stream) -> list[str]:
 
 def _dlq(ledger: Ledger, kafka: Kafka, stream: Stream) -> list[DlqStatus]:
     tiers = [_tier(ledger, kafka, stream, topic) for topic in stream.delays]
-    return [*tiers, _parked(kafka, stream)]
+    return [*tiers, _parked(ledger, kafka, stream)]
 
 
 def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> DlqStatus:
     try:
         tick = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC), dry=True)
     except TopicAbsentError:
-        return DlqStatus(topic)
+        return DlqStatus(topic, error=vanished(ledger, stream, topic))
     except HighwaterError as error:
         return DlqStatus(topic, error=error)
     due = sum(piece.offsets for piece in tick.slices)
@@ -342,11 +343,11 @@ def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> DlqStatus
     return DlqStatus(topic, due + later, due, next(iter(tick.errors.values()), None))
 
 
-def _parked(kafka: Kafka, stream: Stream) -> DlqStatus:
+def _parked(ledger: Ledger, kafka: Kafka, stream: Stream) -> DlqStatus:
     try:
         state = kafka.topic_state(stream.parked_topic)
     except TopicAbsentError:
-        return DlqStatus(stream.parked_topic)
+        return DlqStatus(stream.parked_topic, error=vanished(ledger, stream, stream.parked_topic))
     except HighwaterError as error:
         return DlqStatus(stream.parked_topic, error=error)
     held = sum((seen.last_stable or 0) - (seen.log_start or 0) for seen in state.partitions.values())

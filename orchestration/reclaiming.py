@@ -146,6 +146,7 @@ class Asked:
         sure: do it; without it only what would be done is told.
         by: the person's name.
         because: why.
+        on: only what was published to these topics last; all if empty.
     """
 
     choice: Choice = field(default_factory=Choice)
@@ -153,6 +154,7 @@ class Asked:
     sure: bool = False
     by: str = ""
     because: str = ""
+    on: Collection[str] = ()
 
 
 def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[[str], object]) -> Found:
@@ -172,12 +174,12 @@ def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[
             remedy="name a person and say why: --by NAME --because TEXT, or `by` and `because` in the UI",
         )
     if not asked.sure:
-        found = _told(look(ledger, lake, stream, asked.choice, asked.most), log)
+        found = _told(look(ledger, lake, stream, asked.choice, asked.most, asked.on), log)
         _tell_retired(ledger, stream, found.slices, log)
         log("a dry run: nothing was recorded")
         return found
     with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=LEASE_SECONDS) as lease:
-        found = _told(look(ledger, lake, stream, asked.choice, asked.most), log)
+        found = _told(look(ledger, lake, stream, asked.choice, asked.most, asked.on), log)
         lease.check()
         now = datetime.now(UTC)
         meant = [_reclaim(origin, one, asked, now) for origin, one in found.meant.items()]
@@ -217,7 +219,9 @@ def _reclaim(origin: Origin, one: Published, asked: Asked, now: datetime) -> Rec
     return Reclaim(origin, one.home, one.number + 1, asked.because, asked.by, now)
 
 
-def look(ledger: Ledger, lake: Lake, stream: Stream, choice: Choice, most: int | None = None) -> Found:
+def look(
+    ledger: Ledger, lake: Lake, stream: Stream, choice: Choice, most: int | None = None, on: Collection[str] = ()
+) -> Found:
     """Read which records belong to the DLQ: what was published and neither accepted nor given up since.
 
     Held in memory is 1 KB for each of them; none of their values.
@@ -240,9 +244,13 @@ def look(ledger: Ledger, lake: Lake, stream: Stream, choice: Choice, most: int |
     )
     in_dlq = {Origin.of_row(row): _published(row) for row in rows}
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
+
+    def takes(one: Published) -> bool:
+        return _takes(choice, one) and (not on or one.next_topic in on)
+
     old = _aged(lake, stream, sorted({one.home for one in in_dlq.values()}))
     there = {origin: one for origin, one in in_dlq.items() if one.home not in old}
-    found = _chosen(there, numbers(ledger.reclaims.of(stream.name)), given_up, choice, most)
+    found = _chosen(there, numbers(ledger.reclaims.of(stream.name)), given_up, takes, most)
     return replace(found, aged=len(in_dlq) - len(there))
 
 
@@ -269,13 +277,13 @@ def _chosen(
     in_dlq: Mapping[Origin, Published],
     taken_back: Mapping[Origin, int],
     given_up: Collection[Origin],
-    choice: Choice,
+    takes: Callable[[Published], bool],
     most: int | None,
 ) -> Found:
     """Those that are meant, and how many are not, by why."""
     kept = {origin: one for origin, one in in_dlq.items() if origin not in given_up}
     free = {origin: one for origin, one in kept.items() if not stale(taken_back, origin, one.number)}
-    meant = {origin: one for origin, one in free.items() if _takes(choice, one)}
+    meant = {origin: one for origin, one in free.items() if takes(one)}
     if most is not None:
         first = sorted(meant.items(), key=lambda item: (item[1].published_at, item[0]))[:most]
         meant = dict(first)

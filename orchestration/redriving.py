@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from highwater.declaration import Stream
+    from highwater.errors import TopicVanishedError
     from highwater.slices import OffsetRange
     from resources.kafka import Kafka
     from resources.lake import Lake
@@ -73,7 +74,12 @@ def _named(names: list[str]) -> str:
 
 
 def redrive(
-    kafka: Kafka, lake: Lake, stream: Stream, wanted: Collection[tuple[int, int]], ends: Mapping[int, OffsetRange]
+    kafka: Kafka,
+    lake: Lake,
+    stream: Stream,
+    wanted: Collection[tuple[int, int]],
+    ends: Mapping[int, OffsetRange],
+    expected: Mapping[str, TopicVanishedError],
 ) -> Iterator[int]:
     """Send records back to the first tier, as they are, in transactions; yields how many are sent so far.
 
@@ -85,10 +91,12 @@ def redrive(
         stream: its declaration.
         wanted: partition and offset of the records on the parked topic.
         ends: to where it is read.
+        expected: topics that must be there, each with the error that it is if it is not.
 
     Raises:
         ConfigurationError: the stream has no tier.
         TopicDriftError: a DLQ topic is not set up as it must be.
+        TopicVanishedError: one is not there any more; it is not created again.
         RecordTooLargeError: the tier does not take some of them, which stay parked; all others were sent.
         UnbalancedError: raw does not hold some that are parked by reference; all others were sent.
         SupersededAttemptError: another one sends the same stream's records back.
@@ -101,7 +109,7 @@ def redrive(
         )
     if not wanted:
         return
-    topics, to = ensure(kafka, stream), stream.tier_topics[0]
+    topics, to = ensure(kafka, stream, expected), stream.tier_topics[0]
     rooms = {topic: shape.room for topic, shape in topics.items()}
     name, sent, stay = f"highwater.pub.redrive.{stream.name}", 0, _Stay()
     with Transactions(kafka, name, stream.parked_topic, most_bytes=min(rooms.values())) as transactions:

@@ -23,6 +23,7 @@ from orchestration.requests import RETRY, Request, first_requests
 from orchestration.stream_assets import STREAM_TAG, TIER_TAG, table_key, topic_key
 from orchestration.turns import behind, hold_lines
 from resources.guards import guarded
+from resources.vanished_topics import vanished
 
 if TYPE_CHECKING:
     from highwater.breaker import Circuit
@@ -160,7 +161,10 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
             with guarded(kafka_guard(ledger, kafka)):
                 planned = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC))
         except TopicAbsentError:
-            lines.append(f"nothing was published to {topic} yet")
+            if (gone := vanished(ledger, stream, topic)) is None:
+                lines.append(f"nothing was published to {topic} yet")
+            else:
+                errors.append(gone)
             continue
         except PermanentError as error:
             errors.append(error)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.envelope import MOST_BYTES
@@ -18,8 +19,10 @@ from resources.topic_facts import topic_settings
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.errors import TopicVanishedError
     from resources.kafka import Kafka
 
+NOTHING: Mapping[str, TopicVanishedError] = MappingProxyType({})
 REQUEST_SECONDS = 10.0
 # A retry that fails for a week is found by somebody; a tier must never lose what still waits.
 LEAST_RETENTION = timedelta(days=7)
@@ -48,13 +51,19 @@ class Shape:
         return int(self.config[ROOM])
 
 
-def ensure(kafka: Kafka, stream: Stream) -> dict[str, Shape]:
+def ensure(kafka: Kafka, stream: Stream, expected: Mapping[str, TopicVanishedError] = NOTHING) -> dict[str, Shape]:
     """Create the tiers and the parked topic where they are absent, and check those that are there.
+
+    Args:
+        kafka: is looked at.
+        stream: the declaration.
+        expected: topics that must be there, each with the error that it is if it is not: none of them is created.
 
     Returns:
         How they are set up, or must be.
 
     Raises:
+        TopicVanishedError: one of those that are expected is not there.
         TopicDriftError: a topic is set up so that records could be lost or come too early; found, wanted and the
             command that mends it are in the text.
         TopicAbsentError: the main topic is gone.
@@ -65,6 +74,8 @@ def ensure(kafka: Kafka, stream: Stream) -> dict[str, Shape]:
     # Who owns a foreign topic may let it grow: that must not stop what is rejected of the main topic.
     wanted = _wanted(stream, main)
     rooms = _rooms(kafka, wanted)
+    for topic in expected.keys() & wanted.keys() - rooms.keys():
+        raise expected[topic]
     if len(rooms) < len(wanted):
         roomy = _wanted(stream, main, _there(kafka, stream.foreign_topics).values())
         for topic in wanted.keys() - rooms.keys():
@@ -120,17 +131,21 @@ def _accepted(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
     return stream.publishes.topic, main, replace(main, config=needed)
 
 
-def see_no_drift(kafka: Kafka, stream: Stream) -> tuple[str, bool]:
+def see_no_drift(
+    kafka: Kafka, stream: Stream, expected: Mapping[str, TopicVanishedError] = NOTHING
+) -> tuple[str, bool]:
     """Check the topics that are there, and create none; returns what was found, in words, and whether it is a warning.
 
     They should have room for what the stream's foreign topics hold, too; what finds none is parked by reference.
 
     Raises:
-        TopicDriftError, TopicAbsentError, DependencyAwayError: as `ensure`.
+        TopicVanishedError, TopicDriftError, TopicAbsentError, DependencyAwayError: as `ensure`.
     """
     others = _there(kafka, stream.foreign_topics).values()
     wanted = _wanted(stream, _shape(kafka, stream.topic), others)
     rooms = _rooms(kafka, wanted)
+    for topic in expected.keys() & wanted.keys() - rooms.keys():
+        raise expected[topic]
     for topic, room in rooms.items():
         if int(room) < (most := wanted[topic].room):
             text = f"{topic} takes no record above {int(room):,} bytes, the topics that are read hold up to {most:,}"

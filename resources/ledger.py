@@ -359,6 +359,13 @@ class Ledger:
             rows = schema.rows_of(connection, schema.publications, keys)
             return {row.slice_key: Publication(row.attempt, row.sent, row.published_at) for row in rows}
 
+    def ever_published(self, stream: str) -> bool:
+        """Whether any reject of a stream was ever published."""
+        table = schema.publications
+        query = select(table.c.slice_key).where(table.c.stream == stream, table.c.sent > 0).limit(1)
+        with self._reading() as connection:
+            return connection.execute(query).first() is not None
+
     def record_publication(self, stream: str, key: str, publication: Publication) -> None:
         """Keep what Kafka has committed of a slice's rejects; what is older or less never replaces what is kept."""
         table = schema.publications

@@ -167,6 +167,8 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
             ("orders", "tombstone", ""): 1,
             ("orders", "waiting", TIER): 0,
             ("orders", "waiting", late): 0,
+            ("orders", "stranded", TIER): 0,
+            ("orders", "stranded", late): 0,
             ("orders", "parked", PARKED): 1,
             ("orders", "discarded", ""): 0,
             ("orders", "reclaimed", ""): 0,

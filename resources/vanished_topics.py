@@ -1,0 +1,100 @@
+"""DLQ topics that are not there: those that nothing was published to yet, and those that vanished (I11).
+
+What belongs here: telling them apart by the ledger, the error, and making a tier anew that a person gives up. What does
+not: how the topics are set up (`resources.dlq_topics`), or what is recorded as lost (`orchestration.acceptance`).
+
+A topic that vanished is never made anew by itself: what waited on it would be forgotten silently.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from highwater.errors import TopicAbsentError, TopicVanishedError
+from resources.dlq_topics import ensure
+from resources.kafka import PartitionState, TopicState
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.kafka import Kafka
+    from resources.ledger import Ledger
+
+# Brokers hear of a new topic one after another, within a second as a rule.
+HEARD_SECONDS = 10.0
+LOOK_EVERY = 0.1
+# Stands for the ID of a topic that is still to be made; no ID has a blank.
+TO_BE_MADE = "one that is given when it is made"
+
+
+def vanished(ledger: Ledger, stream: Stream, topic: str) -> TopicVanishedError | None:
+    """The error that it is that a tier, the parked topic or one of another system is not there.
+
+    None if nothing was ever published to it, as far as the ledger knows: of the first two that is how they begin.
+    """
+    if topic == stream.parked_topic:
+        return _parked(stream) if ledger.ever_published(stream.name) else None
+    planned = ledger.planned(stream.name, topic)
+    if planned is None:
+        return None
+    ends = ", ".join(f"{p}: {end}" for p, end in sorted(planned.ends.items()))
+    accept = f"highwater accept-loss {stream.name} --topic {topic}"
+    if topic in stream.tier_topics:
+        remedy = f"restore it; else {accept} makes it anew, and tells how what waited there is decided anew from raw"
+    else:
+        remedy = f"see that its owner restores it; if he makes it anew, {accept}; else take it out of the declaration"
+    return TopicVanishedError(
+        f"topic {topic} of stream {stream.name} is gone",
+        stored=f"topic ID {planned.generation.topic_id}, planned to {ends}",
+        found="no such topic",
+        remedy=remedy,
+    )
+
+
+def _parked(stream: Stream) -> TopicVanishedError:
+    topic = stream.parked_topic
+    return TopicVanishedError(
+        f"topic {topic} of stream {stream.name} is gone",
+        stored="records were published to the topics of the DLQ",
+        found="no such topic",
+        remedy="restore it; else create it, as docs/dlq.md says it must be, and highwater reclaim "
+        f"{stream.name} --on {topic} takes back what was parked there",
+    )
+
+
+def expected(ledger: Ledger, stream: Stream) -> dict[str, TopicVanishedError]:
+    """Those of the stream's own DLQ topics that must be there, each with the error that it is if it is not."""
+    found = {topic: vanished(ledger, stream, topic) for topic in (*stream.tier_topics, stream.parked_topic)}
+    return {topic: error for topic, error in found.items() if error is not None}
+
+
+def is_there(kafka: Kafka, topic: str) -> bool:
+    """Whether a topic is there.
+
+    Raises:
+        DependencyAwayError: no broker answered in time.
+    """
+    try:
+        kafka.topic_state(topic)
+    except TopicAbsentError:
+        return False
+    return True
+
+
+def as_made(kafka: Kafka, stream: Stream, topic: str) -> TopicState:
+    """What a tier will hold that is to be made anew: as many partitions as the main topic has, and nothing."""
+    partitions = kafka.topic_state(stream.topic).partitions
+    return TopicState(topic, TO_BE_MADE, {p: PartitionState(0, 0, 0, None) for p in partitions})
+
+
+def make_anew(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> None:
+    """Make a tier anew that vanished.
+
+    Raises:
+        TopicVanishedError: another of the stream's DLQ topics vanished too.
+        TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as `ensure`.
+    """
+    ensure(kafka, stream, {name: error for name, error in expected(ledger, stream).items() if name != topic})
+    deadline = time.monotonic() + HEARD_SECONDS
+    while not is_there(kafka, topic) and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY)

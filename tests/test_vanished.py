@@ -1,0 +1,274 @@
+"""A DLQ topic that was planned and is gone is an error everywhere, is not made anew by itself, and has a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dev.processes import wait_until
+from highwater.declaration import Foreign
+from highwater.errors import TopicAbsentError, TopicRecreatedError, TopicTruncatedError, TopicVanishedError
+from highwater.plans import Generation, Loss, Publication
+from highwater.slices import OffsetRange, Slice
+from orchestration import alerts, ticks
+from orchestration.origin_counts import count_ends
+from orchestration.parked import Choice, look
+from orchestration.plan_status import _dlq
+from orchestration.reclaiming import Asked
+from orchestration.reclaiming import act as reclaim
+from orchestration.retries import plan_tier
+from resources.dlq_topics import ensure, see_no_drift
+from resources.kafka import PartitionState, TopicState
+from resources.ledger import Ledger
+from resources.vanished_topics import expected, vanished
+from tests.scene import Scene
+from tests.support import LONG_TIERS, Message, make_stream, send
+from tests.test_audit import MAIN, Written
+from tests.test_audit import TIER as TIER_TOPIC
+
+if TYPE_CHECKING:
+    from tests.conftest import TopicFactory
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+OTHERS = "sink.errors"
+STREAM = replace(
+    make_stream("orders"), tiers=(timedelta(seconds=10),), foreign=(Foreign(OTHERS, timedelta(seconds=10)),)
+)
+[TIER] = STREAM.tier_topics
+PARKED = STREAM.parked_topic
+
+
+@dataclass
+class Topics:
+    """Stands for the cluster: the ID of each topic, and where its one partition ends."""
+
+    there: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def topics(self) -> list[str]:
+        return [*self.there]
+
+    def topic_state(self, topic: str) -> TopicState:
+        if topic not in self.there:
+            raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
+        found, end = self.there[topic]
+        return TopicState(topic, found, {0: PartitionState(0, end, end, 1)})
+
+    def offsets_at(self, _: str, __: int, state: TopicState) -> dict[int, int]:
+        return {p: seen.last_stable or 0 for p, seen in state.partitions.items()}
+
+    def read(self, *_: object, **__: object) -> list[object]:
+        return []
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """The main topic, the tier and the topic of another system were planned to offset 5."""
+    made = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    for topic in ("orders", TIER, OTHERS):
+        made.open_generation(Generation("orders", topic, "A", 0, {0: 0}, NOW))
+        made.add([Slice("orders", topic, "A", 0, 0, {0: OffsetRange(0, 5)}, NOW)])
+    return made
+
+
+@pytest.fixture
+def told(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], dict[str, Any]]:
+    """What tick, status and alert say of the topics of a cluster."""
+    monkeypatch.setattr(alerts, "stamped_by_broker", lambda *_: True)
+
+    def tell(kafka: Any) -> dict[str, Any]:
+        resources = SimpleNamespace(
+            ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=lambda: kafka)
+        )
+        unused: Any = None
+        with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+            keys = [piece.key for piece in ledger.slices("orders")]
+            instance.add_dynamic_partitions(STREAM.partitions_name, keys)
+            try:
+                tick: Any = ticks.retry(instance, resources, STREAM).message
+            except Exception as error:  # noqa: BLE001 - what is raised is what is looked at
+                tick = error
+        alert = alerts._late_retries(ledger, kafka, unused, STREAM)
+        status = {one.topic: one.error for one in _dlq(ledger, kafka, STREAM)}
+        return {"tick": tick, "alert": alert, "status": status}
+
+    return tell
+
+
+WHOLE = {"orders": ("A", 5), TIER: ("A", 5), OTHERS: ("A", 5), PARKED: ("A", 5)}
+
+
+def test_nothing_is_told_of_topics_that_are_as_they_were_planned(told: Callable[[Any], dict[str, Any]]) -> None:
+    found = told(Topics(WHOLE))
+    assert found["status"] == {TIER: None, OTHERS: None, PARKED: None}
+    assert (found["alert"].over, f"nothing new in {TIER}" in found["tick"]) == (False, True)
+
+
+@pytest.mark.parametrize("topic", [TIER, OTHERS])
+def test_a_planned_topic_that_is_absent_is_an_error_in_tick_status_and_alert(
+    told: Callable[[Any], dict[str, Any]], topic: str
+) -> None:
+    """It passed for one that nothing was ever published to, and what waited there was forgotten."""
+    found = told(Topics({name: one for name, one in WHOLE.items() if name != topic}))
+    for error in (found["tick"], found["status"][topic]):
+        assert isinstance(error, TopicVanishedError)
+        assert (error.stored, error.found) == ("topic ID A, planned to 0: 5", "no such topic")
+        assert f"highwater accept-loss orders --topic {topic}" in error.remedy
+    assert (found["alert"].over, found["alert"].value) == (True, f"topic {topic} of stream orders is gone")
+    assert f"--topic {topic}" in found["alert"].remedy
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"), [(("B", 9), TopicRecreatedError), (("A", 3), TopicTruncatedError)], ids=["recreated", "cut off"]
+)
+def test_a_tier_that_was_recreated_or_cut_off_is_an_error_in_tick_and_status(
+    told: Callable[[Any], dict[str, Any]], state: tuple[str, int], kind: type[Exception]
+) -> None:
+    found = told(Topics({**WHOLE, TIER: state}))
+    for error in (found["tick"], found["status"][TIER]):
+        assert isinstance(error, kind)
+        assert f"highwater accept-loss orders --topic {TIER}" in str(error) or "--partition 0" in str(error)
+
+
+def test_topics_that_nothing_was_published_to_are_no_error(tmp_path: Path) -> None:
+    fresh = Ledger(f"sqlite:///{tmp_path / 'fresh.sqlite'}")
+    assert expected(fresh, STREAM) == {}
+    assert vanished(fresh, STREAM, OTHERS) is None
+
+
+def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledger) -> None:
+    kafka: Any = Topics({name: one for name, one in WHOLE.items() if name != PARKED})
+    lake: Any = None
+    ledger.record_publication("orders", "orders@0000000", Publication(1, 0, NOW))
+    assert vanished(ledger, STREAM, PARKED) is None, "nothing of it was sent"
+    assert look(ledger, kafka, lake, STREAM, Choice()).waiting == {}
+    ledger.record_publication("orders", "orders@0000000", Publication(1, 2, NOW))
+    with pytest.raises(TopicVanishedError, match=f"topic {PARKED} of stream orders is gone") as caught:
+        look(ledger, kafka, lake, STREAM, Choice())
+    assert f"highwater reclaim orders --on {PARKED}" in caught.value.remedy
+    assert isinstance(_dlq(ledger, kafka, STREAM)[-1].error, TopicVanishedError)
+
+
+def test_a_tier_that_vanished_is_made_anew_by_its_acceptance_alone(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
+    scene = Scene(bootstrap, topic(), tmp_path)
+    stream = replace(scene.stream, tiers=(timedelta(seconds=1),))
+    scene.stream = stream
+    [tier] = stream.tier_topics
+    ensure(scene.kafka, stream)
+    send(bootstrap, tier, [Message(b"k", b"v")] * 3)
+
+    def cut() -> bool:
+        due = datetime.now(UTC) + timedelta(seconds=5)
+        return bool(plan_tier(scene.ledger, scene.kafka, stream, tier, due).slices)
+
+    wait_until(cut, 30, "its slice")
+    known = expected(scene.ledger, stream)
+    assert set(ensure(scene.kafka, stream, known)) == {tier, stream.parked_topic}
+    scene.admin.delete_topics([tier])[tier].result(30)
+    wait_until(lambda: tier not in scene.kafka.topics(), 30, "the tier's end")
+    for asked in (ensure, see_no_drift):
+        with pytest.raises(TopicVanishedError, match=tier):
+            asked(scene.kafka, stream, known)
+    assert tier not in scene.kafka.topics(), "publication has not made it anew"
+    shown = scene.run("status", "orders")
+    assert (shown.exit_code, f"TopicVanishedError: topic {tier}" in shown.output) == (2, True)
+    dry = scene.run("accept-loss", "orders", "--topic", tier)
+    assert (dry.exit_code, f"{tier} is gone, and would be made anew" in dry.output) == (0, True), dry.output
+    assert "3 offsets: recreated" in dry.output
+    assert tier not in scene.kafka.topics()
+    done = scene.run("accept-loss", "orders", "--topic", tier, "--yes", "--by", "ann")
+    assert (done.exit_code, f"highwater reclaim orders --on {tier} --until" in done.output) == (0, True), done.output
+    [loss] = scene.ledger.losses("orders", tier)
+    assert (loss.offsets, loss.accepted_by) == (OffsetRange(0, 3), "ann")
+    send(bootstrap, tier, [Message(b"k", b"v")] * 2)
+    wait_until(cut, 30, "the next slice")
+    [_, after] = scene.ledger.slices("orders", tier)
+    assert (after.generation, after.ordinal, after.ranges) == (1, 1, {0: OffsetRange(0, 2)})
+    ensure(scene.kafka, stream, expected(scene.ledger, stream))
+
+
+# What waited there: over tables that are written row by row
+
+
+@pytest.fixture
+def waits(tmp_path: Path) -> Written:
+    """Ten records: four events, six sent to the first tier before noon of the first day; nothing came back yet."""
+    made = Written(tmp_path)
+    made.prove(MAIN, {"raw": 10, "events": 4, "rejects": 6, "dlq": 6, "current": 4})
+    made.add("events", MAIN, range(4))
+    made.add("rejects", MAIN, range(4, 10), next_topic=TIER_TOPIC)
+    made.add("dlq", MAIN, range(4, 10), published_at=NOW)
+    made.ledger.add([MAIN])
+    made.ledger.open_generation(Generation("orders", TIER_TOPIC, "A", 0, {0: 0}, NOW))
+    return made
+
+
+def a_retry(planned_at: datetime) -> Slice:
+    return Slice("orders", TIER_TOPIC, "A", 0, 0, {0: OffsetRange(0, 2)}, planned_at)
+
+
+def test_what_waited_on_a_topic_that_was_made_anew_is_told_as_lost(waits: Written) -> None:
+    """It was counted as waiting for ever."""
+    ends = waits.ends()
+    assert (ends.waiting[TIER_TOPIC], ends.stranded) == (6, {})
+    waits.ledger.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW + timedelta(hours=1)))
+    ends = waits.ends()
+    assert (ends.waiting[TIER_TOPIC], ends.stranded, ends.error) == (0, {TIER_TOPIC: 6}, None)
+    assert [f"lost with {TIER_TOPIC}, to be taken back", "6"] in ends.rows
+
+
+def test_what_was_published_to_the_new_topic_waits(waits: Written) -> None:
+    waits.ledger.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW))
+    assert waits.ends().waiting[TIER_TOPIC] == 6
+
+
+def test_while_a_slice_of_before_is_not_decided_what_waits_may_be_in_it(waits: Written) -> None:
+    waits.ledger.add([a_retry(NOW)])
+    waits.ledger.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW + timedelta(hours=1)))
+    assert waits.ends().stranded == {}
+    waits.prove(a_retry(NOW), {"raw": 2, "events": 2, "rejects": 0})
+    waits.add("events", a_retry(NOW), [4, 5], retries=1)
+    assert waits.ends().stranded == {TIER_TOPIC: 4}
+
+
+def test_behind_a_loss_the_rest_of_the_tier_is_read_first(waits: Written, tmp_path: Path) -> None:
+    """Retention took some of what waits; which, is known when all the rest was read."""
+    now = datetime.now(UTC)
+    hole = Loss("orders", TIER_TOPIC, 0, 0, OffsetRange(0, 4), "expired", "ann", now)
+    waits.ledger.record_loss([hole])
+    assert waits.ends().stranded == {}, "what is left of it is not planned yet"
+    long_ago = now - LONG_TIERS[0] * 1.2 - timedelta(minutes=3)
+    hole = replace(hole, recorded_at=long_ago)
+    earlier = Written(tmp_path / "earlier")
+    earlier.rows = waits.rows
+    earlier.ledger.open_generation(Generation("orders", TIER_TOPIC, "A", 0, {0: 0}, NOW))
+    earlier.ledger.record_loss([hole])
+    assert earlier.ends().stranded == {TIER_TOPIC: 6}
+
+
+def test_what_is_lost_is_taken_back_by_the_topic_that_it_was_published_to(tmp_path: Path) -> None:
+    from tests.test_reclaim import FIRST, Taking, X
+    from tests.test_reclaim import PARKED as ELSEWHERE
+
+    taking = Taking(tmp_path)
+    taking.reject_in_tier()
+    taking.world.write()
+    late = taking.world.ledger
+    where = late, taking.world.lake, taking.where[2]
+    told: list[str] = []
+    [_, second] = where[2].tier_topics[:2]
+    assert reclaim(*where, Asked(on=[ELSEWHERE]), told.append).meant == {}
+    found = reclaim(*where, Asked(sure=True, by="ann", because="the tier was deleted", on=[second]), told.append)
+    assert ([*found.meant], found.slices) == ([X], [FIRST.key])
+    late.open_generation(Generation("orders", second, "A" * 22, 0, {0: 0}, NOW))
+    late.open_generation(Generation("orders", second, "B" * 22, 1, {0: 0}, datetime.now(UTC)))
+    ends = count_ends(*where)
+    assert (ends.stranded, ends.reclaimed, ends.error) == ({}, 1, None)
