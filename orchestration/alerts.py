@@ -6,7 +6,7 @@ alert begins and ends (`highwater.alerting`), or sending it (`resources.webhook`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from orchestration import taken_back
 from orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
 from orchestration.origin_counts import count_parked
 from orchestration.publication import behind
-from orchestration.unread import unread_ages
+from orchestration.unread import in_raw, unread_ages
 from resources import guards
 from resources.guards import guarded
 from resources.topic_facts import stamped_by_broker, topic_settings
@@ -124,11 +124,11 @@ def _parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure
 
 
 def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
-    del lake
     if not stream.delays:
         return None
     try:
-        found = [_lateness(ledger, kafka, stream, topic) for topic in stream.delays]
+        read = in_raw(ledger, lake, stream)
+        found = [_lateness(ledger, kafka, stream, topic, read) for topic in stream.delays]
     except TopicVanishedError as error:
         return Measure(stream.name, "age of retries", error.problem, "no tier is gone", over=True, remedy=error.remedy)
     late, limit = max(late for late, _ in found), stream.alerts.retries_late
@@ -140,19 +140,22 @@ def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> M
         f"the oldest retry is {span(late)} late",
         str(limit),
         late > limit,
-        f"see that {stream.name}_dlq_retries runs, and what its ticks and highwater status {stream.name} say",
+        f"see that {stream.name}_dlq_retries and {stream.name}_repair run, and what their ticks and highwater status "
+        f"{stream.name} say",
     )
 
 
-def _lateness(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> tuple[timedelta, bool]:
-    """How long after its due time a tier's oldest record still is in no slice; and whether all could be asked.
+def _lateness(
+    ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: Collection[str] | None
+) -> tuple[timedelta, bool]:
+    """How long after its due time a tier's oldest record still is not in raw; and whether all could be asked.
 
     Raises:
         TopicVanishedError: the tier is not there any more.
         DependencyAwayError: Kafka or the ledger is away.
     """
     try:
-        ages = unread_ages(ledger, kafka, stream, topic)
+        ages = unread_ages(ledger, kafka, stream, topic, read)
         if topic in stream.foreign_topics and not stamped_by_broker(kafka, topic):
             return timedelta(0), True  # what just came may bear the time of its first publication, days ago
     except TopicAbsentError:
@@ -164,23 +167,23 @@ def _lateness(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> tuple
 
 
 def _retention_left(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
-    del lake
     kept = retention(topic_settings(kafka, stream.topic))
     if kept is None:
         return None
-    ages = unread_ages(ledger, kafka, stream, stream.topic)
+    ages = unread_ages(ledger, kafka, stream, stream.topic, in_raw(ledger, lake, stream))
     left = kept - (ages.oldest or timedelta(0))
     # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
     limit = min(stream.alerts.retention_left, kept / 2)
     if left >= limit and not ages.sure:
         return None
+    planned = f"highwater explain {ages.waiting[0]} tells why it is planned and not read, or " if ages.waiting else ""
     return Measure(
         stream.name,
         "retention before unread records",
         f"{span(left)} until retention takes the oldest unread record",
         str(limit),
         left < limit,
-        f"see that {stream.name}_planner runs and what its ticks say, or raise retention.ms of {stream.topic}",
+        f"{planned}see that {stream.name}_planner runs and what its ticks say, or raise retention.ms of {stream.topic}",
     )
 
 

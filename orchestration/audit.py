@@ -6,7 +6,8 @@ What belongs here: gathering it on one page, without a JVM. What does not: the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.declaration import Severity
 from highwater.errors import HighwaterError
 from highwater.partition_counts import eras
+from highwater.plans import left_to_read
 from highwater.reclaims import numbers
 from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
 from highwater.wording import number, span
@@ -56,7 +58,8 @@ class PartitionAudit:
         planned: the end of what is planned.
         committed: the end of the contiguous slices that stand whole in all tables.
         last_stable: to where it can be read.
-        age: of the oldest record that no slice holds; None where there is none, or it was not asked.
+        age: of the oldest record that is not in raw; None where there is none, or it was not asked.
+        unread: offsets that are not in raw, planned or not; None where that is not known.
     """
 
     partition: int
@@ -64,6 +67,7 @@ class PartitionAudit:
     committed: int | None
     last_stable: int | None
     age: timedelta | None
+    unread: int | None = None
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,7 @@ class Audit:
             [
                 str(p.partition),
                 *map(number, (p.planned, p.committed, p.last_stable)),
-                number(None if p.last_stable is None else max(p.last_stable - (p.planned or 0), 0)),
+                number(p.unread),
                 "" if p.age is None else span(p.age),
             ]
             for p in self.partitions
@@ -356,8 +360,10 @@ def audit(
     whole = [piece.key for piece in newest if not standing.lacking(piece.key)]
     status = stream_status(ledger, kafka, stream, {})
     dlq_errors = [one.error for one in status.dlq if one.error is not None]
-    ages = _ages(ledger, kafka, stream, status)
+    ages = _ages(ledger, kafka, stream, status, standing.raw)
     findings, facts, problems = _looked_at(kafka, stream, ages.oldest)
+    losses = ledger.losses(stream.name)
+    waiting = _waiting([piece for piece in pieces if piece.key not in standing.raw], status, losses)
     committed = committed_ends(ledger.planned(stream.name, stream.topic), pieces, standing)
     found_eras = eras(
         [piece for piece in pieces if piece.topic == stream.topic], ledger.generations(stream.name, stream.topic)
@@ -369,13 +375,18 @@ def audit(
         at=datetime.now(UTC),
         partitions=[
             PartitionAudit(
-                p.partition, p.planned, committed.get(p.partition), p.last_stable, ages.by_partition.get(p.partition)
+                p.partition,
+                p.planned,
+                committed.get(p.partition),
+                p.last_stable,
+                ages.by_partition.get(p.partition),
+                None if p.lag is None else p.lag + waiting.get(p.partition, 0),
             )
             for p in status.partitions
         ],
         slices=len(pieces),
         unfinished=[piece.key for piece in pieces if standing.lacking(piece.key)],
-        losses=ledger.losses(stream.name),
+        losses=losses,
         ends=ends,
         dlq=status.dlq,
         findings=findings,
@@ -437,12 +448,21 @@ def committed_ends(planned: Planned | None, pieces: Sequence[Slice], standing: A
     return found
 
 
-def _ages(ledger: Ledger, kafka: Kafka, stream: Stream, status: StreamStatus) -> Ages:
+def _waiting(unread: Sequence[Slice], status: StreamStatus, losses: Sequence[Loss]) -> Counter[int]:
+    """For each partition of the main topic the offsets of these slices, without what is recorded as lost of them."""
+    found: Counter[int] = Counter()
+    for piece in unread:
+        if (piece.topic, piece.topic_id) == (status.topic, status.topic_id):
+            found.update({p: len(offsets) for p, offsets in left_to_read(piece, losses).ranges.items()})
+    return found
+
+
+def _ages(ledger: Ledger, kafka: Kafka, stream: Stream, status: StreamStatus, read: Collection[str]) -> Ages:
     """How old what waits is; what keeps it from being asked is in the status."""
     nothing = Ages({}, sure=False)
     try:
         # A broker that is away is waited for once.
-        return unread_ages(ledger, kafka, stream, stream.topic) if status.partitions else nothing
+        return unread_ages(ledger, kafka, stream, stream.topic, read) if status.partitions else nothing
     except HighwaterError:
         return nothing
 

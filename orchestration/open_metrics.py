@@ -9,7 +9,7 @@ All are gauges: their text is OpenMetrics and, for a textfile collector, the old
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -53,7 +53,7 @@ FAMILIES: Mapping[str, tuple[tuple[str, ...], str]] = {
         _PARTITION,
         "Offsets that could be planned and are not: records, and markers of transactions among them.",
     ),
-    "highwater_oldest_unread_age_seconds": (_PARTITION, "Age of the oldest record that no slice holds, where known."),
+    "highwater_oldest_unread_age_seconds": (_PARTITION, "Age of the oldest record that is not in raw, where known."),
     "highwater_slices": (("stream", "topic"), "Planned slices."),
     "highwater_slices_not_whole": (("stream", "topic"), "Planned slices that do not stand whole in all tables."),
     "highwater_stopped": (
@@ -166,7 +166,8 @@ def _stream(found: Metrics, ledger: Ledger, kafka: Kafka, lake: Lake, stream: St
         planned = _planned(found, ledger, view)
         _plans(found, view, planned, pieces, standing)
         # A tier that is not there yet has had no reject.
-        _topic(found, ledger, kafka, view, planned, expected=view is stream or planned is not None)
+        read = None if standing is None else standing.raw
+        _topic(found, ledger, kafka, view, planned, read, expected=view is stream or planned is not None)
     _losses(found, stream, losses)
     _holds(found, ledger, stream)
     _alerts(found, ledger, stream.name)
@@ -203,7 +204,14 @@ def _plans(
 
 
 def _topic(
-    found: Metrics, ledger: Ledger, kafka: Kafka, view: Stream, planned: Planned | None, *, expected: bool
+    found: Metrics,
+    ledger: Ledger,
+    kafka: Kafka,
+    view: Stream,
+    planned: Planned | None,
+    read: Collection[str] | None,
+    *,
+    expected: bool,
 ) -> None:
     """How far the topic reaches, and what keeps it from being planned."""
     if "kafka" in found.away:
@@ -221,7 +229,9 @@ def _topic(
         return  # without the plan nobody knows what is unread
     for one in status.partitions:
         found.add("highwater_lag_records", one.lag, view.name, view.topic, one.partition)
-    ages = found.ask("kafka", lambda: unread_ages(ledger, kafka, view, view.topic)) if status.partitions else None
+    if read is None or not status.partitions:
+        return  # without the lake nobody knows what of the plan is unread
+    ages = found.ask("kafka", lambda: unread_ages(ledger, kafka, view, view.topic, read))
     for partition, age in ages.by_partition.items() if ages else ():
         found.add("highwater_oldest_unread_age_seconds", age.total_seconds(), view.name, view.topic, partition)
 

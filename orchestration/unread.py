@@ -1,29 +1,39 @@
-"""What of a topic no slice holds yet, and how old it is.
+"""What of a topic is not in raw yet, planned or not, and how old it is.
 
-What belongs here: the offsets behind the planned ends, and the age of the oldest record among them. What does not:
+What belongs here: the offsets behind what was read, and the age of the oldest record among them. What does not:
 cutting them (`orchestration.cutting`), or judging their age (`orchestration.alerts`, `highwater.topic_rules`).
+
+A slice that is planned and not read is in as much danger of retention as what is not planned.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
+from highwater.plans import left_to_read
 from highwater.slices import OffsetRange
 from orchestration.cutting import positions
+from orchestration.dependencies import lake_guard, see_lake_there
+from resources.guards import guarded
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from resources.kafka import Kafka
+    from highwater.plans import Planned
+    from highwater.slices import Slice
+    from resources.kafka import Kafka, TopicState
+    from resources.lake import Lake
     from resources.ledger import Ledger
 
 # A record is read of so many partitions to know its age: those that lag most.
 PARTITIONS_ASKED = 32
 READ_SECONDS = 5.0
+# Of slices that are not in raw so many are looked at, the oldest: 100,000 rows of the ledger would take seconds.
+SLICES_ASKED = 1_000
 
 
 @dataclass(frozen=True)
@@ -32,11 +42,15 @@ class Ages:
 
     Args:
         by_partition: those that are known. Of a partition whose lag is markers of transactions alone there is none.
-        sure: whether every partition could be asked.
+        sure: whether every partition could be asked, and the lake: without it all are as old as this at least.
+        waiting: the oldest slices that are planned and not in raw.
+        starts: for each partition that could be asked where what is not in raw begins.
     """
 
     by_partition: Mapping[int, timedelta]
     sure: bool
+    waiting: Sequence[str] = ()
+    starts: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def oldest(self) -> timedelta | None:
@@ -44,8 +58,25 @@ class Ages:
         return max(self.by_partition.values(), default=None)
 
 
-def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> Ages:
-    """The ages of what the planner has not cut of a topic.
+def in_raw(ledger: Ledger, lake: Lake, stream: Stream) -> set[str] | None:
+    """The slices that stand in raw; None if the lake cannot be asked now."""
+    try:
+        with guarded(lake_guard(ledger, lake, stream)):
+            see_lake_there(ledger, lake)
+            return lake.holds(stream.name, "raw")
+    except HighwaterError:
+        return None
+
+
+def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: Collection[str] | None) -> Ages:
+    """The ages of what is not in raw of a topic.
+
+    Args:
+        ledger: the plans.
+        kafka: is looked at.
+        stream: the stream.
+        topic: its main topic, or one whose records are retried.
+        read: the slices in raw. If that is not known, None: then those are unread that no attempt was made at.
 
     Raises:
         TopicAbsentError: there is no such topic.
@@ -53,17 +84,52 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> Age
     """
     state, planned = kafka.topic_state(topic), ledger.planned(stream.name, topic)
     # Planned ends of another topic under the same name say nothing of this one.
-    same = planned is not None and planned.generation.topic_id == state.topic_id
-    ends = positions(planned, state) if planned and same else {}
+    same = planned if planned is not None and planned.generation.topic_id == state.topic_id else None
+    unread = _unread(ledger, same, read) if same else []
+    starts = _starts(state, same, unread)
     waiting = {
-        p: OffsetRange(begin, seen.last_stable)
+        p: OffsetRange(start, seen.last_stable)
         for p, seen in state.partitions.items()
-        if seen.last_stable is not None and (begin := max(ends.get(p, 0), seen.log_start or 0)) < seen.last_stable
+        if (start := starts.get(p)) is not None and seen.last_stable is not None and start < seen.last_stable
     }
-    return _ages(kafka, topic, waiting, sure=all(seen.known for seen in state.partitions.values()))
+    sure = read is not None and all(seen.known for seen in state.partitions.values())
+    return _ages(kafka, topic, waiting, [piece.key for piece in unread], starts, sure=sure)
 
 
-def _ages(kafka: Kafka, topic: str, waiting: Mapping[int, OffsetRange], *, sure: bool) -> Ages:
+def _unread(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> list[Slice]:
+    """The oldest slices of a topic that are not in raw, without what is recorded as lost of them."""
+    topic = planned.generation
+    tried = ledger.attempts_at(topic.stream, topic.topic, topic.topic_id)
+    # No attempt commits before the ledger gave it a number.
+    keys = [key for key, number in tried.items() if (not number if read is None else key not in read)]
+    losses = ledger.losses(topic.stream, topic.topic) if keys else []
+    found = [left_to_read(piece, losses) for piece in ledger.get(keys[:SLICES_ASKED])]
+    return [piece for piece in found if piece.offsets]
+
+
+def _starts(state: TopicState, planned: Planned | None, unread: Sequence[Slice]) -> dict[int, int]:
+    """For each partition where the first of these slices begins that has some of it; else where the plan ends."""
+    ends = positions(planned, state) if planned else {}
+    if len(unread) == SLICES_ASKED:  # of more, nothing is known of a partition behind these
+        ends |= {p: offsets.end for p, offsets in unread[-1].ranges.items()}
+    first: dict[int, int] = {}
+    for piece in unread:
+        for partition, offsets in piece.ranges.items():
+            if len(offsets):
+                first[partition] = min(first.get(partition, offsets.start), offsets.start)
+    known = {p: seen for p, seen in state.partitions.items() if seen.known}
+    return {p: max(first.get(p, ends.get(p, 0)), seen.log_start or 0) for p, seen in known.items()}
+
+
+def _ages(
+    kafka: Kafka,
+    topic: str,
+    waiting: Mapping[int, OffsetRange],
+    slices: Sequence[str],
+    starts: Mapping[int, int],
+    *,
+    sure: bool,
+) -> Ages:
     """The age of the first record of each range, of those partitions that lag most."""
     most = sorted(waiting, key=lambda p: -len(waiting[p]))[:PARTITIONS_ASKED]
     found = {}
@@ -74,7 +140,7 @@ def _ages(kafka: Kafka, topic: str, waiting: Mapping[int, OffsetRange], *, sure:
             sure = False
         else:
             found.update({} if first is None else {partition: age_of(first.timestamp()[1])})
-    return Ages(found, sure)
+    return Ages(found, sure, slices, starts)
 
 
 def age_of(timestamp_ms: int) -> timedelta:

@@ -175,6 +175,21 @@ class Ledger:
             found = [slice_of(row) for row in connection.execute(query)]
         return found if newest is None else found[::-1]
 
+    def attempts_at(self, stream: str, topic: str, topic_id: str) -> dict[str, int]:
+        """For each slice of a topic, oldest first, the last attempt that was about to commit it; 0 where none ever was.
+
+        Args:
+            stream: the stream's name.
+            topic: the topic.
+            topic_id: slices of earlier topics under its name are left out.
+        """
+        table = schema.slices
+        query = select(table.c.slice_key, table.c.attempt).where(
+            table.c.stream == stream, table.c.topic == topic, table.c.topic_id == topic_id
+        )
+        with self._reading() as connection:
+            return {row.slice_key: row.attempt for row in connection.execute(query.order_by(table.c.ordinal))}
+
     def _slices_query(self, stream: str, topic: str | None, after: str | None) -> Select[Any]:
         table = schema.slices
         query = select(table).where(table.c.stream == stream)

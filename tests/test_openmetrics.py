@@ -223,7 +223,10 @@ def test_without_the_lake_the_plan_and_the_topic_are_told(written: Written) -> N
 
     numbers = read(asked(written.ledger, broker(), Away("/nowhere")).text)
     assert numbers["highwater_up"]["lake",] == 0
-    assert {name for name in FAMILIES if not numbers[name]} == OF_LAKE | {"highwater_failing_check_slices"}
+    assert {name for name in FAMILIES if not numbers[name]} == OF_LAKE | {
+        "highwater_failing_check_slices",
+        "highwater_oldest_unread_age_seconds",
+    }
     assert numbers["highwater_lag_records"]["orders", "orders", "0"] == 7
 
 

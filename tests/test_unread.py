@@ -1,0 +1,197 @@
+"""How old is what is not in raw, planned or not; on a ledger and a lake of their own, with a cluster that is played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from highwater.declaration import Alerts
+from highwater.errors import DependencyAwayError
+from highwater.plans import Generation, Loss
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from highwater.topic_rules import Setting
+from orchestration import alerts, unread
+from orchestration import audit as audit_page
+from orchestration.unread import Ages, in_raw, unread_ages
+from resources.kafka import PartitionState, TopicState
+from resources.lake import Lake
+from resources.ledger import Ledger
+from tests.support import make_stream
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+STREAM = make_stream("orders")
+TIER = STREAM.tier_topics[0]
+
+
+class Topic:
+    """A cluster whose records are a minute older than the next one; the last one before offset 100 is a minute old."""
+
+    def topics(self) -> list[str]:
+        return ["orders", TIER]
+
+    def topic_state(self, topic: str) -> TopicState:
+        return TopicState(topic, "A", {p: PartitionState(0, 100, 100, 1) for p in (0, 1)})
+
+    def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Any]:
+        @dataclass
+        class Message:
+            at: datetime
+
+            def timestamp(self) -> tuple[int, int]:
+                return 0, round(self.at.timestamp() * 1000)
+
+        now = datetime.now(UTC)
+        return (Message(now - timedelta(minutes=100 - r.start)) for r in ranges.values() if len(r))
+
+
+class Deployed:
+    """Slices of ten offsets of both partitions, planned up to offset 60, of which raw holds some."""
+
+    def __init__(self, folder: Path, topic: str = "orders", slices: int = 6) -> None:
+        self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
+        self.lake = Lake(str(folder / "lake"))
+        self.topic = topic
+        self.kafka: Any = Topic()
+        self.ledger.open_generation(Generation("orders", topic, "A", 0, {0: 0, 1: 0}, NOW))
+        at = [OffsetRange(10 * n, 10 * n + 10) for n in range(slices)]
+        self.slices = [Slice("orders", topic, "A", 0, n, {0: r, 1: r}, NOW) for n, r in enumerate(at)]
+        self.ledger.add(self.slices)
+
+    def read(self, *ordinals: int) -> None:
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        pieces = [self.slices[n] for n in ordinals]
+        self.ledger.next_attempts([piece.key for piece in pieces])
+        rows = {"slice": [p.key for p in pieces], "proof": [Proof(p, 1, 0).to_json() for p in pieces]}
+        write_deltalake(self.lake.path("orders", "raw"), pa.table(rows), mode="append", partition_by="slice")
+
+    def ages(self) -> Ages:
+        return unread_ages(self.ledger, self.kafka, STREAM, self.topic, in_raw(self.ledger, self.lake, STREAM))
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> Deployed:
+    return Deployed(tmp_path)
+
+
+def minutes(ages: Ages) -> dict[int, int]:
+    return {p: round(age / timedelta(minutes=1)) for p, age in ages.by_partition.items()}
+
+
+def test_what_is_planned_and_read_is_not_unread(deployed: Deployed) -> None:
+    deployed.read(*range(6))
+    ages = deployed.ages()
+    assert (ages.starts, ages.waiting, ages.sure, minutes(ages)) == ({0: 60, 1: 60}, [], True, {0: 40, 1: 40})
+
+
+def test_a_slice_that_was_never_read_is_as_old_as_its_first_record(deployed: Deployed) -> None:
+    """It aged past retention with no alert, since it was planned."""
+    deployed.read(0, 1, 3, 5)
+    ages = deployed.ages()
+    assert (ages.starts, ages.waiting) == ({0: 20, 1: 20}, ["orders@0000002", "orders@0000004"])
+    assert minutes(ages) == {0: 80, 1: 80}
+
+
+def test_each_partition_begins_where_its_own_first_slice_does(deployed: Deployed) -> None:
+    rest = {0: OffsetRange(60, 60), 1: OffsetRange(60, 70)}
+    more = {0: OffsetRange(60, 70), 1: OffsetRange(70, 70)}
+    deployed.slices += [replace(deployed.slices[0], ordinal=n, ranges=r) for n, r in ((6, more), (7, rest))]
+    deployed.slices[6:] = [
+        replace(deployed.slices[6], ranges={0: OffsetRange(60, 70), 1: OffsetRange(60, 60)}),
+        replace(deployed.slices[7], ranges={0: OffsetRange(70, 70), 1: OffsetRange(60, 70)}),
+    ]
+    deployed.ledger.add(deployed.slices[6:])
+    deployed.read(*range(6), 7)
+    assert deployed.ages().starts == {0: 60, 1: 70}
+
+
+def test_what_is_recorded_as_lost_is_not_waited_for(deployed: Deployed) -> None:
+    deployed.read(*range(1, 6))
+    lost = [Loss("orders", "orders", 0, p, OffsetRange(0, end), "expired", "ann", NOW) for p, end in ((0, 10), (1, 4))]
+    deployed.ledger.record_loss(lost)
+    assert deployed.ages().starts == {0: 60, 1: 4}
+
+
+def test_without_the_lake_that_is_unread_that_nobody_tried(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise DependencyAwayError("the lake does not answer", remedy="mount it")
+
+    deployed.read(0, 1)
+    deployed.ledger.next_attempts(["orders@0000002"])
+    monkeypatch.setattr(Lake, "holds", away)
+    ages = deployed.ages()
+    assert (ages.starts, ages.sure) == ({0: 30, 1: 30}, False)
+
+
+def test_of_very_many_slices_the_oldest_are_looked_at(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread, "SLICES_ASKED", 2)
+    deployed.read(0)
+    assert (deployed.ages().starts, len(deployed.ages().waiting)) == ({0: 10, 1: 10}, 2)
+
+
+def alert_of(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> Any:
+    kept = str(90 * 60_000)
+    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(kept, "x")})
+    stream = replace(STREAM, alerts=Alerts(retention_left=timedelta(minutes=30), retries_late=timedelta(minutes=30)))
+    asked = deployed.ledger, deployed.kafka, deployed.lake, stream
+    return alerts._retention_left(*asked) if deployed.topic == "orders" else alerts._late_retries(*asked)
+
+
+def test_the_alert_of_retention_names_the_slice_that_nobody_reads(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed.read(0, 1, 2)
+    over = alert_of(deployed, monkeypatch)
+    assert (over.over, over.remedy.startswith("highwater explain orders@0000003 tells why")) == (True, True)
+    assert over.value.startswith("0:19:") or over.value.startswith("0:20:")
+    deployed.read(3, 4, 5)
+    under = alert_of(deployed, monkeypatch)
+    assert (under.over, "explain" in under.remedy) == (False, False)
+
+
+def test_a_retry_that_is_planned_and_not_read_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(STREAM), "delays", property(lambda _: {TIER: timedelta(minutes=20)}))
+    tier = Deployed(tmp_path, TIER, slices=10)
+    tier.read(*range(9))
+    assert not alert_of(tier, monkeypatch).over
+    (tmp_path / "other").mkdir()
+    other = Deployed(tmp_path / "other", TIER, slices=10)
+    other.read(0, *range(2, 10))
+    assert alert_of(other, monkeypatch).over, "its first record came 90 minutes ago"
+
+
+def test_the_audit_counts_what_is_planned_and_not_read(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
+    monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
+    deployed.read(0, 1, 2, 4)
+    page = audit_page.audit(deployed.ledger, deployed.kafka, deployed.lake, STREAM)
+    assert [one.unread for one in page.partitions] == [60, 60]
+    assert [round((one.age or timedelta(0)) / timedelta(minutes=1)) for one in page.partitions] == [70, 70]
+
+
+def test_no_proof_and_no_other_plan_is_opened(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100,000 slices that would take minutes."""
+
+    def opened(*_: object, **__: object) -> None:
+        pytest.fail("all slices are read")
+
+    deployed.read(0, 1, 2, 4)
+    got: list[str] = []
+    get = Ledger.get
+    monkeypatch.setattr(Lake, "committed_at", opened)
+    monkeypatch.setattr(Ledger, "slices", opened)
+
+    def counted(ledger: Ledger, keys: list[str]) -> list[Slice]:
+        got.extend(keys)
+        return get(ledger, keys)
+
+    monkeypatch.setattr(Ledger, "get", counted)
+    assert deployed.ages().starts == {0: 30, 1: 30}
+    assert got == ["orders@0000003", "orders@0000005"]
