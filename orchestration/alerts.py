@@ -214,6 +214,22 @@ def _held(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure |
     )
 
 
+def _given_up(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
+    del kafka, lake
+    found = ledger.given_up.open(stream.name)
+    return Measure(
+        stream.name,
+        "given up",
+        f"{len(found):,} slices; {found[0].text}" if found else "no slice is given up",
+        "no slice is given up",
+        bool(found),
+        f"highwater explain {found[0].slice_key} tells its runs: mend what they fail by, then materialise it, or "
+        f"highwater retry-slice {found[0].slice_key}"
+        if found
+        else "nothing is to be done",
+    )
+
+
 def _published_late(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
     del kafka
     now = datetime.now(UTC)
@@ -268,6 +284,7 @@ def _dependencies(ledger: Ledger) -> list[Measure]:
 MEASURES: tuple[Measuring, ...] = (
     _breaker,
     _held,
+    _given_up,
     _reject_ratio,
     _parked,
     _late_retries,

@@ -24,6 +24,7 @@ from orchestration.operator_jobs import (
     key_jobs,
     parked_jobs,
     rebuild_jobs,
+    retry_jobs,
 )
 from orchestration.resources import default_resources
 from orchestration.schedules import daily_audit, hourly
@@ -87,6 +88,7 @@ def _stream_defs(stream: Stream, *, running: bool) -> dg.Definitions:
             *parked_jobs(stream),
             *breaker_jobs(stream),
             *(hold_jobs(stream) if stream.ordered else ()),
+            *retry_jobs(stream),
             *rebuild_jobs(stream),
             *key_jobs(stream),
             *erasure_jobs(stream),

@@ -24,6 +24,7 @@ from orchestration.cli_maintenance import maintain, recall_keys
 from orchestration.cli_metrics import metrics
 from orchestration.cli_parked import discard_parked, reclaim, redrive_parked
 from orchestration.cli_rebuild import rebuild_all, rebuild_current, rebuild_ledger
+from orchestration.cli_retry import retry_slice
 from orchestration.cli_tracing import explain, locate
 from orchestration.terminal import (
     Deployment,
@@ -253,6 +254,7 @@ for _command in (
     reclaim,
     accept_rejects,
     release_hold,
+    retry_slice,
     rebuild_ledger,
     rebuild_current,
     rebuild_all,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
     from orchestration.publication import Told
     from orchestration.verdicts import Attempts
+    from resources.given_up import GivenUp
     from resources.lake import Lake, Size
     from resources.ledger import Ledger
 
@@ -93,6 +94,7 @@ class Explained:
         publication: what was sent of its rejects; None if nothing was.
         undone: the tables that do not follow the slice's decision yet; empty when it is whole.
         rejects: rows of the slice in the table of rejects.
+        given_up: since when repair requests it no more; None if it does.
         hold: what holds it, or held it until a person released it; None if nothing does.
         reclaims: what was taken back from the DLQ for it to decide anew.
         leases: those of its stream that somebody holds, and when each ends unless it is renewed.
@@ -111,6 +113,7 @@ class Explained:
     undone: Sequence[str]
     rejects: Sequence[Rejected] = ()
     hold: Hold | None = None
+    given_up: GivenUp | None = None
     reclaims: Sequence[Reclaim] = ()
     leases: Mapping[str, datetime] = field(default_factory=dict)
     runs: Sequence[Run] | None = None
@@ -137,6 +140,7 @@ class Explained:
             )
         lines += [] if self.accepted is None else self.accepted.lines
         lines += [self.hold.text] if self.hold is not None else []
+        lines += [f"{self.given_up.text}; highwater retry-slice lets it be tried again"] if self.given_up else []
         lines += [self._taken_back] if self.reclaims else []
         lines += [
             f"lease: {name!r} is held until {ends:%H:%M:%S} UTC, or renewed" for name, ends in self.leases.items()
@@ -201,6 +205,7 @@ class Explained:
             "published": None if self.publication is None else self.publication.sent,
             "undone": [*self.undone],
             "rejects": [vars(one) for one in self.rejects],
+            "given_up": None if self.given_up is None else self.given_up.to_plain(),
             "hold": None if self.hold is None else self.hold.to_plain(),
             "reclaimed": len({one.origin for one in self.reclaims}),
             "leases": {name: ends.isoformat() for name, ends in self.leases.items()},
@@ -255,6 +260,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         undone=standing.lacking(key),
         rejects=_rejects(lake, stream, key),
         hold=ledger.holds.of([key]).get(key),
+        given_up=next((one for one in ledger.given_up.open(stream.name) if one.slice_key == key), None),
         reclaims=ledger.reclaims.of(stream.name, slice_key=key),
         leases={name: ends for name, ends in leases.items() if _concerns(name, stream)},
         runs=None if instance is None else _runs(instance, stream, key, leases),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES, RunRecord
 
+from highwater.errors import DependencyAwayError
 from orchestration.requests import PUBLISH, PURPOSE, PastRun, keys_named
 from orchestration.stream_assets import PUBLISHED, STREAM_TAG, table_key, table_keys
 
@@ -51,8 +52,8 @@ def _past(
     records = {record.dagster_run.run_id: record for record in (*unfinished, *recent)}
     position = {key: at for at, key in enumerate(order)}
     return [
-        PastRun(keys_named(record.dagster_run.tags, order, position), _ended_at(record, now))
-        for record in records.values()
+        PastRun(keys_named(record.dagster_run.tags, order, position), _ended_at(record, now), run_id)
+        for run_id, record in records.items()
         if wanted(record)
     ]
 
@@ -89,6 +90,13 @@ def _time_of_end(record: RunRecord) -> datetime:
         return datetime.fromtimestamp(record.end_time, UTC)
     changed = record.update_timestamp
     return changed.replace(tzinfo=UTC) if changed.tzinfo is None else changed
+
+
+def dependency_was_away(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether a step of a run failed because a dependency was away, Spark for example, and not by what it was to do."""
+    failures = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    texts = [entry.dagster_event.step_failure_data for entry in failures if entry.dagster_event is not None]
+    return any(data.error is not None and DependencyAwayError.__name__ in data.error.to_string() for data in texts)
 
 
 def materialised(instance: dg.DagsterInstance, stream: Stream) -> set[str]:

@@ -120,6 +120,27 @@ def _release_hold(context: dg.OpExecutionContext, stream: "Stream") -> None:
     )
 
 
+_RETRY: dict[str, Any] = {**_DECISION, "slice": dg.Field(str, description="The slice that was given up.")}
+
+
+def retry_jobs(stream: "Stream") -> list[dg.JobDefinition]:
+    """`<stream>_retry_slice`: the command of the same name, in the UI."""
+    return [_operators_job(stream, "retry_slice", _RETRY, _retry_slice)]
+
+
+def _retry_slice(context: dg.OpExecutionContext, stream: "Stream") -> None:
+    from orchestration.retrying_slices import Asked, act
+
+    asked = context.op_config
+    act(
+        context.resources.ledger.open(),
+        [stream.name],
+        Asked(asked["slice"], asked["record"], asked["by"], asked["because"]),
+        datetime.now(UTC),
+        context.log.info,
+    )
+
+
 _KEYS: dict[str, Any] = {
     "record": _RECORD,
     "first": dg.Field(str, description="The first slice."),

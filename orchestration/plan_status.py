@@ -26,6 +26,7 @@ from orchestration.publication import Behind, behind
 from orchestration.retries import plan_tier
 from orchestration.taken_back import TakenBack, told_of
 from resources.breakers import Judgement
+from resources.given_up import GivenUp
 from resources.guards import open_error, resting, told
 from resources.history import look_back
 from resources.vanished_topics import vanished
@@ -134,6 +135,7 @@ class StreamStatus:
         refused: slices that were over its limit and are undecided.
         dependencies: breakers of the stream's dependencies that are not closed, in sentences.
         holds: slices that records hold.
+        given_up: slices that repair requests no more.
         waiting: what the lake tells of work that is to come, or why that is not known; None where it was not looked at.
         workers: runs of the stream whose worker gave a sign of life within the last minute, and when its lease runs out
             unless it is renewed.
@@ -154,6 +156,7 @@ class StreamStatus:
     holds: Sequence[Hold] = ()
     workers: Mapping[str, datetime] = field(default_factory=dict)
     waiting: Waiting | Exception | None = None
+    given_up: Sequence[GivenUp] = ()
 
     @property
     def lag(self) -> int | None:
@@ -180,10 +183,14 @@ class StreamStatus:
         ]
         breakers = [f"  breaker {self.breaker.text}", *[f"  {text}" for text in self.dependencies]]
         holds = [f"  {one.text}; mend it, or highwater release-hold {one.slice_key}" for one in self.holds]
+        given_up = [
+            f"  {one.text}; mend it, then materialise it, or highwater retry-slice {one.slice_key}"
+            for one in self.given_up
+        ]
         workers = [
             f"  run {run}: its worker lives, lease until {ends:%H:%M:%S} UTC" for run, ends in self.workers.items()
         ]
-        lines = [*errors, *breakers, *refused, *holds, *alerts, *workers]
+        lines = [*errors, *breakers, *refused, *holds, *given_up, *alerts, *workers]
         return [head, *lines, *[f"  {one.line}" for one in self.dlq], *self._waits]
 
     @property
@@ -221,6 +228,7 @@ class StreamStatus:
             ],
             "dependencies": list(self.dependencies),
             "holds": [one.to_plain() for one in self.holds],
+            "given_up": [one.to_plain() for one in self.given_up],
             "workers": {run: ends.isoformat() for run, ends in self.workers.items()},
             "alerts": [one.to_plain() for one in self.alerts],
             "dlq": [{**vars(one), "error": None if one.error is None else _error_plain(one.error)} for one in self.dlq],
@@ -285,6 +293,7 @@ def _stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping
         refused=ledger.breakers.refused(stream.name),
         dependencies=_dependencies(ledger, stream),
         holds=ledger.holds.open(stream.name),
+        given_up=ledger.given_up.open(stream.name),
         workers=_workers(ledger, stream),
         # A broker that is away is waited for once.
         dlq=_dlq(ledger, kafka, stream) if found.partitions else [],

@@ -17,11 +17,12 @@ from highwater.breaker import rested
 from highwater.errors import UnknownSliceError
 from orchestration import metadata, standing
 from orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
-from orchestration.history import materialised, past_runs
+from orchestration.history import dependency_was_away, materialised, past_runs
 from orchestration.requests import (
     RepairRules,
     decide_repair,
     forgiven,
+    histories,
     in_flight,
     probe_requests,
     repair_requests,
@@ -119,9 +120,13 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     see_kafka_awake(ledger, now)
     seen = _look(instance, ledger, lake, stream, cursor, now)
     gate = _gate(ledger, lake, stream, seen, now)
-    let_go = {**gate.accepted, **released(ledger, seen.lacking)}
-    runs = forgiven(past_runs(instance, stream, seen.order, now), _floor(ledger, stream, gate.breaker), let_go)
-    decided = _decide(stream, seen, gate, runs, now)
+    let_go = {**gate.accepted, **released(ledger, seen.lacking), **_tried_again(ledger, seen.lacking)}
+    floor = _floor(ledger, stream, gate.breaker)
+    runs = forgiven(past_runs(instance, stream, seen.order, now), floor, let_go)
+    decided = _decide(instance, stream, seen, gate, runs, _still_given_up(ledger, stream, seen, gate, floor), now)
+    if decided.repair.given_up:
+        known = histories(decided.repair.given_up, runs)
+        ledger.given_up.add(stream.name, {key: one.ended for key, one in known.items()}, now)
     live = [piece for key, piece in seen.slices.items() if key not in seen.retired]
     forgotten = forgotten_events(instance, stream, live, seen.there)
     return Tick(
@@ -146,7 +151,9 @@ def _look(
     retired = ledger.retired.among([piece.key for piece in page])
     lost = _lost([piece for piece in page if piece.key not in retired], order, now)
     strange, suspects = _suspects(instance, ledger, stream, order)
-    slices = {piece.key: piece for piece in (*suspects, *page)}
+    # One that was given up and that somebody materialised since is done, wherever the page is.
+    given_up = ledger.get([one.slice_key for one in ledger.given_up.open(stream.name)][:PAGE])
+    slices = {piece.key: piece for piece in (*suspects, *given_up, *page)}
     with guarded(lake_guard(ledger, lake, stream)):
         see_lake_there(ledger, lake)
         there = standing.attempts(lake, stream, list(slices))
@@ -171,7 +178,47 @@ def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, now: datetime
     return _Gate(breaker, away, holds, accepted, refused)
 
 
-def _decide(stream: Stream, seen: _Seen, gate: _Gate, runs: Sequence[PastRun], now: datetime) -> _Decided:
+def _tried_again(ledger: Ledger, lacking: Collection[str]) -> dict[str, datetime]:
+    """Slices that were given up and that a person lets be tried again, and since when."""
+    found = ledger.given_up.of([*lacking])
+    return {key: one.released_at for key, one in found.items() if one.released_at is not None}
+
+
+def _still_given_up(ledger: Ledger, stream: Stream, seen: _Seen, gate: _Gate, floor: datetime | None) -> set[str]:
+    """The slices that stay given up; forgotten are those that are done, and those whose failures count no more."""
+    found = ledger.given_up.open(stream.name)
+    done = {one.slice_key for one in found if one.slice_key in seen.slices and one.slice_key not in seen.lacking}
+    accepted = {
+        key for key, at in gate.accepted.items() if any(one.slice_key == key and one.since < at for one in found)
+    }
+    forgiven_ = {one.slice_key for one in found if floor is not None and one.since < floor}
+    over = done | accepted | forgiven_
+    if over:
+        ledger.given_up.end(sorted(over))
+    return {one.slice_key for one in found} - over
+
+
+def _away(instance: dg.DagsterInstance, keys: Sequence[str], runs: Sequence[PastRun]) -> set[str]:
+    """Those of the slices whose last run failed because a dependency was away that has no breaker, as Spark has none.
+
+    They are asked for on and on, at the longest wait: what they wait for is no fault of theirs.
+    """
+    last: dict[str, PastRun] = {}
+    for run in sorted((run for run in runs if run.ended_at is not None), key=lambda run: str(run.ended_at)):
+        last.update(dict.fromkeys(run.keys & set(keys), run))
+    away = {run_id: dependency_was_away(instance, run_id) for run_id in {run.run_id for run in last.values()} if run_id}
+    return {key for key, run in last.items() if away.get(run.run_id)}
+
+
+def _decide(
+    instance: dg.DagsterInstance,
+    stream: Stream,
+    seen: _Seen,
+    gate: _Gate,
+    runs: Sequence[PastRun],
+    given_up: Collection[str],
+    now: datetime,
+) -> _Decided:
     lacking, main = seen.lacking, seen.main
     in_order = sorted(main & lacking.keys(), key=lambda key: seen.slices[key].ordinal) if stream.ordered else []
     probes = set(in_order[:1]) if stream.ordered else main
@@ -182,7 +229,10 @@ def _decide(stream: Stream, seen: _Seen, gate: _Gate, runs: Sequence[PastRun], n
     most = 1 if stream.blocks else stream.limits.slices_a_run
     turn = take_turn(undone, planned_at, seen.order, runs, [one.slice_key for one in gate.holds], now, RULES, most)
     others = lacking.keys() - stopped.waiting - (undone.keys() - turn.raw_alone)
-    found = decide_repair({key: at for key, at in planned_at.items() if key in others}, runs, now, RULES)
+    missing = {key: at for key, at in planned_at.items() if key in others}
+    found = decide_repair(missing, runs, now, RULES, given_up)
+    if fresh := [key for key in found.given_up if key not in given_up]:
+        found = decide_repair(missing, runs, now, RULES, given_up, _away(instance, fresh, runs))
     raw_alone = stopped.raw_alone | turn.raw_alone
     again = repair_requests(seen.order, found.due, most, now, main, raw_alone=raw_alone, alone=gate.refused)
     return _Decided(stopped, turn, found, [*turn.requests(now), *again, *probe_requests(stopped.probe, now)])
@@ -249,7 +299,7 @@ def repair_lines(
         "due and above the limit of a tick": found.held_back,
         "being worked on": found.in_flight,
         "waiting for the next attempt": list(found.waiting),
-        f"given up for a day after {RULES.attempts} runs, look at them": found.given_up,
+        f"given up after {RULES.attempts} runs, look at them": found.given_up,
         "told to Dagster again": sorted({event.partition or "" for event in forgotten}),
         "not in the ledger, delete their keys from Dagster": strange,
     }

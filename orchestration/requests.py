@@ -106,10 +106,12 @@ class PastRun:
         keys: what it named, its range resolved.
         ended_at: when it ended, in UTC; None while it is in flight, as also a failed run is that Dagster will retry by
             itself.
+        run_id: Dagster's.
     """
 
     keys: frozenset[str]
     ended_at: datetime | None = None
+    run_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Repair:
         due: slices to ask for now, with the attempt.
         in_flight: slices that a run is working on or will.
         waiting: slices whose next attempt is not due, with the time it is.
-        given_up: slices that too many runs left undone: a person has to look, or a day has to pass.
+        given_up: slices that too many runs left undone: a person has to look.
         held_back: slices that are due and above the tick's limit.
     """
 
@@ -166,7 +168,12 @@ class History:
 
 
 def decide_repair(
-    missing: Mapping[str, datetime], runs: Iterable[PastRun], now: datetime, rules: RepairRules
+    missing: Mapping[str, datetime],
+    runs: Iterable[PastRun],
+    now: datetime,
+    rules: RepairRules,
+    given_up: Collection[str] = (),
+    patient: Collection[str] = (),
 ) -> Repair:
     """Which of the missing slices are asked for again.
 
@@ -176,25 +183,27 @@ def decide_repair(
             too left the slice undone, be it that it took one table only, or that the lake lost the rows since.
         now: the time, in UTC.
         rules: caps and waits.
+        given_up: slices that were given up before, and that nobody released.
+        patient: slices that are not given up, however many runs left them undone.
     """
     known = histories(missing, runs)
     due: dict[str, int] = {}
     waiting: dict[str, datetime] = {}
-    in_flight, given_up, held_back = [], [], []
+    in_flight, over, held_back = [], [], []
     for key, planned_at in missing.items():
         history = known[key]
         due_at = _due_at(history, planned_at, rules)
         if history.in_flight:
             in_flight.append(key)
-        elif history.ended >= rules.attempts:
-            given_up.append(key)
+        elif key in given_up or (history.ended >= rules.attempts and key not in patient):
+            over.append(key)
         elif due_at > now:
             waiting[key] = due_at
         elif len(due) < rules.slices_a_tick:
             due[key] = history.ended + 1
         else:
             held_back.append(key)
-    return Repair(due, tuple(in_flight), waiting, tuple(given_up), tuple(held_back))
+    return Repair(due, tuple(in_flight), waiting, tuple(over), tuple(held_back))
 
 
 def histories(keys: Iterable[str], runs: Iterable[PastRun]) -> dict[str, History]:

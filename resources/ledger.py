@@ -22,6 +22,7 @@ from highwater.slices import Slice, SliceKey
 from resources import ledger_schema as schema
 from resources.breakers import Breakers
 from resources.erasures import Erasures, restore
+from resources.given_up import GivenUps
 from resources.holds import Holds
 from resources.leases import Heartbeat, Lease, forget, held, leased
 from resources.ledger_rows import (
@@ -522,6 +523,13 @@ class Ledger:
     def holds(self) -> Holds:
         """The slices of all streams that are held."""
         return Holds(lambda: self._engine)
+
+    # Slices that were given up
+
+    @property
+    def given_up(self) -> GivenUps:
+        """The slices of all streams that repair gave up."""
+        return GivenUps(lambda: self._engine)
 
     # Reclaims
 

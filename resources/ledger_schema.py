@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.portions import portions
 
-VERSION = 5
+VERSION = 6
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 _WRITES = "highwater_writes"
@@ -211,6 +211,19 @@ holds = sa.Table(
     sa.Column("because", sa.Text),
     sa.Column("park", sa.Boolean),
     sa.Index("holds_open", "stream", "released_at"),
+)
+
+given_up = sa.Table(
+    "given_up",
+    metadata,
+    sa.Column("slice_key", sa.String(300), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False),
+    sa.Column("since", Utc, nullable=False),
+    sa.Column("runs", sa.Integer, nullable=False),
+    sa.Column("released_at", Utc),
+    sa.Column("released_by", sa.String(249)),
+    sa.Column("because", sa.Text),
+    sa.Index("given_up_open", "stream", "released_at"),
 )
 
 leases = sa.Table(

@@ -1,0 +1,76 @@
+"""Letting a slice be tried again that repair gave up: a person's decision, kept under a name.
+
+What belongs here: which slices may be, and recording it. What does not: when a slice is given up
+(`orchestration.requests`), or requesting it (`orchestration.repairing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from highwater.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from resources.given_up import GivenUp
+    from resources.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks.
+
+    Args:
+        slice_key: the slice.
+        sure: record it; without it only what is known of the slice is told.
+        by: the person's name.
+        because: why.
+    """
+
+    slice_key: str
+    sure: bool = False
+    by: str = ""
+    because: str = ""
+
+
+def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, log: Callable[[str], object]) -> GivenUp:
+    """Let a slice be tried again, or tell since when it is given up; returns what was known of it.
+
+    Args:
+        ledger: the plans.
+        streams: the names of those that the slice may be of.
+        asked: what is asked.
+        now: the time, in UTC.
+        log: gets what is found and done, in sentences.
+
+    Raises:
+        UnknownSliceError: it was never planned.
+        ConfigurationError: it is not given up, is of another stream, or nobody is named.
+    """
+    if asked.sure and not asked.by:
+        raise ConfigurationError("nobody is named who lets the slice be tried again", remedy="name a person with `by`")
+    [piece] = ledger.get([asked.slice_key])
+    if piece.stream not in streams:
+        raise ConfigurationError(
+            f"{piece.key} is no slice of {', '.join(streams)}",
+            found=f"stream {piece.stream}",
+            remedy="name a slice of that stream",
+        )
+    found = ledger.given_up.of([piece.key]).get(piece.key)
+    if found is None or found.released_at is not None:
+        raise _not_given_up(piece.key)
+    log(found.text)
+    if asked.sure:
+        if not ledger.given_up.release(piece.key, by=asked.by, because=asked.because, now=now):
+            raise _not_given_up(piece.key)
+        log(f"{piece.key}: recorded; {piece.stream}_repair requests it")
+    return found
+
+
+def _not_given_up(key: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{key} is not given up",
+        remedy="nothing; highwater status names the slices that are, highwater explain its runs",
+    )

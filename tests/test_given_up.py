@@ -1,0 +1,167 @@
+"""After its last attempt a slice is an alert and no loop: it stays given up until somebody lets it go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+from dagster import DagsterEvent, DagsterEventType
+from dagster._core.execution.plan.objects import StepFailureData
+from dagster_shared.error import SerializableErrorInfo
+
+from highwater.errors import ConfigurationError
+from orchestration import alerts, repairing
+from orchestration.build import build_defs
+from orchestration.cli import main
+from orchestration.explaining import explain
+from orchestration.plan_status import StreamStatus
+from orchestration.requests import PastRun, RepairRules, decide_repair
+from orchestration.retrying_slices import Asked, act
+from resources.given_up import GivenUp
+from resources.ledger import Ledger
+from tests.test_breaker import ONE, STREAM, TWO, Repairing, prove
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+RULES = RepairRules()
+
+
+def test_what_was_given_up_is_not_asked_for_however_old_its_runs_are() -> None:
+    """It was requested again after a day, and so on for ever."""
+    missing = {"a": NOW - timedelta(days=9), "b": NOW - timedelta(days=9)}
+    found = decide_repair(missing, [], NOW, RULES, given_up=["a"])
+    assert (found.given_up, [*found.due]) == (("a",), ["b"])
+
+
+def test_a_patient_slice_waits_its_longest_time_however_often_it_failed() -> None:
+    runs = [PastRun(frozenset({"a"}), NOW - timedelta(minutes=30 + n)) for n in range(20)]
+    missing = {"a": NOW - timedelta(days=9)}
+    found = decide_repair(missing, runs, NOW, RULES, patient=["a"])
+    assert found.waiting == {"a": NOW + timedelta(minutes=30)}
+    assert decide_repair(missing, runs, NOW + timedelta(hours=1), RULES, patient=["a"]).due == {"a": 21}
+
+
+def test_the_first_time_stays_and_a_release_ends_it(tmp_path: Path) -> None:
+    kept = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}").given_up
+    kept.add("orders", {"a": 6, "b": 7}, NOW)
+    kept.add("orders", {"a": 9}, NOW + timedelta(hours=1))
+    assert kept.open("orders") == [GivenUp("a", NOW, 6), GivenUp("b", NOW, 7)]
+    assert kept.open("payments") == []
+    assert kept.release("a", by="ann", because="mended", now=NOW + timedelta(hours=2))
+    assert not kept.release("a", by="bob", because="too", now=NOW + timedelta(hours=3))
+    assert [one.slice_key for one in kept.open("orders")] == ["b"]
+    kept.end(["a", "b"])
+    assert kept.of(["a", "b"]) == {"a": GivenUp("a", NOW, 6, NOW + timedelta(hours=2))}, "the record of a person stays"
+    kept.add("orders", {"a": 6}, NOW + timedelta(hours=4))
+    assert kept.open("orders") == [GivenUp("a", NOW + timedelta(hours=4), 6)]
+
+
+@pytest.fixture
+def repairing_(tmp_path: Path) -> Iterator[Repairing]:
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+        made = Repairing(tmp_path, instance, [ONE, TWO])
+        prove(made.lake, [ONE, TWO], "raw")
+        made.fail_often(ONE.key)
+        yield made
+
+
+def measured(ours: Repairing) -> Any:
+    unused: Any = None
+    return alerts._given_up(ours.ledger, unused, unused, STREAM)
+
+
+def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_given_up(
+    repairing_: Repairing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = repairing_
+    assert not measured(ours).over
+    requests, tick = ours.tick()
+    assert requests == [([TWO.key], False, "repair")]
+    assert f"1 given up after {repairing.RULES.attempts} runs, look at them: {ONE.key}" in tick.message
+    alert = measured(ours)
+    assert (alert.over, f"highwater retry-slice {ONE.key}" in alert.remedy) == (True, True)
+    assert alert.value.startswith(f"1 slices; {ONE.key} was given up at ")
+    monkeypatch.setattr(repairing, "past_runs", lambda *_: [])  # a day later Dagster is asked for none of these runs
+    assert ours.tick()[0] == [([TWO.key], False, "repair")]
+    told = explain(ours.ledger, ours.lake, STREAM, ONE.key, None)
+    assert any("was given up at" in line for line in told.lines)
+    assert told.to_plain()["given_up"]["runs"] == repairing.RULES.attempts
+    status = StreamStatus("orders", "orders", 2, 0, "A", given_up=ours.ledger.given_up.open("orders"))
+    assert any(f"highwater retry-slice {ONE.key}" in line for line in status.lines)
+    assert [one["slice"] for one in status.to_plain()["given_up"]] == [ONE.key]
+
+
+def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) -> None:
+    ours = repairing_
+    ours.tick()
+
+    def run(*arguments: str) -> Any:
+        url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+        return CliRunner().invoke(main, ["retry-slice", ONE.key, *arguments], env={"HIGHWATER_LEDGER_URL": url})
+
+    assert "a dry run: nothing was recorded" in run().output
+    assert run("--yes").exit_code == 2, "nobody is named"
+    assert ([ONE.key], False, "repair") not in ours.tick()[0]
+    time.sleep(0.01)  # the runs ended before it was released
+    done = run("--yes", "--by", "ann")
+    assert (done.exit_code, "orders_repair requests it" in done.output) == (0, True), done.output
+    assert not measured(ours).over
+    asked = [key for keys, _, _ in ours.tick()[0] for key in keys]
+    assert asked == [ONE.key, TWO.key]
+    with pytest.raises(ConfigurationError, match="is not given up"):
+        act(ours.ledger, ["orders"], Asked(ONE.key), NOW, print)
+    with pytest.raises(ConfigurationError, match="is no slice of payments"):
+        act(ours.ledger, ["payments"], Asked(ONE.key), NOW, print)
+    ours.fail_often(ONE.key)
+    ours.tick()
+    assert measured(ours).over, "what fails again is given up anew"
+
+
+def test_a_slice_that_somebody_materialised_is_given_up_no_more(repairing_: Repairing) -> None:
+    ours = repairing_
+    ours.tick()
+    assert measured(ours).over
+    prove(ours.lake, [ONE], "events", "rejects", "current")
+    ours.tick()
+    assert not measured(ours).over
+
+
+def test_the_job_is_there_for_every_stream() -> None:
+    assert build_defs(streams=[STREAM]).get_repository_def().has_job("orders_retry_slice")
+
+
+def failed_by(ours: Repairing, key: str, text: str) -> None:
+    """A run as a step leaves it that failed by an error of this text."""
+    run = dg.DagsterRun("orders_slice", tags={"dagster/partition": key, "highwater/stream": "orders"})
+    ours.instance.add_run(run)
+    cause = SerializableErrorInfo(f"dagster._core.definitions.events.Failure: {text}", [], "Failure")
+    error = SerializableErrorInfo("RetryRequestedFromPolicy", [], "RetryRequestedFromPolicy", cause=cause)
+    event = DagsterEvent(
+        DagsterEventType.STEP_FAILURE.value,
+        "orders_slice",
+        step_key="orders__raw",
+        event_specific_data=StepFailureData(error, user_failure_data=None),  # type: ignore[no-untyped-call]
+    )
+    ours.instance.report_dagster_event(event, run.run_id)
+    ours.instance.report_run_failed(run)
+
+
+@pytest.mark.parametrize(
+    ("text", "given_up"),
+    [("DependencyAwayError: Spark is away", False), ("UnbalancedError: rows are missing", True)],
+    ids=["Spark is away", "the slice's own fault"],
+)
+def test_what_fails_because_spark_is_away_is_not_given_up(
+    repairing_: Repairing, text: str, given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = repairing_
+    time.sleep(0.01)
+    failed_by(ours, ONE.key, text)
+    _, tick = ours.tick()
+    assert measured(ours).over == given_up
+    assert ("waiting for the next attempt" in tick.message) != given_up
