@@ -196,7 +196,7 @@ class Audit:
                 self._rows,
             ),
             ("Ends of origins", ["end", "records"], self.ends.rows),
-            ("DLQ", ["topic", "waits", "due"], [_dlq(one) for one in self.dlq]),
+            ("DLQ", ["topic", "waits", "due", "paused"], [_dlq(one) for one in self.dlq]),
             (
                 "Losses",
                 ["generation", "partition", "offsets", "reason", "accepted by"],
@@ -279,7 +279,15 @@ class Audit:
                 "stranded": dict(self.ends.stranded),
                 "sum": self.ends.sum,
             },
-            "dlq": [{"topic": d.topic, "waiting": d.waiting, "due": d.due} for d in self.dlq],
+            "dlq": [
+                {
+                    "topic": d.topic,
+                    "waiting": d.waiting,
+                    "due": d.due,
+                    "pause": None if d.pause is None else d.pause.to_plain(),
+                }
+                for d in self.dlq
+            ],
             "losses": [
                 dict(zip(("generation", "partition", "offsets", "reason", "by"), _loss(x), strict=True))
                 for x in self.losses
@@ -303,7 +311,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _dlq(one: DlqStatus) -> list[str]:
-    return [one.topic, number(one.waiting), number(one.due)]
+    return [one.topic, number(one.waiting), number(one.due), "" if one.pause is None else one.pause.text]
 
 
 def _loss(one: Loss) -> list[str]:

@@ -23,6 +23,7 @@ from orchestration.operator_jobs import (
     hold_jobs,
     key_jobs,
     parked_jobs,
+    pause_jobs,
     rebuild_jobs,
     retry_jobs,
 )
@@ -89,6 +90,7 @@ def _stream_defs(stream: Stream, *, running: bool) -> dg.Definitions:
             *breaker_jobs(stream),
             *(hold_jobs(stream) if stream.ordered else ()),
             *retry_jobs(stream),
+            *(pause_jobs(stream) if stream.delays else ()),
             *rebuild_jobs(stream),
             *key_jobs(stream),
             *erasure_jobs(stream),

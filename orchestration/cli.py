@@ -23,6 +23,7 @@ from orchestration.cli_hold import release_hold
 from orchestration.cli_maintenance import maintain, recall_keys
 from orchestration.cli_metrics import metrics
 from orchestration.cli_parked import discard_parked, reclaim, redrive_parked
+from orchestration.cli_pause import pause_tier, resume_tier
 from orchestration.cli_rebuild import rebuild_all, rebuild_current, rebuild_ledger
 from orchestration.cli_retry import retry_slice
 from orchestration.cli_tracing import explain, locate
@@ -255,6 +256,8 @@ for _command in (
     accept_rejects,
     release_hold,
     retry_slice,
+    pause_tier,
+    resume_tier,
     rebuild_ledger,
     rebuild_current,
     rebuild_all,

@@ -141,6 +141,25 @@ def _retry_slice(context: dg.OpExecutionContext, stream: "Stream") -> None:
     )
 
 
+_PAUSE: dict[str, Any] = {**_DECISION, "topic": dg.Field(str, description="The tier, or another system's topic.")}
+
+
+def pause_jobs(stream: "Stream") -> list[dg.JobDefinition]:
+    """`<stream>_pause_tier` and `<stream>_resume_tier`: the commands of the same names, in the UI."""
+    return [
+        _operators_job(stream, "pause_tier", _PAUSE, partial(_pause, resume=False)),
+        _operators_job(stream, "resume_tier", _PAUSE, partial(_pause, resume=True)),
+    ]
+
+
+def _pause(context: dg.OpExecutionContext, stream: "Stream", *, resume: bool) -> None:
+    from orchestration.pausing import Asked, act
+
+    asked = context.op_config
+    wanted = Asked(asked["topic"], resume, asked["record"], asked["by"], asked["because"])
+    act(context.resources.ledger.open(), stream, wanted, datetime.now(UTC), context.log.info)
+
+
 _KEYS: dict[str, Any] = {
     "record": _RECORD,
     "first": dg.Field(str, description="The first slice."),

@@ -29,6 +29,7 @@ from resources.breakers import Judgement
 from resources.given_up import GivenUp
 from resources.guards import open_error, resting, told
 from resources.history import look_back
+from resources.paused_topics import Pause
 from resources.vanished_topics import vanished
 
 if TYPE_CHECKING:
@@ -67,16 +68,22 @@ class DlqStatus:
         waiting: offsets that were not planned yet; on the parked topic all that it holds. None if it is not there yet.
         due: those of them that have waited long enough; None on the parked topic.
         error: why it could not be looked at, or cannot be planned.
+        pause: since when its retries are paused; None if they are not.
     """
 
     topic: str
     waiting: int | None = None
     due: int | None = None
     error: HighwaterError | None = None
+    pause: Pause | None = None
 
     @property
     def line(self) -> str:
-        """The topic in a sentence."""
+        """The topic in a sentence, or two."""
+        return self._line if self.pause is None else f"{self._line}; {self.pause.text}, highwater resume-tier"
+
+    @property
+    def _line(self) -> str:
         if self.error is not None:
             return f"{self.topic}: {type(self.error).__name__}: {self.error}"
         if self.waiting is None:
@@ -231,9 +238,14 @@ class StreamStatus:
             "given_up": [one.to_plain() for one in self.given_up],
             "workers": {run: ends.isoformat() for run, ends in self.workers.items()},
             "alerts": [one.to_plain() for one in self.alerts],
-            "dlq": [{**vars(one), "error": None if one.error is None else _error_plain(one.error)} for one in self.dlq],
+            "dlq": [_dlq_plain(one) for one in self.dlq],
             **_waiting_plain(self.waiting),
         }
+
+
+def _dlq_plain(one: DlqStatus) -> dict[str, Any]:
+    error = None if one.error is None else _error_plain(one.error)
+    return {**vars(one), "error": error, "pause": None if one.pause is None else one.pause.to_plain()}
 
 
 def _waiting_plain(waiting: Waiting | Exception | None) -> dict[str, Any]:
@@ -335,7 +347,8 @@ def _dependencies(ledger: Ledger, stream: Stream) -> list[str]:
 
 
 def _dlq(ledger: Ledger, kafka: Kafka, stream: Stream) -> list[DlqStatus]:
-    tiers = [_tier(ledger, kafka, stream, topic) for topic in stream.delays]
+    paused = ledger.paused.of(stream.name)
+    tiers = [replace(_tier(ledger, kafka, stream, topic), pause=paused.get(topic)) for topic in stream.delays]
     return [*tiers, _parked(ledger, kafka, stream)]
 
 

@@ -156,7 +156,11 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
     keys: list[str] = []
     lines: list[str] = []
     errors: list[PermanentError] = []
+    paused = ledger.paused.of(stream.name)
     for topic in _to_plan(ledger, stream):
+        if topic in paused:
+            lines.append(f"{paused[topic].text}: nothing of it is planned before highwater resume-tier")
+            continue
         try:
             with guarded(kafka_guard(ledger, kafka)):
                 planned = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC))

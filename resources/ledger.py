@@ -38,6 +38,7 @@ from resources.ledger_rows import (
     slice_row,
     starts_plain,
 )
+from resources.paused_topics import PausedTopics
 from resources.reclaims import Reclaims, reclaim_row
 from resources.retired_keys import RetiredKeys
 
@@ -530,6 +531,13 @@ class Ledger:
     def given_up(self) -> GivenUps:
         """The slices of all streams that repair gave up."""
         return GivenUps(lambda: self._engine)
+
+    # Paused tiers
+
+    @property
+    def paused(self) -> PausedTopics:
+        """The topics of all streams whose retries are paused."""
+        return PausedTopics(lambda: self._engine)
 
     # Reclaims
 

@@ -226,6 +226,16 @@ given_up = sa.Table(
     sa.Index("given_up_open", "stream", "released_at"),
 )
 
+paused_topics = sa.Table(
+    "paused_topics",
+    metadata,
+    sa.Column("stream", sa.String(249), primary_key=True),
+    sa.Column("topic", sa.String(249), primary_key=True),
+    sa.Column("paused_at", Utc, nullable=False),
+    sa.Column("paused_by", sa.String(249), nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+)
+
 leases = sa.Table(
     "leases",
     metadata,

@@ -1,0 +1,65 @@
+"""The commands `pause-tier` and `resume-tier`.
+
+What belongs here: arguments and output. What does not: what is done (`orchestration.pausing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from orchestration.pausing import Asked, act
+from orchestration.terminal import (
+    Deployment,
+    as_json_option,
+    by_option,
+    deployment_of,
+    print_json,
+    print_lines,
+    sure_option,
+)
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        as_json_option,
+        sure_option,
+        by_option,
+        click.option("--because", default="", help="Why; goes into the record."),
+        click.argument("topic"),
+        click.argument("stream"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("pause-tier")
+@_options
+@deployment_of
+def pause_tier(deployment: Deployment, /, **asked: Any) -> None:
+    """Plan nothing more of TOPIC, one whose records are retried, until it is resumed; other tiers of STREAM go on."""
+    _act(deployment, resume=False, **asked)
+
+
+@click.command("resume-tier")
+@_options
+@deployment_of
+def resume_tier(deployment: Deployment, /, **asked: Any) -> None:
+    """Plan what is due of TOPIC again, which was paused."""
+    _act(deployment, resume=True, **asked)
+
+
+def _act(deployment: Deployment, *, stream: str, topic: str, resume: bool, as_json: bool, **asked: Any) -> None:
+    if asked["sure"] and not asked["by"]:
+        raise click.UsageError("--yes needs --by NAME: a person decides it")
+    lines: list[str] = []
+    wanted = Asked(topic, resume, **asked)
+    found = act(deployment.ledger(), deployment.stream(stream), wanted, datetime.now(UTC), lines.append)
+    if as_json:
+        pause = None if found is None else found.to_plain()
+        print_json({"stream": stream, "topic": topic, "was_paused": pause, "done": wanted.sure, "lines": lines})
+        return
+    print_lines(lines if wanted.sure else [*lines, "a dry run: nothing was recorded; add --yes --by NAME"])

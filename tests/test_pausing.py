@@ -1,0 +1,102 @@
+"""A tier is paused alone: nothing of it is planned, the others go on, and everybody who looks is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner, Result
+
+from highwater.errors import ConfigurationError
+from orchestration import ticks
+from orchestration.audit import _dlq as audited
+from orchestration.build import build_defs
+from orchestration.cli import main
+from orchestration.pausing import Asked, act
+from orchestration.plan_status import StreamStatus, _dlq
+from resources.ledger import Ledger
+from resources.paused_topics import Pause
+from tests.support import make_stream
+from tests.test_vanished import Topics
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+STREAM = replace(make_stream("orders"), tiers=(timedelta(seconds=10), timedelta(minutes=5)))
+FIRST, SECOND = STREAM.tier_topics
+
+
+class Ours:
+    """Two tiers of five records each that are due, and a ledger."""
+
+    def __init__(self, instance: dg.DagsterInstance, url: str) -> None:
+        self.instance, self.url = instance, url
+        self.ledger = Ledger(url)
+        self.kafka: Any = Topics({"orders": ("A", 5), FIRST: ("B", 5), SECOND: ("C", 5)})
+
+    def tick(self) -> ticks.Tick:
+        opened = {"ledger": self.ledger, "kafka": self.kafka}
+        resources = SimpleNamespace(**{n: SimpleNamespace(open=lambda one=one: one) for n, one in opened.items()})
+        return ticks.retry(self.instance, resources, STREAM)
+
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(main, [*arguments], env={"HIGHWATER_LEDGER_URL": self.url})
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Iterator[Ours]:
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+        yield Ours(instance, f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+
+
+def test_a_paused_tier_is_not_planned_and_the_others_are(ours: Ours) -> None:
+    ours.ledger.paused.pause("orders", Pause(FIRST, NOW, "ann", "a test"))
+    tick = ours.tick()
+    assert tick.keys == [f"{SECOND}@0000000"]
+    assert f"{FIRST} is paused by ann since 2026-03-01 00:00 UTC: a test" in tick.message
+    assert ours.ledger.slices("orders", FIRST) == []
+    first, second, _ = _dlq(ours.ledger, ours.kafka, STREAM)
+    assert (first.due, first.line.endswith("a test, highwater resume-tier")) == (5, True)
+    assert (second.pause, "paused" in second.line) == (None, False)
+    assert [audited(one)[-1] for one in (first, second)] == [first.pause.text if first.pause else "", ""]
+    plain = StreamStatus("orders", "orders", 0, 0, "A", dlq=[first, second]).to_plain()["dlq"]
+    assert [one["pause"] for one in plain] == [{"at": NOW.isoformat(), "by": "ann", "because": "a test"}, None]
+    ours.ledger.paused.resume("orders", FIRST)
+    assert f"{FIRST}@0000000" in ours.tick().keys
+
+
+def test_a_person_pauses_and_resumes_by_command(ours: Ours) -> None:
+    stream = "orders"
+    first = "orders.dlq.1"
+    assert "a dry run" in ours.run("pause-tier", stream, first).output
+    assert ours.ledger.paused.of(stream) == {}
+    assert ours.run("pause-tier", stream, first, "--yes").exit_code == 2
+    done = ours.run("pause-tier", stream, first, "--yes", "--by", "ann", "--because", "moved")
+    assert (done.exit_code, "slices that are planned go on" in done.output) == (0, True), done.output
+    [kept] = ours.ledger.paused.of(stream).values()
+    assert (kept.topic, kept.by, kept.because) == (first, "ann", "moved")
+    assert ours.run("pause-tier", stream, first, "--yes", "--by", "bob").exit_code == 2, "it is paused already"
+    assert ours.ledger.paused.of(stream)[first].by == "ann"
+    shown = ours.run("resume-tier", stream, first, "--json")
+    assert '"by": "ann"' in shown.output
+    assert ours.run("resume-tier", stream, first, "--yes", "--by", "bob").exit_code == 0
+    assert ours.ledger.paused.of(stream) == {}
+
+
+def test_only_what_is_retried_can_be_paused(ours: Ours) -> None:
+    for topic in ("orders", STREAM.parked_topic, "elsewhere"):
+        with pytest.raises(ConfigurationError, match="is no topic of stream orders whose records are retried"):
+            act(ours.ledger, STREAM, Asked(topic), NOW, print)
+    with pytest.raises(ConfigurationError, match="is not paused"):
+        act(ours.ledger, STREAM, Asked(FIRST, resume=True), NOW, print)
+
+
+def test_the_jobs_are_there_where_something_is_retried() -> None:
+    names = ("orders_pause_tier", "orders_resume_tier")
+    assert all(build_defs(streams=[STREAM]).get_repository_def().has_job(name) for name in names)
+    none = replace(STREAM, tiers=())
+    assert not any(build_defs(streams=[none]).get_repository_def().has_job(name) for name in names)
