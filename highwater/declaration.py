@@ -283,6 +283,7 @@ CHECKS: Mapping[str, Severity] = MappingProxyType(
         "offsets_as_planned": Severity.ERROR,
         "gaps_explained": Severity.ERROR,
         "offsets_accounted_for": Severity.ERROR,
+        "events_as_recorded": Severity.ERROR,
         "versions_along_offsets": Severity.ERROR,
         "one_content_a_version": Severity.WARN,
         "transitions_allowed": Severity.WARN,
@@ -290,6 +291,7 @@ CHECKS: Mapping[str, Severity] = MappingProxyType(
         "rejects_published": Severity.ERROR,
         "versions_in_order": Severity.ERROR,
         "current_follows_events": Severity.ERROR,
+        "metrics_follow_events": Severity.ERROR,
         "events_published": Severity.ERROR,
     }
 )
@@ -299,6 +301,7 @@ CAN_BLOCK = frozenset(
         "slices_tile",
         "offsets_as_planned",
         "gaps_explained",
+        "events_as_recorded",
         "versions_along_offsets",
         "one_content_a_version",
         "transitions_allowed",

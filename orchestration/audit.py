@@ -21,7 +21,6 @@ from highwater.reclaims import numbers
 from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
 from highwater.wording import number, span
 from orchestration.completeness import Held, hold_against_topic
-from orchestration.contents import unlike_their_records
 from orchestration.key_places import key_places
 from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_checks import all_seams
@@ -429,7 +428,7 @@ def _failing(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, keys: Seq
                 for key, verdict in by_slice.items()
                 if not verdict.passed and not verdict.warning and stream.severity(name) is not Severity.WARN
             ]
-    return [*found, *unlike_their_records(lake, stream, keys)]
+    return found
 
 
 def _versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, Judged]:

@@ -13,9 +13,11 @@ import dagster as dg
 from highwater.declaration import Severity
 from highwater.reclaims import numbers
 from orchestration import (
+    contents,
     follower_checks,
     gap_checks,
     metadata,
+    metrics_checks,
     origin_checks,
     plan_checks,
     published_checks,
@@ -114,6 +116,14 @@ CHECKS = (
         },
     ),
     Checks(
+        "events",
+        ("raw",),
+        {contents.AS_RECORDED: "Every event has the fields that its record in raw tells, read by another parser."},
+        lambda ask, stream, keys: {
+            contents.AS_RECORDED: contents.events_as_recorded(ask.ledger, ask.lake, stream, keys)
+        },
+    ),
+    Checks(
         "dlq",
         ("rejects",),
         {"rejects_published": "The rejects of the slice are the rows of dlq, and as many as were published."},
@@ -165,6 +175,17 @@ CHECKS = (
             ask.lake, stream, keys, numbers(ask.ledger.reclaims.of(stream.name))
         ),
         version_checks.counted_names,
+    ),
+    Checks(
+        "metrics",
+        ("events",),
+        {
+            metrics_checks.FOLLOWS: (
+                "The minutes that the slice touches stand there once, and are what one query over all events says."
+            )
+        },
+        lambda ask, stream, keys: metrics_checks.metrics_follow_events(ask.lake, stream, keys),
+        metrics_checks.names,
     ),
     Checks(
         "published",

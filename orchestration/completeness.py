@@ -6,7 +6,8 @@ What belongs here: the comparison of slices that Kafka still holds. What does no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from resources.lake import slice_is_one_of, stream_rows
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.envelope import Header
     from highwater.slices import Slice
     from resources.kafka import Kafka, TopicState
     from resources.lake import Lake
@@ -37,7 +39,7 @@ class Held:
         slice_key: the slice.
         records: committed records that Kafka serves in its ranges.
         lacking: those that raw lacks.
-        altered: those whose timestamp, key or value differ in raw.
+        altered: those whose timestamp, key, value or headers differ in raw.
         gone: rows of raw that Kafka serves no more: retention or compaction took them.
         skipped: why the slice could not be compared; None if it was.
     """
@@ -132,17 +134,28 @@ def _served(kafka: Kafka, piece: Slice, state: TopicState) -> dict[Place, str]:
     for message in kafka.read(piece.topic, ranges):
         key: Any = message.key()
         value: Any = message.value()
-        found[message.partition() or 0, message.offset() or 0] = digest(message.timestamp()[1], key, value)
+        headers: Any = message.headers()
+        told = _whole(message.timestamp()[1], key, value, headers or ())
+        found[message.partition() or 0, message.offset() or 0] = told
     return found
+
+
+def _whole(timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> str:
+    """The digest of a record with its headers, in their order."""
+    return digest(timestamp_ms, key, value) + hashlib.sha256(repr([*headers]).encode()).hexdigest()
 
 
 def _in_raw(lake: Lake, stream: Stream, piece: Slice) -> dict[Place, str]:
     raw = lake.table(stream.name, "raw")
     assert raw is not None, "the slice's proof was just read there"
     # The timestamp as a number: a producer's clock may name a year that Python's times do not know.
-    columns = '"partition", "offset", arrow_cast("timestamp", \'Int64\') AS us, key, value'
+    columns = '"partition", "offset", arrow_cast("timestamp", \'Int64\') AS us, key, value, headers'
     where = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
     return {
-        (row["partition"], row["offset"]): digest(row["us"] // 1000, row["key"], row["value"])
+        (row["partition"], row["offset"]): _whole(row["us"] // 1000, row["key"], row["value"], _headers(row))
         for row in stream_rows(raw, f"SELECT {columns} FROM t WHERE {where}")
     }
+
+
+def _headers(row: Mapping[str, Any]) -> list[Header]:
+    return [(header["key"], header["value"]) for header in row["headers"] or ()]

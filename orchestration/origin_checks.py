@@ -7,9 +7,10 @@ what is current (`orchestration.follower_checks`), and the ends of origins over 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.envelope import ORIGIN, Origin, opened
 from highwater.reclaims import numbers, stale
@@ -148,7 +149,7 @@ ORDER BY x.slice, origin_partition, origin_offset
 _ALTERED_REJECTS = f"""
 SELECT x.slice, {_ORIGIN} FROM rejects x JOIN raw r ON {_SAME_RECORD}
   AND ((x.key IS DISTINCT FROM r.key) OR (x.value IS DISTINCT FROM r.value)
-       OR (origin_timestamp IS DISTINCT FROM r."timestamp"))
+       OR (x.headers IS DISTINCT FROM r.headers) OR (origin_timestamp IS DISTINCT FROM r."timestamp"))
 ORDER BY x.slice, origin_partition, origin_offset
 """
 
@@ -180,17 +181,21 @@ def _misplaced_of_tier(
     accepted it, and those that were published before their origin was taken back from the DLQ.
     """
     mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
-    copies = Counter(_copies_in_tier(tables["raw"], stream, piece, mine))
-    read, counting = Counter[Origin](), set()
-    for (origin, number), times in copies.items():
-        read[origin] += times
-        counting |= set() if stale(taken_back, origin, number) else {origin}
-    placed = Counter(
-        Origin.of_row(row)
-        for name in ("events", "rejects")
-        for row in stream_rows(tables[name], f"SELECT {_ORIGIN} FROM t WHERE {mine}")
-    )
+    asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}")
+    copies = Counter(copy_of(stream, piece, row) for row in asked)
+    read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
+    for one, times in copies.items():
+        read[one.origin] += times
+        counting |= set() if stale(taken_back, one.origin, one.taken_back) else {one.origin}
+        contents[one.origin] |= {one.as_event, one.as_reject}
+    placed, altered = Counter[Origin](), list[tuple[Origin, str]]()
+    for name, columns in _PLACED.items():
+        for row in stream_rows(tables[name], f"SELECT {_ORIGIN}, {columns} FROM t WHERE {mine}"):
+            origin = Origin.of_row(row)
+            placed[origin] += 1
+            altered += [(origin, name)] if origin in read and _digest(row) not in contents[origin] else []
     found = [told("in two places", origin) for origin, times in sorted(placed.items()) if times > 1]
+    found += [told(f"in {name} otherwise than in raw", origin) for origin, name in sorted(altered)]
     found += [told("in events or rejects, and not in raw", origin) for origin in sorted(placed.keys() - read.keys())]
     left = counting - placed.keys()
     found += [told("in no place", origin) for origin in sorted(left - _elsewhere(tables, stream, piece, left))]
@@ -201,14 +206,42 @@ def _misplaced_of_tier(
     return found
 
 
-def _copies_in_tier(raw: DeltaTable, stream: Stream, piece: Slice, mine: str) -> Iterator[tuple[Origin, int]]:
-    """The origin of each record, and how often it had been taken back when this copy was published."""
-    columns = '"partition", "offset", headers'
-    for row in stream_rows(raw, f"SELECT {columns} FROM t WHERE value IS NOT NULL AND {mine}"):
-        headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
-        envelope = opened(headers, stream.is_origin)
-        here = Origin(piece.topic, piece.generation, row["partition"], row["offset"])
-        yield (here, 0) if envelope is None else (envelope.origin, envelope.reclaims)
+# What stands of a record in raw, and of what was made of it in events and rejects; times as numbers.
+RECORD = """"partition", "offset", arrow_cast("timestamp", 'Int64') AS us, key, value, headers"""
+_TIME = "arrow_cast(origin_timestamp, 'Int64') AS us"
+_PLACED = {"events": f"{_TIME}, arrow_cast(key, 'Binary') AS key", "rejects": f"{_TIME}, key, value, headers"}
+
+
+class Copy(NamedTuple):
+    """A record on a tier.
+
+    Args:
+        origin: the record's identity.
+        taken_back: how often it had been taken back from the DLQ when this copy was published.
+        as_event, as_reject: digests of what events and rejects hold of it unchanged.
+    """
+
+    origin: Origin
+    taken_back: int
+    as_event: str
+    as_reject: str
+
+
+def copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> Copy:
+    """What a row of raw, of a tier's slice, is a copy of: of itself if it has no envelope."""
+    headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+    envelope = opened(headers, stream.is_origin)
+    if envelope is None:
+        origin, taken_back, us = Origin(piece.topic, piece.generation, row["partition"], row["offset"]), 0, row["us"]
+    else:
+        origin, taken_back, us = envelope.origin, envelope.reclaims, envelope.timestamp * 1000
+    whole = {**row, "us": us}
+    return Copy(origin, taken_back, _digest({"us": us, "key": row["key"]}), _digest(whole))
+
+
+def _digest(row: Mapping[str, Any]) -> str:
+    told = [row[name] for name in ("us", "key", "value", "headers") if name in row]
+    return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
 def _elsewhere(

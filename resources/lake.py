@@ -317,11 +317,20 @@ def stream_all(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[dict[str,
     Raises:
         DependencyAwayError: the storage could not be read.
     """
+    for batch in stream_batches(tables, sql):
+        yield from batch.to_pylist()
+
+
+def stream_batches(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[pa.RecordBatch]:
+    """The same as Arrow's batches, each of some thousand rows.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
     import pyarrow as pa
 
     try:
-        for batch in pa.RecordBatchReader.from_stream(_asked(tables, sql)):
-            yield from batch.to_pylist()
+        yield from pa.RecordBatchReader.from_stream(_asked(tables, sql))
     except Exception as error:
         raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
 

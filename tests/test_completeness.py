@@ -59,6 +59,7 @@ def store(lake: Lake, piece: Slice, rows: list[dict[str, Any]]) -> None:
             ("timestamp", pa.timestamp("us", "UTC")),
             ("key", pa.binary()),
             ("value", pa.binary()),
+            ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
             ("proof", pa.string()),
         ]
     )
@@ -87,7 +88,8 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     assert told.exit_code == PERMANENT
     assert "1 records that Kafka serves are not in raw: partition 0 offset 4" in told.output
 
-    for change in ({"value": b"other"}, {"key": b"k"}, {"timestamp": rows[0]["timestamp"] - 5_000_000}):
+    headers = {"headers": [{"key": "h", "value": b"1"}]}
+    for change in ({"value": b"other"}, {"key": b"k"}, {"timestamp": rows[0]["timestamp"] - 5_000_000}, headers):
         store(lake, piece, [{**row, **(change if row["offset"] == 2 else {})} for row in rows])
         assert held().altered == [(0, 2)], change
 

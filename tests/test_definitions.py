@@ -143,6 +143,7 @@ def test_a_run_takes_its_slices_through_everything_in_one_process(defs: dg.Defin
         ("orders/raw", "offsets_as_planned"),
         ("orders/raw", "gaps_explained"),
         ("orders/events", "offsets_accounted_for"),
+        ("orders/events", "events_as_recorded"),
         ("orders/events", "versions_along_offsets"),
         ("orders/events", "one_content_a_version"),
         ("orders/events", "transitions_allowed"),
@@ -150,6 +151,7 @@ def test_a_run_takes_its_slices_through_everything_in_one_process(defs: dg.Defin
         ("orders/dlq", "rejects_published"),
         ("orders/current", "versions_in_order"),
         ("orders/current", "current_follows_events"),
+        ("orders/metrics", "metrics_follow_events"),
     }
     # Backfills go past the job, so the default executor must be the same.
     assert defs.executor is dg.in_process_executor

@@ -198,7 +198,7 @@ def test_a_record_that_was_erased_before_it_was_read_is_told_by_key_and_time(
 
     def sent(*arguments: Any, **changes: Any) -> Any:
         for one in read(*arguments, **changes):
-            yield Sent(one.place, key, NOON + timedelta(seconds=late))
+            yield Sent(one.place, sent=key, at=NOON + timedelta(seconds=late))
 
     world.topics.read = sent  # type: ignore[method-assign]
     found = world.verdicts([FIRST.key])["gaps_explained"][FIRST.key]

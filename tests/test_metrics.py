@@ -31,6 +31,7 @@ from highwater.errors import DeclarationError, DependencyAwayError, SupersededAt
 from highwater.minutes import Minute, Sums, batches, closed, day_of, hours, seen_by, spans, time_of
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
+from orchestration import metrics_checks
 from orchestration.standing import attempts
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -572,6 +573,15 @@ class History(RuleBasedStateMachine):
 
         self._run(ordinals, overtaken)
 
+    @rule()
+    def look(self) -> None:
+        """The check of a slice that is measured is green whatever others have yet to do."""
+        lacking = self.measured.lacking()
+        keys = [self.measured.piece(o).key for o in self.measured.held if o not in lacking]
+        if keys:
+            found = metrics_checks.metrics_follow_events(self.measured.lake, self.measured.stream, keys)
+            assert {key: one.text for by in found.values() for key, one in by.items() if not one.passed} == {}
+
     def _there(self, ordinals: Iterable[int]) -> list[int]:
         return [*dict.fromkeys(o for o in ordinals if o in self.measured.held)]
 
@@ -587,6 +597,7 @@ class History(RuleBasedStateMachine):
                 self.measured.measure(ordinal)
             self.measured.measure(*self.measured.held)
             self.measured.see()
+            self.look()
 
 
 TestHistory = History.TestCase

@@ -14,7 +14,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
-from assets import current, dlq, events, raw, rejects
+from assets import current, dlq, events, minute_rows, raw, rejects
+from highwater.declaration import Stream
 from highwater.envelope import Envelope, Origin
 from highwater.plans import Generation, Publication
 from highwater.proof import Proof
@@ -39,6 +40,7 @@ COLUMNS = {
     "current": current.columns(STREAM),
 }
 Row = dict[str, Any]
+_WHOLE: Row = {"value": b"{}", "headers": [{"key": "trace", "value": b"1"}]}
 Place = tuple[int, int]
 
 
@@ -60,15 +62,28 @@ RETRIED = piece(0, TIER, p0=(0, 4))
 
 @dataclass(frozen=True)
 class Served:
-    """A record as librdkafka hands it over; only its place matters here."""
+    """A record as librdkafka hands it over; of one that was aborted only the place matters."""
 
     place: Place
+    row: Row = field(default_factory=dict)
 
     def partition(self) -> int:
         return self.place[0]
 
     def offset(self) -> int:
         return self.place[1]
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, round(self.row["timestamp"].timestamp() * 1000)
+
+    def key(self) -> bytes | None:
+        return cast("bytes | None", self.row["key"])
+
+    def value(self) -> bytes | None:
+        return cast("bytes | None", self.row["value"])
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return [(one["key"], one["value"]) for one in self.row.get("headers") or ()] or None
 
 
 @dataclass
@@ -82,6 +97,7 @@ class Topics:
     topic_id: str = ID
     cleanup_policy: str = "delete"
     reads: list[tuple[str, bool]] = field(default_factory=list)
+    records: Mapping[tuple[str, Place], Row] = field(default_factory=dict)
 
     def topic_state(self, topic: str) -> TopicState:
         states = {p: PartitionState(self.log_start, end, end, 1) for p, end in self.ends[topic].items()}
@@ -92,7 +108,8 @@ class Topics:
             return
         self.reads.append((topic, committed))
         seen = self.committed[topic] | (set() if committed else self.aborted[topic])
-        yield from (Served(place) for place in sorted(seen) if place[0] in ranges and place[1] in ranges[place[0]])
+        there = (place for place in sorted(seen) if place[0] in ranges and place[1] in ranges[place[0]])
+        yield from (Served(place, self.records.get((topic, place), {})) for place in there)
 
 
 class World:
@@ -100,10 +117,13 @@ class World:
 
     Args:
         folder: for lake and ledger.
-        copies: how many slices are like the first one, with keys of their own.
+        copies: how many slices are like the first one, with keys and days of their own.
+        stream: its declaration; with metrics these have a table too.
     """
 
-    def __init__(self, folder: Path, copies: int = 1) -> None:
+    def __init__(self, folder: Path, copies: int = 1, stream: Stream = STREAM) -> None:
+        self.stream = stream
+        tables = [*COLUMNS, *(["metrics"] if stream.metrics else [])]
         self.copies = [like_first(ordinal) for ordinal in range(copies)]
         end = {p: r.end for p, r in self.copies[-1].ranges.items()}
         self.second = piece(copies, p0=(end[0], end[0] + 2), p1=(end[1], end[1]))
@@ -111,16 +131,22 @@ class World:
         self.keys = [one.key for one in self.pieces]
         self.lake = Lake(str(folder / "lake"))
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
-        self.rows: dict[str, list[Row]] = {table: [] for table in COLUMNS}
-        self.proofs: dict[str, dict[str, Proof]] = {table: {} for table in COLUMNS}
+        self.rows: dict[str, list[Row]] = {table: [] for table in tables}
+        self.proofs: dict[str, dict[str, Proof]] = {table: {} for table in tables}
         for topic in ("orders", TIER):
             self.ledger.open_generation(Generation("orders", topic, ID, 0, {0: 0, 1: 0}, NOON))
         self.ledger.add(self.pieces)
         for one in self.copies:
+            self._day = one.ordinal
             self._like_first(one, f".{one.ordinal}" if one.ordinal else "")
             self.ledger.record_publication("orders", one.key, Publication(2, 2, NOON))
+        self._day = 0
         self._second()
+        self._day = copies
         self._retried()
+        if stream.metrics:
+            self.rows["metrics"] = minutes_of(self.rows["events"])
+        self.minutes = {key: {_minute(row) for row in self.of("events", slice=key)} for key in self.keys}
         for one in self.pieces:
             self._prove(one)
         self.topics = Topics(
@@ -130,6 +156,7 @@ class World:
             },
             aborted={"orders": {(1, 4 * one.ordinal + 1) for one in self.copies}, TIER: set()},
             ends={"orders": {0: end[0] + 2, 1: end[1]}, TIER: {0: 4}},
+            records={(r["topic"], (r["partition"], r["offset"])): dict(r) for r in self.rows["raw"]},
         )
 
     def _like_first(self, one: Slice, of: str) -> None:
@@ -150,8 +177,9 @@ class World:
 
     def _retried(self) -> None:
         """Accepted at last, sent a second time, and one that was accepted long before."""
+        value = json.dumps(order("o5", 1, event_time=self._happened(1).isoformat())).encode()
         for offset, of in ((0, 4), (2, 4), (3, 0)):
-            self.read(RETRIED, 0, offset, "o5", headers=headers_of(of))
+            self.read(RETRIED, 0, offset, "o5", value=value, headers=headers_of(of))
         self._event(RETRIED, Origin("orders", 0, 0, 4), "o5", 1, retries=1)
         self.win(RETRIED, (0, 4))
 
@@ -168,14 +196,15 @@ class World:
                 "timestamp": _moment(partition, offset),
                 "timestamp_type": 0,
                 "key": key.encode(),
-                "value": b"{}",
+                **_WHOLE,
                 **changes,
             }
         )
 
     def event(self, of: Slice, partition: int, offset: int, key: str, version: int) -> None:
         """A record that was accepted."""
-        self.read(of, partition, offset, key, value=json.dumps(order(key, version)).encode())
+        told = order(key, version, event_time=self._happened(version).isoformat())
+        self.read(of, partition, offset, key, value=json.dumps(told).encode())
         self._event(of, Origin("orders", 0, partition, of.ranges[partition].start + offset), key, version)
 
     def _event(self, of: Slice, origin: Origin, key: str, version: int, retries: int = 0) -> None:
@@ -187,7 +216,7 @@ class World:
                 "retries": retries,
                 "key": key,
                 "version": version,
-                "event_time": datetime(2026, 3, 1, 10, version, tzinfo=UTC),
+                "event_time": self._happened(version),
                 "order_id": key,
                 "status": "placed" if version == 1 else "paid",
                 "customer_id": "c1",
@@ -195,13 +224,16 @@ class World:
             }
         )
 
+    def _happened(self, version: int) -> datetime:
+        return datetime(2026, 3, 1, 10, version, tzinfo=UTC) + timedelta(days=self._day)
+
     def reject(self, of: Slice, partition: int, offset: int, reason: str, to: str) -> None:
         """A record that was rejected and published."""
         self.read(of, partition, offset, "o5")
         told = {"reason": reason, "detail": "why", "next_topic": to, "first_failed_at": NOON, "retries": 0}
         origin = Origin("orders", 0, partition, of.ranges[partition].start + offset)
         found = {"slice": of.key, **_columns(origin), "attempt": 2, **told}
-        self.rows["rejects"].append({**found, "permanent": to == PARKED, "key": b"o5", "value": b"{}"})
+        self.rows["rejects"].append({**found, "permanent": to == PARKED, "key": b"o5", **_WHOLE})
         self.rows["dlq"].append({**found, "published_at": NOON})
 
     def win(self, of: Slice, *places: Place) -> None:
@@ -213,14 +245,20 @@ class World:
             self.rows["current"].append({**won, "updated_by_slice": of.key})
 
     def _prove(self, one: Slice) -> None:
-        rows = {table: len(self.of(table, slice=one.key)) for table in COLUMNS}
+        rows = {table: len(self.of(table, slice=one.key)) for table in self.rows}
         tombstones = sum(row["value"] is None for row in self.of("raw", slice=one.key))
         superseded = rows["raw"] - rows["events"] - rows["rejects"] - tombstones
         split = {"tombstones": tombstones, "superseded": superseded}
         counts = {**split, **{name: rows[name] for name in ("raw", "events", "rejects")}}
         self.proofs["raw"][one.key] = Proof(one, 1, None)
-        for table, count in (("events", "events"), ("rejects", "rejects"), ("current", "events")):
-            self.proofs[table][one.key] = Proof(one, 2, rows[count], counts)
+        for table, count in (
+            ("events", "events"),
+            ("rejects", "rejects"),
+            ("current", "events"),
+            ("metrics", "events"),
+        ):
+            if table in self.proofs:
+                self.proofs[table][one.key] = Proof(one, 2, rows[count], counts)
         if rows["rejects"]:
             self.proofs["dlq"][one.key] = Proof(one, 2, rows["rejects"], {"sent": rows["rejects"]})
 
@@ -245,8 +283,11 @@ class World:
         from deltalake import write_deltalake
 
         for table, rows in self.rows.items():
-            marks = [{"slice": key, "proof": proof.to_json()} for key, proof in self.proofs[table].items()]
-            made = pa.Table.from_pylist([*rows, *marks], schema_of(COLUMNS[table]))
+            marks: list[Row] = [{"slice": key, "proof": proof.to_json()} for key, proof in self.proofs[table].items()]
+            for mark in marks if table == "metrics" else ():
+                mark["linked"] = sorted(self.minutes[mark["slice"]])
+            schema = schema_of(COLUMNS[table]) if table in COLUMNS else minute_rows.schema(self.stream)
+            made = pa.Table.from_pylist([*rows, *marks], schema)
             write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
 
     def verdicts(self, keys: Iterable[str] = ()) -> dict[str, dict[str, Verdict]]:
@@ -255,13 +296,50 @@ class World:
         wanted = [*keys] or self.keys
         sources = Sources(self.ledger, cast("Kafka", self.topics), self.lake)
         return {
-            name: by_slice for checks in CHECKS for name, by_slice in checks.decide(sources, STREAM, wanted).items()
+            name: by_slice
+            for checks in CHECKS
+            for name, by_slice in checks.decide(sources, self.stream, wanted).items()
         }
 
     def red(self, keys: Iterable[str] = ()) -> dict[str, list[str]]:
         """The checks that fail, each with the slices in which it does."""
         found = {n: [key for key, one in v.items() if not one.passed] for n, v in self.verdicts(keys).items()}
         return {name: failing for name, failing in found.items() if failing}
+
+
+def minutes_of(events: Iterable[Row]) -> list[Row]:
+    """The rows of metrics, reckoned plainly: a version counts once, where its earliest origin stands."""
+    first: dict[tuple[str, int], Row] = {}
+    place = ("origin_timestamp", "origin_partition", "origin_offset", "origin_generation")
+    for row in sorted(events, key=lambda row: [row[name] for name in place]):
+        first.setdefault((row["key"], row["version"]), row)
+    found: dict[datetime, Row] = {}
+    for row in first.values():
+        at = _minute(row)
+        one = found.setdefault(at, {"slice": f"{at:%Y-%m-%d}", "minute": at, "events": 0, **_NOTHING})
+        one["events"] += 1
+        one[f"{row['status']}_events"] += 1
+        one[f"{row['status']}_amount"] += row["amount"]
+    for at, one in found.items():
+        hour = [row for other, row in found.items() if timedelta(0) <= at - other < timedelta(hours=1)]
+        one["hour_events"] = sum(row["paid_events"] for row in hour)
+        one["hour_amount"] = sum((row["paid_amount"] for row in hour), Decimal(0))
+        # All orders of the scene have one amount.
+        one["hour_mean"] = Decimal("12.50") if one["hour_events"] else None
+    return list(found.values())
+
+
+_NOTHING = {
+    f"{status}_{what}": 0 if what == "events" else Decimal(0)
+    for status in ("placed", "paid", "refunded", "canceled")
+    for what in ("events", "amount")
+}
+
+
+def _minute(row: Row) -> datetime:
+    found = row["event_time"].replace(second=0, microsecond=0)
+    assert isinstance(found, datetime)
+    return found
 
 
 def _columns(origin: Origin) -> Row:

@@ -1,0 +1,263 @@
+"""The minutes of metrics held against the events, by one query over them.
+
+What belongs here: the check `metrics_follow_events`. What does not: computing minutes (`assets.metrics`): nothing of
+what that module computes with is used here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import TYPE_CHECKING, Any
+
+from assets.minute_rows import declared, quoted, scale_of, schema, statuses_of
+from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, day_of, time_of
+from orchestration.origin_checks import SAMPLES
+from orchestration.verdicts import Verdict
+from resources.lake import proofs_in, query, slice_is_one_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from resources.lake import Lake
+
+FOLLOWS = "metrics_follow_events"
+TABLE = "metrics"
+# Ranges of time, and days, in one question: each is a branch that every file is held against.
+MOST_RANGES = 100
+_US = 60_000_000
+_MINUTE = f"(us - ((us % {_US}) + {_US}) % {_US}) / {_US}"
+# Sums have 38 digits; a quotient of twice as many is rounded where no tie can come about.
+_EXACT = Context(prec=80)
+_LINKED = "arrow_cast(linked, 'List(Int64)') AS linked"
+Row = Mapping[str, Any]
+
+
+def names(stream: Stream) -> list[str]:
+    """The checks of this table that a stream has."""
+    return [FOLLOWS] if stream.metrics else []
+
+
+def metrics_follow_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, dict[str, Verdict]]:
+    """For each slice whether the minutes that it touches are what all events say of them, and stand there once.
+
+    A minute in which a slice has events that metrics do not follow yet is left out: that slice's run computes it.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    return {name: _followed(lake, stream, keys) for name in names(stream)}
+
+
+def _followed(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+    # Metrics first: events are then at least as new, and a slice that was decided in between is told by its attempt.
+    metrics, events = lake.table(stream.name, TABLE), lake.table(stream.name, "events")
+    if metrics is None or events is None:
+        return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of metrics"))
+    decided, made = proofs_in(events, keys), proofs_in(metrics, keys)
+    settled = [key for key in keys if key in decided and key in made and decided[key].attempt == made[key].attempt]
+    touched = _touched(events, metrics, settled) if settled else {}
+    compared = _compared(stream, metrics, events, {minute for found in touched.values() for minute in found})
+    return {
+        key: _judged(touched[key], compared) if key in touched else _behind(decided.get(key), made.get(key))
+        for key in keys
+    }
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The minutes that were compared: what is wrong with some, and those that may yet change."""
+
+    wrong: Mapping[int, str]
+    moving: Collection[int] = ()
+
+
+def _behind(decided: Proof | None, made: Proof | None) -> Verdict:
+    if decided is None or made is None:
+        text = f"the slice is not in {'events' if decided is None else TABLE}"
+    else:
+        text = f"metrics follow attempt {made.attempt}, events are of attempt {decided.attempt}"
+    return Verdict(passed=False, text=text)
+
+
+def _judged(touched: Collection[int], compared: _Compared) -> Verdict:
+    wrong = {minute: compared.wrong[minute] for minute in sorted(touched) if minute in compared.wrong}
+    moving = sum(minute in compared.moving for minute in touched)
+    numbers = {"minutes": len(touched), "unlike": len(wrong), "not_settled": moving}
+    later = f"; {moving:,} wait for slices that metrics do not follow yet" if moving else ""
+    if not wrong:
+        text = f"the {len(touched):,} minutes of the slice are as the events say{later}"
+        return Verdict(passed=True, text=text, numbers=numbers)
+    samples = [{"minute": time_of(minute), "problem": problem} for minute, problem in wrong.items()]
+    text = f"{len(wrong):,} of {len(touched):,} minutes are not as the events say{later}"
+    return Verdict(passed=False, text=text, numbers=numbers, samples=samples[:SAMPLES])
+
+
+def _touched(events: DeltaTable, metrics: DeltaTable, keys: Sequence[str]) -> dict[str, set[int]]:
+    """For each slice the minutes of its events, and those that it had events in when metrics followed it."""
+    found: dict[str, set[int]] = {key: set() for key in keys}
+    mine = slice_is_one_of(keys)
+    times = f"SELECT slice, arrow_cast(event_time, 'Int64') AS us FROM t WHERE proof IS NULL AND {mine}"
+    for row in query(events, f"SELECT DISTINCT slice, {_MINUTE} AS minute FROM ({times})"):
+        found[row["slice"]].add(row["minute"])
+    for key, minutes in _named(metrics, keys).items():
+        found[key] |= minutes
+    return found
+
+
+def _named(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, set[int]]:
+    """For each slice the minutes that its events had when metrics followed it."""
+    rows = query(metrics, f"SELECT slice, {_LINKED} FROM t WHERE proof IS NOT NULL AND {slice_is_one_of(keys)}")
+    return {row["slice"]: {us // _US for us in row["linked"] or ()} for row in rows}
+
+
+def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: Collection[int]) -> _Compared:
+    """First among the events of those hours; where that differs, among all events of their keys and all slices."""
+    if not minutes:
+        return _Compared({})
+    standing = _standing(stream, metrics, minutes)
+    near = _Asked(stream, _within(minutes))
+    wrong = _unlike(stream, standing, near.answered(events), minutes)
+    if not wrong:
+        return _Compared({})
+    decided, made = proofs_in(events), proofs_in(metrics)
+    again = [key for key, proof in made.items() if key not in decided or decided[key].attempt != proof.attempt]
+    late = [*decided.keys() - made.keys(), *again]
+    said = _Asked(stream, _within(wrong), whole=True, late=late).answered(events)
+    unsettled = said.moving | (_said_before(metrics, again) if again else set())
+    moving = {m for m in wrong if any(at in unsettled for at in range(m - HOUR_MINUTES + 1, m + 1))}
+    return _Compared(_unlike(stream, standing, said, wrong.keys() - moving), moving)
+
+
+def _said_before(metrics: DeltaTable, keys: Sequence[str]) -> set[int]:
+    """The minutes of events that slices had before they were decided anew, and those with the same versions."""
+    found = {minute for minutes in _named(metrics, keys).values() for minute in minutes}
+    rows = query(metrics, f"SELECT arrow_cast(minute, 'Int64') AS us, {_LINKED} FROM t WHERE proof IS NULL")
+    return found | {row["us"] // _US for row in rows if any(us // _US in found for us in row["linked"] or ())}
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What events say: for each minute and status their number and amount; minutes of slices that are not followed."""
+
+    sums: Mapping[int, Mapping[str | None, tuple[int, Decimal]]]
+    moving: set[int]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The question to events.
+
+    Args:
+        stream: the stream.
+        within: the SQL condition of the events whose minutes are asked for.
+        whole: whether versions of their keys at other times take part: a version counts once, wherever it stands.
+        late: slices that metrics do not follow.
+    """
+
+    stream: Stream
+    within: str
+    whole: bool = False
+    late: Sequence[str] = ()
+
+    def answered(self, events: DeltaTable) -> _Said:
+        sums: defaultdict[int, dict[str | None, tuple[int, Decimal]]] = defaultdict(dict)
+        moving = set()
+        for row in query(events, self._sql):
+            if row["events"]:
+                sums[row["minute"]][row["status"]] = (row["events"], row["amount"] or Decimal(0))
+            if row["late"]:
+                moving.add(row["minute"])
+        return _Said(sums, moving)
+
+    @property
+    def _sql(self) -> str:
+        metrics = declared(self.stream)
+        # An integer is summed as a decimal, which cannot overflow.
+        amount = quoted(metrics.amount) if scale_of(self.stream) else f"CAST({quoted(metrics.amount)} AS DECIMAL(28,0))"
+        among = f"key IN (SELECT key FROM t WHERE proof IS NULL AND {self.within})" if self.whole else self.within
+        late = slice_is_one_of(self.late) if self.late else "false"
+        return f"""
+            SELECT minute, status, count(*) FILTER (WHERE place = 1) AS events,
+                   sum(amount) FILTER (WHERE place = 1) AS amount, max(late) AS late
+            FROM (SELECT {_MINUTE} AS minute, status, amount, inside,
+                         row_number() OVER (PARTITION BY key, version ORDER BY origin_timestamp, origin_partition,
+                                            origin_offset, origin_generation) AS place,
+                         max(late) OVER (PARTITION BY key, version) AS late
+                  FROM (SELECT key, version, arrow_cast(event_time, 'Int64') AS us, {quoted(metrics.status)} AS status,
+                               {amount} AS amount, {self.within} AS inside, CASE WHEN {late} THEN 1 ELSE 0 END AS late,
+                               origin_timestamp, origin_partition, origin_offset, origin_generation
+                        FROM t WHERE proof IS NULL AND {among}))
+            WHERE inside GROUP BY minute, status"""
+
+
+def _within(minutes: Collection[int]) -> str:
+    """The SQL condition of the events of these minutes and of the hours that end with them."""
+    ranges: list[list[int]] = []
+    for minute in sorted(minutes):
+        if ranges and minute - HOUR_MINUTES < ranges[-1][1]:
+            ranges[-1][1] = minute + 1
+        else:
+            ranges.append([minute - HOUR_MINUTES + 1, minute + 1])
+    if len(ranges) > MOST_RANGES:
+        ranges = [[ranges[0][0], ranges[-1][1]]]
+    told = (f"(event_time >= {_time(start)} AND event_time < {_time(end)})" for start, end in ranges)
+    return f"({' OR '.join(told)})"
+
+
+def _time(minute: int) -> str:
+    return f"arrow_cast({minute * _US}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+
+
+def _standing(stream: Stream, metrics: DeltaTable, minutes: Collection[int]) -> dict[int, list[Row]]:
+    """The rows of these minutes."""
+    days = sorted({day_of(minute) for minute in minutes})
+    where = slice_is_one_of(days) if len(days) <= MOST_RANGES else "true"
+    told = [name for name in schema(stream).names if name not in {"slice", "minute", "linked", "proof"}]
+    columns = ", ".join(["slice", "arrow_cast(minute, 'Int64') AS us", *map(quoted, told)])
+    found: dict[int, list[Row]] = {minute: [] for minute in minutes}
+    for row in query(metrics, f"SELECT {columns} FROM t WHERE proof IS NULL AND {where}"):
+        minute = row["us"] // _US
+        if minute in found:
+            found[minute].append(row)
+    return found
+
+
+def _unlike(
+    stream: Stream, standing: Mapping[int, Sequence[Row]], said: _Said, minutes: Collection[int]
+) -> dict[int, str]:
+    found = {minute: _problem(standing[minute], _expected(stream, said.sums, minute)) for minute in minutes}
+    return {minute: problem for minute, problem in found.items() if problem}
+
+
+def _problem(rows: Sequence[Row], expected: Row | None) -> str | None:
+    if expected is None:
+        return "a row, and no event" if rows else None
+    if len(rows) != 1:
+        return "several rows" if rows else "events, and no row"
+    wrong = [f"{name} is {rows[0][name]}, not {value}" for name, value in expected.items() if rows[0][name] != value]
+    return ", ".join(wrong) or None
+
+
+def _expected(
+    stream: Stream, sums: Mapping[int, Mapping[str | None, tuple[int, Decimal]]], minute: int
+) -> dict[str, Any] | None:
+    """The row of a minute; None without events."""
+    if minute not in sums:
+        return None
+    row: dict[str, Any] = {"slice": day_of(minute), "us": minute * _US}
+    row["events"] = sum(events for events, _ in sums[minute].values())
+    for status in statuses_of(stream):
+        row[f"{status}_events"], row[f"{status}_amount"] = sums[minute].get(status, (0, Decimal(0)))
+    hour = [sums[at] for at in range(minute - HOUR_MINUTES + 1, minute + 1) if at in sums]
+    counted = [one[status] for one in hour for status in declared(stream).mean_of if status in one]
+    events, amount = sum(events for events, _ in counted), Decimal(0)
+    for _, more in counted:
+        amount = _EXACT.add(amount, more)
+    unit = Decimal(1).scaleb(-scale_of(stream) - MEAN_DIGITS)
+    mean = _EXACT.divide(amount, events).quantize(unit, ROUND_HALF_UP, _EXACT) if events else None
+    return {**row, "hour_events": events, "hour_amount": amount, "hour_mean": mean}

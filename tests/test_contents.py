@@ -1,0 +1,90 @@
+"""The fields of an event beside those of its record, by two parsers that share no code with the pipeline."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from orchestration import contents
+from orchestration.contents import _differing, _suspects, _Told
+
+COLUMNS = [
+    _Told("id", "id", "string"),
+    _Told("version", "version", "integer"),
+    _Told("amount", "amount", "decimal(12,2)"),
+    _Told("at", "event_time", "timestamp"),
+    _Told("ok", "ok", "boolean"),
+]
+BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+NOON = (datetime(2026, 3, 1, 12, tzinfo=UTC) - BEGIN) // timedelta(microseconds=1)
+EVENT = ("o1", 2, Decimal("12.50"), NOON, True)
+RECORD = {"id": "o1", "version": 2, "amount": 12.5, "at": "2026-03-01T12:00:00Z", "ok": True, "more": {"a": [1]}}
+
+
+def batch(*pairs: tuple[bytes, tuple[Any, ...]]) -> pa.RecordBatch:
+    """Values of records, each with the columns of its event."""
+    kinds = [pa.string_view(), pa.int32(), pa.decimal128(12, 2), pa.int64(), pa.bool_()]
+    columns = [pa.array([event[at] for _, event in pairs], kind) for at, kind in enumerate(kinds)]
+    values = pa.array([value for value, _ in pairs], pa.binary_view())
+    return pa.RecordBatch.from_arrays([values, *columns], ["value", *(f"c{at}" for at in range(len(kinds)))])
+
+
+def unlike(*pairs: tuple[bytes, tuple[Any, ...]]) -> dict[int, list[str]]:
+    """By the place in the batch the fields that differ, of those that Arrow's parser leaves to Python's."""
+    made = batch(*pairs)
+    rows = made.to_pylist()
+    found = {at: _differing(COLUMNS, rows[at], rows[at]["value"]) for at in _suspects(COLUMNS, made)}
+    return {at: fields for at, fields in found.items() if fields}
+
+
+def record(**changes: object) -> bytes:
+    return json.dumps(RECORD | changes).encode()
+
+
+def test_what_is_alike_is_seen_by_the_quick_parser_alone() -> None:
+    alike = [record(), record(at="2026-03-01T13:00:00.000+01:00"), b" " + record(more=None).replace(b",", b",\n")]
+    assert _suspects(COLUMNS, batch(*((value, EVENT) for value in alike))) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("id", "o2"), ("version", 3), ("amount", 12.51), ("at", "2026-03-01T12:00:00.000001Z"), ("ok", False)],
+)
+def test_each_field_that_differs_is_named(field: str, value: object) -> None:
+    assert unlike((record(), EVENT), (record(**{field: value}), EVENT), (record(), EVENT)) == {1: [field]}
+    gone = json.dumps({name: told for name, told in RECORD.items() if name != field}).encode()
+    assert unlike((gone, EVENT)) == {0: [field]}
+
+
+@pytest.mark.parametrize("spoiled", [b"", b"{", b"o1", b"[1]", b"\xff", record() + record(), b'{"id": "o1", "id": 2}'])
+def test_a_value_that_arrow_cannot_read_hides_no_other(spoiled: bytes) -> None:
+    """A batch that the quick parser refuses, or takes for another number of records, is read one by one."""
+    found = unlike((spoiled, EVENT), (record(), EVENT), (record(id="o2"), EVENT))
+    assert found.keys() == {0, 2}
+    assert found[2] == ["id"]
+
+
+def test_what_cannot_be_compared_is_not_called_different() -> None:
+    far = record(at="2026-03-01T12:00:00.123456789Z")
+    assert unlike((far, (*EVENT[:3], NOON + 123456, True))) == {}
+    assert unlike((record(at="9999-12-31T23:59:59-18:00"), (*EVENT[:3], 253402365599000000, True))) == {}
+    deep = b"[" * 100_000 + b"]" * 100_000
+    assert unlike((record()[:-1] + b', "deep": ' + deep + b"}", EVENT)) == {}
+    assert unlike((record(id="\ud800"), ("?", *EVENT[1:]))) == {}
+
+
+def test_a_field_that_came_later_is_compared_where_the_event_has_it() -> None:
+    assert unlike((record(), (*EVENT[:4], None))) == {}
+
+
+def test_the_quick_parser_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(record(**{name: value}), EVENT) for name, value in (("id", "x"), ("ok", True), ("amount", 1), ("at", ""))]
+    quick = unlike(*pairs)
+    monkeypatch.setattr(contents, "_read", lambda *_: (_ for _ in ()).throw(pa.ArrowInvalid("refused")))
+    assert unlike(*pairs) == quick
+    assert quick.keys() == {0, 2}

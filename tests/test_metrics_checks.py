@@ -1,0 +1,100 @@
+"""The check of metrics against the table that `assets.metrics` makes: no false alarm, and none of its errors passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from orchestration.metrics_checks import FOLLOWS, metrics_follow_events
+from orchestration.verdicts import Verdict
+from tests.test_metrics import Event, Measured
+
+# In seconds.
+HOUR, DAY = 3600, 24 * 3600
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Measured:
+    return Measured(tmp_path)
+
+
+def verdict(made: Measured, ordinal: int) -> Verdict:
+    key = made.piece(ordinal).key
+    return metrics_follow_events(made.lake, made.stream, [key])[FOLLOWS][key]
+
+
+def change(made: Measured, what: Callable[[list[dict[str, Any]]], object]) -> None:
+    """Write the table anew with other rows."""
+    import pyarrow as pa
+
+    path = made.lake.path("orders", "metrics")
+    table = DeltaTable(path)
+    found = pa.table(table.to_pyarrow_table())
+    rows = found.to_pylist()
+    what(rows)
+    write_deltalake(path, pa.Table.from_pylist(rows, found.schema), mode="overwrite", partition_by=["slice"])
+
+
+def test_late_events_conflicts_and_second_deliveries_raise_no_alarm(made: Measured) -> None:
+    made.decide(0, Event("a", 1, 300, amount="9.00", published=1), Event("a", 2, 3600), Event("b", 1, 0, amount="0.10"))
+    made.decide(1, Event("a", 1, 0, offset=5), Event("b", 1, 0, amount="0.10", offset=6), Event("c", 1, 59))
+    made.measure(0, 1)
+    for ordinal in (0, 1):
+        found = verdict(made, ordinal)
+        assert found.passed, found.text
+        assert found.numbers["not_settled"] == 0
+    assert verdict(made, 0).numbers["minutes"] == 3
+
+
+def test_a_version_that_counts_far_away_is_looked_for_where_minutes_differ(made: Measured) -> None:
+    """Among the events of the hour alone it would count here."""
+    made.decide(0, Event("a", 1, 3 * DAY))
+    made.measure(0)
+    made.decide(1, Event("a", 1, 0, amount="9.00", offset=5), Event("b", 1, 0, offset=6))
+    made.measure(1)
+    assert verdict(made, 1).passed, verdict(made, 1).text
+
+
+def test_minutes_of_slices_that_metrics_do_not_follow_yet_are_left_out(made: Measured) -> None:
+    made.decide(0, Event("a", 1, 0), Event("b", 1, HOUR / 2), Event("d", 1, DAY))
+    made.measure(0)
+    made.decide(1, Event("c", 1, 0, offset=5))
+    found = verdict(made, 0)
+    assert (found.passed, found.numbers["not_settled"]) == (True, 2), "the hour of the second minute holds the first"
+    behind = verdict(made, 1)
+    assert (behind.passed, behind.text) == (False, "the slice is not in metrics")
+    made.measure(1)
+    assert verdict(made, 1).passed
+    made.decide(0, Event("a", 1, 2 * DAY))
+    assert verdict(made, 1).passed, "what the first said of the minute before is nowhere any more"
+    assert verdict(made, 0).text == "metrics follow attempt 1, events are of attempt 2"
+
+
+def test_a_version_that_counts_elsewhere_once_its_slice_is_decided_anew_raises_no_alarm(made: Measured) -> None:
+    made.decide(0, Event("a", 1, DAY))
+    made.decide(1, Event("a", 1, 0, amount="9.00", offset=5), Event("b", 1, 0, offset=6))
+    made.measure(0, 1)
+    made.decide(0)
+    assert verdict(made, 1).passed, "it counts in the other minute as soon as metrics follow"
+
+
+def test_a_minute_that_lost_its_events_is_told(made: Measured) -> None:
+    """The proof names the minutes that the slice had events in."""
+    made.decide(0, Event("a", 1, 0), Event("b", 1, 2 * HOUR))
+    made.measure(0)
+    DeltaTable(made.lake.path("orders", "events")).delete("key = 'b'")
+    found = verdict(made, 0)
+    assert (found.passed, found.numbers["unlike"], found.samples[0]["problem"]) == (False, 1, "a row, and no event")
+
+
+def test_the_mean_is_rounded_away_from_0_half_way(made: Measured) -> None:
+    # 0.33 / 32 = 0.0103125
+    made.decide(0, *[Event(f"k{n}", 1, 0, amount="0.01" if n else "0.02", offset=n) for n in range(32)])
+    made.measure(0)
+    assert verdict(made, 0).passed, verdict(made, 0).text
+    change(made, lambda rows: [row.update(hour_mean=None) for row in rows if row["proof"] is None])
+    assert verdict(made, 0).samples == [{"minute": "2026-03-01 12:00", "problem": "hour_mean is None, not 0.010313"}]
