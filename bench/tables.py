@@ -290,8 +290,15 @@ def _raw(chunk: Chunk) -> pa.Table:
             "timestamp_type": _number(0, many),
             "key": chunk.keys.cast(pa.binary()),
             "value": chunk.values(),
+            "headers": _no_headers(many),
         }
     )
+
+
+def _no_headers(many: int) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.nulls(many, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
 
 def _origins(chunk: Chunk, key: str) -> dict[str, pa.Array]:
@@ -355,6 +362,7 @@ def _rejects(chunk: Chunk, stream: Stream) -> pa.Table:
             "detail": _same("", many),
             "key": chunk.keys.cast(pa.binary()),
             "value": chunk.values(),
+            "headers": _no_headers(many),
             "next_topic": _sent_to(chunk, stream),
             "first_failed_at": chunk.times,
         }

@@ -22,6 +22,7 @@ from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
 from highwater.wording import number, span
 from orchestration.completeness import Held, hold_against_topic
 from orchestration.key_places import key_places
+from orchestration.on_topics import OnTopic, held_on_topics
 from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_checks import all_seams
 from orchestration.plan_status import DlqStatus, stream_status
@@ -118,6 +119,7 @@ class Audit:
         producers: by name what the rules say of a producer.
         keys: where the topic's keys are; None if it was not asked for.
         published: how far accepted events are sent; empty of a stream that sends none.
+        on_topics: what tiers, parked topic and that of accepted events hold of the slices that were held.
     """
 
     stream: str
@@ -141,6 +143,7 @@ class Audit:
     producers: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
     keys: KeyPlaces | None = None
     published: str = ""
+    on_topics: Sequence[OnTopic] = ()
 
     @property
     def errors(self) -> list[str]:
@@ -160,6 +163,7 @@ class Audit:
             if f.level is Level.ERROR
         ]
         found += [held.error for held in self.held if held.error]
+        found += [held.error for held in self.on_topics if held.error]
         found += self._told("error")
         found += [*self.seams, *self.failing]
         found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
@@ -183,7 +187,8 @@ class Audit:
         lines += [f"warning: {text}" for text in (self.keys.warnings if self.keys else [])]
         lines += self.keys.lines if self.keys else []
         lines += [line for line in (self.published, self.endurance) if line]
-        return [*lines, *[held.line for held in self.held if not held.error]]
+        lines += [held.line for held in self.held if not held.error]
+        return [*lines, *[held.line for held in self.on_topics if not held.error]]
 
     @property
     def tables(self) -> list[tuple[str, list[str], Rows]]:
@@ -298,6 +303,16 @@ class Audit:
             "endurance": self.endurance,
             "failing_checks": None if self.red is None else dict(self.red),
             "held_against_topic": [vars(held) for held in self.held],
+            "held_on_topics": [
+                {
+                    "topic": one.topic,
+                    "records": one.records,
+                    "error": one.error,
+                    "unsure": one.unsure,
+                    "skipped": one.skipped,
+                }
+                for one in self.on_topics
+            ],
             "versions": {name: one.to_plain() for name, one in self.versions.items()},
             "seams": [*self.seams],
             "failing_now": [*self.failing],
@@ -352,7 +367,8 @@ def audit(
         ledger, kafka, lake: the connections.
         stream: the stream.
         red: failing checks by name; None where Dagster was not asked.
-        records_of: so many of the newest slices are held against the topic, record by record, and checked once more.
+        records_of: so many of the newest slices are held against the topic, record by record, and checked once more;
+            what was sent of them is counted where it was sent to.
         versions: put the checks of versions to the whole stream too.
         keys: look in which partitions each key of the topic is.
         others: producers that are not ours.
@@ -408,6 +424,7 @@ def audit(
         producers=producers,
         keys=key_places(lake, stream, found_eras) if keys else None,
         published=standing_line(lake, stream),
+        on_topics=held_on_topics(kafka, lake, stream, newest),
     )
 
 

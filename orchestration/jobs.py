@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 
+# Slices that the daily audit reads from Kafka once more: minutes of records, at the limits of a slice.
+RECORDS_OF = 10
+
+
 def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
     """The job `<stream>_slice`, with the checks of its tables.
 
@@ -46,18 +50,25 @@ def publish_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
 
 def audit_job(stream: "Stream") -> dg.JobDefinition:
     """The job `<stream>_audit`: the page of `highwater audit`, on the asset of events; it fails if that has errors."""
-    command = f"highwater audit {stream.name} --versions --keys"
+    command = f"highwater audit {stream.name} --versions --keys --records {RECORDS_OF}"
     about = f"`{command}` as a run; the page is an observation of {stream.name}/events."
 
     @dg.op(
         name=f"{stream.name}_audit_op",
         description=about,
+        config_schema={
+            "records": dg.Field(
+                dg.Noneable(int),
+                default_value=RECORDS_OF,
+                description="So many of the newest slices are read from Kafka once more; 0 or null for none.",
+            )
+        },
         required_resource_keys={"kafka", "ledger", "lake"},
         out=dg.Out(dg.Nothing),
     )
     def look(context: dg.OpExecutionContext) -> None:
         with told_to_dagster(context.retry_number, lambda: None):
-            _audit(context, stream)
+            _audit(context, stream, max(0, context.op_config["records"] or 0))
 
     @dg.job(
         name=f"{stream.name}_audit",
@@ -71,7 +82,7 @@ def audit_job(stream: "Stream") -> dg.JobDefinition:
     return job
 
 
-def _audit(context: dg.OpExecutionContext, stream: "Stream") -> None:
+def _audit(context: dg.OpExecutionContext, stream: "Stream", records_of: int) -> None:
     from orchestration.audit import audit
     from orchestration.check_results import failing_checks
 
@@ -81,6 +92,7 @@ def _audit(context: dg.OpExecutionContext, stream: "Stream") -> None:
         context.resources.lake.open(),
         stream,
         failing_checks(context.instance, stream),
+        records_of=records_of,
         versions=True,
         keys=True,
     )

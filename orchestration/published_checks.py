@@ -10,14 +10,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from assets import event_json
+from assets.copies import fields_of
 from assets.sent import SENDING, TABLE, complete, last_published
 from highwater.envelope import ORIGIN, Origin
 from highwater.publishing import State
 from orchestration.origin_checks import SAMPLES, told
 from orchestration.verdicts import Verdict
-from resources.lake import proofs_in, query, query_all, slice_is_one_of
+from resources.lake import proofs_in, query, query_all, query_arrow, slice_is_one_of
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
     from highwater.declaration import Stream
     from highwater.proof import Proof
     from resources.lake import Lake
@@ -63,6 +67,10 @@ def events_published(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[st
         mine = slice_is_one_of(settled)
         for row in query_all({"events": events, "published": published}, _UNLIKE.format(slices=mine)):
             wrong[row["slice"]].append(told(_problem(row), Origin.of_row(row)))
+        for key in settled:  # one at a time: its values are held
+            wrong[key] += [
+                told("sent with another value", origin) for origin in _altered(stream, events, published, key)
+            ]
         counted = f"SELECT slice, state, count(*) AS rows FROM t WHERE proof IS NULL AND {mine} GROUP BY slice, state"
         for row in query(published, counted):
             states[row["slice"]][row["state"]] = row["rows"]
@@ -72,6 +80,34 @@ def events_published(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[st
             for key in keys
         }
     }
+
+
+_PRINTS = f"""
+SELECT {{fields}}, {", ".join(f"e.{name} AS {name}" for name in ORIGIN)}, p."#print" AS "#print"
+FROM (SELECT {_ORIGIN}, {{columns}} FROM events WHERE proof IS NULL AND {{slices}}) e
+JOIN (SELECT {_ORIGIN}, fingerprint AS "#print" FROM published
+      WHERE proof IS NULL AND state <> '{State.RETRACTED.value}' AND {{slices}}) p
+  ON {" AND ".join(f"e.{name} = p.{name}" for name in ORIGIN)}
+"""
+
+
+def _altered(stream: Stream, events: DeltaTable, published: DeltaTable, key: str) -> list[Origin]:
+    """Events of a slice whose value is not the one that was judged, by its fingerprint.
+
+    The value is written as the stream is declared now. Events without a field that came later are left out; and where
+    no event agrees, the declaration was another one when they were sent.
+    """
+    fields = ", ".join('e."' + one.name.replace('"', '""') + '"' for one in stream.fields)
+    asked = _PRINTS.format(fields=fields, columns=fields_of(stream, events), slices=slice_is_one_of([key]))
+    rows = query_arrow({"events": events, "published": published}, asked)
+    for one in stream.fields:
+        rows = rows.filter(rows[one.name].is_valid())
+    if not len(rows):
+        return []
+    prints = map(event_json.fingerprint, event_json.values(stream, rows))
+    same = [ours == theirs for ours, theirs in zip(prints, rows["#print"].to_pylist(), strict=True)]
+    found = rows.select(list(ORIGIN)).to_pylist() if any(same) else []
+    return sorted(Origin.of_row(row) for row, alike in zip(found, same, strict=False) if not alike)
 
 
 def _problem(row: Mapping[str, Any]) -> str:

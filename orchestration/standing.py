@@ -19,6 +19,8 @@ from orchestration.version_questions import SAMPLES, Found, Scope, portions
 from resources.lake import proofs_in, query, query_all, rows_by_slice, slice_is_one_of
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
     from highwater.declaration import Stream
     from resources.lake import Lake
 
@@ -57,20 +59,47 @@ def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, 
     sql = _ORDER.format(slices=slice_is_one_of(keys))
     found = {row["slice"]: row for row in query_all({"e": events, "c": current}, sql)}
     counts = {key: found.get(key, {"keys": 0, "absent": 0, "behind": 0}) for key in keys}
-    return {key: in_order(row["keys"], row["absent"], row["behind"]) for key, row in counts.items()}
+    wrong = [key for key, row in counts.items() if row["absent"] or row["behind"]]
+    samples = _samples(events, current, wrong) if wrong else {}
+    return {
+        key: in_order(row["keys"], row["absent"], row["behind"], samples.get(key, ()), stream.name)
+        for key, row in counts.items()
+    }
 
 
-_ORDER = """
-WITH brought AS (SELECT slice, key, max(version) AS version FROM e
-                 WHERE proof IS NULL AND {slices} GROUP BY slice, key),
+_STANDING = """
      wanted AS (SELECT DISTINCT key FROM brought),
      standing AS (SELECT c.key, max(c.version) AS version FROM c JOIN wanted ON c.key = wanted.key
                   WHERE c.proof IS NULL GROUP BY c.key)
+"""
+_ORDER = f"""
+WITH brought AS (SELECT slice, key, max(version) AS version FROM e
+                 WHERE proof IS NULL AND {{slices}} GROUP BY slice, key), {_STANDING}
 SELECT b.slice, count(*) AS keys,
        sum(CASE WHEN s.version IS NULL THEN 1 ELSE 0 END) AS absent,
        sum(CASE WHEN s.version < b.version THEN 1 ELSE 0 END) AS behind
 FROM brought b LEFT JOIN standing s ON b.key = s.key GROUP BY b.slice
 """
+# Of each key the event that won among those of its slice.
+_EXAMPLES = f"""
+WITH brought AS (SELECT * FROM (SELECT slice, key, version, origin_topic, origin_generation, origin_partition,
+                                  origin_offset, row_number() OVER (PARTITION BY slice, key
+                                    ORDER BY version DESC, origin_timestamp, origin_partition, origin_offset,
+                                             origin_generation) AS place
+                                FROM e WHERE proof IS NULL AND {{slices}}) WHERE place = 1), {_STANDING},
+     wrong AS (SELECT b.*, s.version AS in_current, row_number() OVER (PARTITION BY b.slice ORDER BY b.key) AS rank
+               FROM brought b LEFT JOIN standing s ON b.key = s.key WHERE s.version IS NULL OR s.version < b.version)
+SELECT slice, key, version AS in_events, in_current, origin_topic, origin_generation, origin_partition, origin_offset
+FROM wrong WHERE rank <= {SAMPLES} ORDER BY slice, key
+"""
+
+
+def _samples(events: DeltaTable, current: DeltaTable, keys: Sequence[str]) -> dict[str, list[dict[str, object]]]:
+    """For each slice some of the keys that are absent or behind, with both versions and the origin of the higher."""
+    found: dict[str, list[dict[str, object]]] = {key: [] for key in keys}
+    for row in query_all({"e": events, "c": current}, _EXAMPLES.format(slices=slice_is_one_of(keys))):
+        found[row.pop("slice")].append(row)
+    return found
 
 
 @dataclass(frozen=True)

@@ -91,17 +91,26 @@ def _imbalance(numbers: Mapping[str, int], rows: Mapping[str, int]) -> str | Non
     return None
 
 
-def in_order(keys: int, absent: int, behind: int) -> Verdict:
+def in_order(
+    keys: int, absent: int, behind: int, samples: Sequence[Mapping[str, Any]] = (), stream: str = "STREAM"
+) -> Verdict:
     """Whether `current` is at least at each version that a slice's events brought (I6).
 
     Args:
         keys: keys that the slice has events of.
         absent: those that `current` does not hold.
         behind: those that `current` holds at a lower version.
+        samples: some of both.
+        stream: its name, for the remedy.
     """
     numbers = {"keys": keys, "absent": absent, "behind": behind}
     if absent or behind:
-        return Verdict(passed=False, text=f"of {keys} keys {absent} are absent and {behind} behind", numbers=numbers)
+        text = (
+            f"of {keys:,} keys {absent:,} are absent and {behind:,} behind in current: materialise current of the "
+            f"slice again; if it stays, somebody changed the table, and highwater rebuild-current {stream} computes "
+            "it anew"
+        )
+        return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
     return Verdict(passed=True, text=f"current is at or above the slice's version for all {keys} keys", numbers=numbers)
 
 

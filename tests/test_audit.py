@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -217,6 +218,27 @@ def see_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:
     assert "producer app.json: acks: 1: what the leader alone has" in other.output
 
 
+@pytest.mark.parametrize(("config", "expected"), [({}, 10), ({"records": 3}, 3), ({"records": None}, 0)])
+def test_the_job_reads_the_newest_slices_once_more(
+    config: dict[str, object], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second reader is part of every day's audit; by its own config of a larger one."""
+    asked: list[int] = []
+    page = SimpleNamespace(ends=SOUND, markdown="", errors=[], unfinished=[], head=[])
+
+    def audit(*_: object, records_of: int, **__: object) -> object:
+        asked.append(records_of)
+        return page
+
+    monkeypatch.setattr("orchestration.audit.audit", audit)
+    opened: dict[str, Any] = {name: SimpleNamespace(open=lambda: None) for name in ("kafka", "ledger", "lake")}
+    job = build_defs(streams=[STREAM], resources=opened).resolve_job_def("orders_audit")
+    with dg.DagsterInstance.ephemeral() as instance:
+        run_config = {"ops": {"orders_audit_op": {"config": config}}} if config else None
+        assert job.execute_in_process(instance=instance, run_config=run_config).success
+    assert asked == [expected]
+
+
 @pytest.mark.slow
 def test_the_command_and_the_job_tell_the_same(
     bootstrap: str, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -265,7 +287,9 @@ def test_the_command_and_the_job_tell_the_same(
     found.write()
     job = build_defs(streams=[scene.stream]).resolve_job_def("orders_audit")
     with dg.DagsterInstance.ephemeral() as instance:
-        run = job.execute_in_process(instance=instance, raise_on_error=False)
+        # The rows of raw are not written here.
+        config = {"ops": {"orders_audit_op": {"config": {"records": 0}}}}
+        run = job.execute_in_process(instance=instance, raise_on_error=False, run_config=config)
         [seen] = instance.fetch_observations(dg.AssetKey(["orders", "events"]), limit=1).records
     assert not run.success
     observation = seen.asset_observation

@@ -10,7 +10,7 @@ from assets.streams.orders import STREAM
 from bench import tables
 from highwater.partition_counts import eras
 from highwater.partitioners import Choice, Partitioner
-from orchestration import follower_checks, origin_checks
+from orchestration import contents, follower_checks, origin_checks
 from orchestration.key_places import key_places
 from orchestration.offset_queries import in_raw
 from orchestration.origin_counts import count_ends
@@ -51,6 +51,7 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
     checks = {
         "as planned": offsets_as_planned(in_raw(ledger, lake, STREAM, keys)),
         "accounted": origin_checks.offsets_accounted_for(ledger, lake, STREAM, keys),
+        "recorded": contents.events_as_recorded(ledger, lake, STREAM, keys),
         "follows": follower_checks.current_follows_events(ledger, lake, STREAM, keys),
         **version_checks(lake, STREAM, keys),
         **missing_checks(lake, STREAM, keys),

@@ -91,11 +91,11 @@ def test_a_key_that_current_lost_or_holds_at_a_lower_version_fails(done: tuple[B
     delete(bench, "current", "key = 'o1' AND version = 2")
     found = version_order(bench.lake, bench.stream, [first.key, second.key])
     assert found[first.key].passed, "version 1 still stands"
-    assert found[second.key].text == "of 2 keys 0 are absent and 1 behind"
+    assert found[second.key].text.startswith("of 2 keys 0 are absent and 1 behind")
     delete(bench, "current", "key = 'o1'")
     found = version_order(bench.lake, bench.stream, [first.key, second.key])
-    assert found[first.key].text == "of 2 keys 1 are absent and 0 behind"
-    assert found[second.key].text == "of 2 keys 1 are absent and 0 behind"
+    assert found[first.key].text.startswith("of 2 keys 1 are absent and 0 behind")
+    assert found[second.key].text.startswith("of 2 keys 1 are absent and 0 behind")
 
 
 def test_folded_slices_are_still_known(done: tuple[Bench, Slice, Slice], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,6 +307,19 @@ def test_what_raw_alone_keeps_is_held_against_the_topic(looked: World) -> None:
         assert looked.red() == {}, what
 
 
+def test_what_current_is_behind_of_is_shown_with_both_versions_and_its_origin(looked: World) -> None:
+    drop("current", LONE)(looked, FIRST)
+    alter("current", WINNER, version=1)(looked, FIRST)
+    found = looked.verdicts([FIRST.key])[VERSIONS][FIRST.key]
+    assert (found.numbers["absent"], found.numbers["behind"]) == (1, 1)
+    origin = {"origin_topic": "orders", "origin_generation": 0, "origin_partition": 1}
+    assert [*found.samples] == [
+        {"key": "o3", "in_events": 2, "in_current": 1, **origin, "origin_offset": 3},
+        {"key": "o4", "in_events": 1, "in_current": None, **origin, "origin_offset": 2},
+    ]
+    assert "materialise current of the slice again" in found.text
+
+
 def test_a_slice_that_is_gone_from_the_plan_leaves_a_hole(looked: World) -> None:
     forget("slices")(looked, FIRST)
     left = [looked.second.key, RETRIED.key]
@@ -424,6 +437,7 @@ def test_the_audit_tells_seams_and_checks_the_newest_slices_once_more(
     monkeypatch.setattr(audit_page, "_ages", lambda *_: Ages({}, sure=False))
     monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
     monkeypatch.setattr(audit_page, "hold_against_topic", lambda *_: [])
+    monkeypatch.setattr(audit_page, "held_on_topics", lambda *_: [])
     monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
 
     def errors(newest: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from dagster._core.test_utils import create_run_for_test
 
 from assets import published
 from assets.streams.payments import STREAM as PAYMENTS
+from highwater.declaration import Field
 from highwater.publishing import Copy, second_deliveries
 from highwater.slices import Slice
 from orchestration.build import build_defs
@@ -205,6 +206,10 @@ def test_the_check_tells_events_that_were_not_sent_and_rows_that_are_none(scene:
         True,
         "the slice is not published yet: its turn comes",
     )
+    DeltaTable(lake.path("orders", "published")).update({"fingerprint": "'x'"}, predicate="origin_offset = 1")
+    verdict = events_published(lake, stream, [first.key])["events_published"][first.key]
+    assert (verdict.passed, verdict.text) == (False, "1 sent with another value")
+    assert [row["offset"] for row in verdict.samples] == [1]
     DeltaTable(lake.path("orders", "published")).update({"origin_offset": "17"}, predicate="origin_offset = 1")
     verdict = events_published(lake, stream, [first.key])["events_published"][first.key]
     assert not verdict.passed
@@ -212,6 +217,32 @@ def test_the_check_tells_events_that_were_not_sent_and_rows_that_are_none(scene:
     DeltaTable(lake.path("orders", "published")).delete(predicate="origin_offset = 0")
     verdict = events_published(lake, stream, [first.key])["events_published"][first.key]
     assert "the commit tells of 2 sent" in verdict.text
+
+
+def test_a_row_of_published_that_is_there_twice_is_told(scene: Scene) -> None:
+    import pyarrow as pa
+    from deltalake import DeltaTable, write_deltalake
+
+    piece = scene.plan(0, p0=(0, 2))
+    scene.decide(piece, 0, 1)
+    scene.tables.publish(piece)
+    table = DeltaTable(scene.tables.lake.path("orders", "published"))
+    rows = pa.table(table.to_pyarrow_table(filters=[("origin_offset", "=", 1)]))
+    write_deltalake(table, rows, mode="append")
+    verdict = events_published(scene.tables.lake, scene.tables.stream, [piece.key])["events_published"][piece.key]
+    assert verdict.text.startswith("1 there twice; the commit tells of 2 sent")
+
+
+def test_values_of_another_declaration_are_not_compared(scene: Scene) -> None:
+    """A field that came to the stream since, or left it, makes another value of every event."""
+    piece = scene.plan(0, p0=(0, 2))
+    scene.decide(piece, 0, 1)
+    scene.tables.publish(piece)
+    lake, stream = scene.tables.lake, scene.tables.stream
+    more = replace(stream, fields=(*stream.fields, Field("currency", "string")))
+    fewer = replace(stream, fields=stream.fields[::-1])
+    for declared in (more, fewer):
+        assert events_published(lake, declared, [piece.key])["events_published"][piece.key].passed
 
 
 KEYS = [f"t@{n:07}" for n in range(5)]
