@@ -25,6 +25,11 @@ FOR_EVER = -1
 LONGEST_MS = 1_000 * 365 * 24 * 3_600_000
 
 
+# Times of which the longest of all brokers counts.
+_TIMES = frozenset({"replica.lag.time.max.ms", "broker.session.timeout.ms", "zookeeper.session.timeout.ms"})
+AUTO_CREATION = "auto.create.topics.enable"
+
+
 class Level(Enum):
     """How much a finding matters."""
 
@@ -54,7 +59,7 @@ class TopicFacts:
         in_sync: for each partition the number of those in sync.
         leaderless: partitions without a leader.
         settings: of the topic; None where the cluster forbids reading them.
-        broker_settings: of a broker; None likewise.
+        broker_settings: of all brokers as one (`together`); None likewise.
         oldest_unread: age of the oldest record that no slice holds; None where there is none, or it is not known.
         assignment: for each partition the brokers that hold it, the preferred leader first.
         broker_ids: the brokers of the cluster.
@@ -193,6 +198,23 @@ def _unclean(facts: TopicFacts) -> Finding:
     return Finding(rule, Level.ERROR, "on: acknowledged records may be replaced", found.source, mend)
 
 
+def together(brokers: Mapping[int, Mapping[str, Setting] | None]) -> Mapping[str, Setting] | None:
+    """The settings of brokers as one: whichever receives a request may create a topic, and the slowest is waited for.
+
+    None where one of them cannot be read, or there is none.
+    """
+    found: dict[str, Setting] = {}
+    for number, settings in sorted(brokers.items()):
+        if settings is None:
+            return None
+        for name, one in settings.items():
+            known = found.setdefault(name, one)
+            longer = name in _TIMES and int(one.value) > int(known.value)
+            if longer or (name == AUTO_CREATION and known.value == "false" and one.value != "false"):
+                found[name] = Setting(one.value, f"{one.source} of broker {number}")
+    return found or None
+
+
 def retention(settings: Mapping[str, Setting] | None) -> timedelta | None:
     """How long a topic with these settings keeps records; None for ever, or where that cannot be read."""
     found = (settings or {}).get("retention.ms")
@@ -249,7 +271,7 @@ def _in_sync_now(facts: TopicFacts) -> Finding:
 
 def _auto_creation(facts: TopicFacts) -> Finding:
     rule = "auto-creation"
-    found = (facts.broker_settings or {}).get("auto.create.topics.enable")
+    found = (facts.broker_settings or {}).get(AUTO_CREATION)
     if found is None:
         return Finding(rule, Level.UNKNOWN, "not readable", "", "allow this user DescribeConfigs on the cluster")
     if found.value == "false":

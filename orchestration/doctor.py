@@ -2,7 +2,8 @@
 
 What belongs here: what is tried. What does not: printing it (`orchestration.cli_doctor`).
 
-Nothing is created but one file in a local lake, which is removed again, and nothing is sent.
+Nothing is created but one file in a local lake and one lease in the ledger, which are removed again, and nothing is
+sent.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from highwater import settings as names
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, TopicAbsentError
+from highwater.slices import OffsetRange
 from highwater.topic_rules import Level, judge
 from resources.dlq_topics import see_accepted, see_no_drift
 from resources.groups import denied, see_no_member
 from resources.lake import open_table
+from resources.permissions import permitted
 from resources.topic_facts import stamped_by_broker, topic_facts
 from resources.transactions import Transactions
 from resources.vanished_topics import expected
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 3.0
 CONNECT_PORT = 15002
+READ_SECONDS = 10.0
+# How long the ledger would keep the doctor's lease if it died with it.
+LEASE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -76,16 +83,20 @@ def examine(
     """
     parts: dict[str, Try] = {
         "declarations": lambda: ", ".join(sorted(deployment.streams())),
-        "ledger": lambda: f"{sum(deployment.ledger().counts().values()):,} slices are planned",
+        "ledger": lambda: _ledger(deployment),
         "lake": lambda: _lake(settings.lake),
         "Spark": lambda: _spark(settings, environment),
         "Dagster": lambda: _dagster(environment),
         "Kafka": lambda: f"{len(deployment.kafka().topics()):,} topics at {settings.kafka_bootstrap}",
     }
+    if settings.alerts_url is not None:
+        url = settings.alerts_url
+        parts["receiver of alerts"] = lambda: _receiver(url)
     for what, attempt in parts.items():
         if what not in without:
             yield _tried(what, attempt)
     if "Kafka" in without:
+        yield Tried("streams", "not tried before their broker runs: highwater doctor tells then")
         return
     try:
         streams = deployment.streams().values()
@@ -109,15 +120,19 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
     found = _tried(f"topic {stream.topic}", topic)
     yield found
     if found.error is None:
+        yield _tried(f"reading {stream.topic}", lambda: _reading(deployment, stream.topic))
+        yield _tried(f"permissions of {stream.name}", lambda: _permissions(deployment, stream))
         yield from _rules(deployment, stream)
         yield _dlq(deployment, stream)
         if stream.publishes is not None:
             what = f"topic of accepted events {stream.publishes.topic}"
             yield _tried(what, lambda: see_accepted(deployment.kafka(), stream))
+            group = f"highwater.pub.{stream.publishes.topic}"
+            yield _tried(f"group {group}", lambda: _group(deployment, group))
         for one in stream.foreign_topics:
             yield _foreign(deployment, one)
         yield _tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
-        yield _tried(f"group {stream.group}", lambda: _group(deployment, stream))
+        yield _tried(f"group {stream.group}", lambda: _group(deployment, stream.group))
     if stream.lookup is not None:
         table, column = stream.lookup.table, stream.lookup.column
         yield _tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), column))
@@ -191,23 +206,86 @@ def _reference(path: str, column: str) -> str:
 
 
 def _transactions(deployment: Deployment, stream: Stream) -> str:
-    """Open a producer by a name that the ACLs of the DLQ must allow, and ask for its mark; nothing is sent."""
+    """Open a producer by a name that the ACLs of the DLQ must allow, and ask for its mark; nothing is sent.
+
+    The name is nobody's: to open that of a slice, or of the topic of accepted events, would fence who sends by it.
+    """
     kafka = deployment.kafka()
-    try:
-        kafka.topic_state(stream.parked_topic)
-    except TopicAbsentError:
-        return "not tried: the DLQ topics are created with the first reject"
-    with Transactions(kafka, f"highwater.pub.doctor.{stream.name}", stream.parked_topic) as transactions:
+    with Transactions(kafka, f"highwater.pub.doctor.{stream.name}", stream.topic) as transactions:
         transactions.mark()
     return "transactional ids and groups that begin with highwater.pub. may be used"
 
 
-def _group(deployment: Deployment, stream: Stream) -> str:
-    """The group that mirrors the progress: whether somebody is in it, and whether it may be written to."""
-    found = see_no_member(deployment.kafka(), stream.group)
+def _group(deployment: Deployment, name: str) -> str:
+    """A group that is kept without members: whether somebody is in it, and whether it may be written to."""
+    found = see_no_member(deployment.kafka(), name)
     if found.may_commit is False:
-        raise denied(stream.group, "Describe, and not Read")
+        raise denied(name, "Describe, and not Read")
     return "may be kept" if found.may_commit else "is not there yet: the first commit creates it"
+
+
+def _ledger(deployment: Deployment) -> str:
+    """Read it, and write to it: a lease, which is given up at once."""
+    ledger = deployment.ledger()
+    planned = sum(ledger.counts().values())
+    with ledger.lease(f"doctor {uuid.uuid4().hex}", seconds=LEASE_SECONDS):
+        return f"{planned:,} slices are planned; it can be written to"
+
+
+def _reading(deployment: Deployment, topic: str) -> str:
+    """Read a record of the topic, if there is one: the last that readers may see."""
+    kafka = deployment.kafka()
+    for partition, seen in kafka.topic_state(topic).partitions.items():
+        first, end = seen.log_start, seen.last_stable
+        if first is not None and end is not None and first < end:
+            last = {partition: OffsetRange(end - 1, end)}
+            many = sum(1 for _ in kafka.read(topic, last, seconds=READ_SECONDS))
+            return f"a record of partition {partition} was read" if many else "may be read; a marker stands at its end"
+    return "may be looked at; there is no record to read"
+
+
+def _permissions(deployment: Deployment, stream: Stream) -> str:
+    """What the brokers allow with the stream's topics; those that are not there yet are told.
+
+    Raises:
+        ConfigurationError: something that is needed is not allowed.
+    """
+    needed = {stream.topic: {"READ", "DESCRIBE"}}
+    needed |= {topic: {"READ", "WRITE", "DESCRIBE"} for topic in (*stream.tier_topics, stream.parked_topic)}
+    needed |= {topic: {"READ", "DESCRIBE"} for topic in stream.foreign_topics}
+    needed |= {stream.publishes.topic: {"WRITE", "DESCRIBE"}} if stream.publishes else {}
+    found = permitted(deployment.kafka(), [*needed])
+    lacking = {topic: sorted(needed[topic] - allowed) for topic, allowed in found.items()}
+    if any(lacking.values()):
+        told = [f"{', '.join(names)} on {topic}" for topic, names in lacking.items() if names]
+        raise ConfigurationError(
+            f"the broker does not let this user do all that the stream {stream.name} needs",
+            found=f"not allowed: {'; '.join(told)}",
+            remedy="allow it by kafka-acls --add --allow-principal User:NAME --operation OPERATION --topic TOPIC",
+        )
+    rest = sorted(needed.keys() - found.keys())
+    untold = f"; not there yet, or not to be seen: {', '.join(rest)}" if rest else ""
+    return f"reading and writing are allowed on {', '.join(found) or 'no topic'}{untold}"
+
+
+def _receiver(url: str) -> str:
+    """See that somebody listens; nothing is posted. The URL may hold a token and is never repeated (I13)."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigurationError("the receiver of alerts is no HTTP address", remedy=f"set {names.ALERTS_URL} anew")
+    try:
+        with socket.create_connection((parts.hostname, port), CONNECT_SECONDS):
+            return f"somebody listens at port {port}; nothing was posted"
+    except (OSError, ValueError) as error:
+        raise DependencyAwayError(
+            "nobody listens where alerts are posted",
+            found=type(error).__name__,
+            remedy=f"start the receiver, or mend {names.ALERTS_URL}",
+        ) from None
 
 
 def _spark(settings: Settings, environment: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from highwater.topic_rules import Setting, TopicFacts
+from highwater.topic_rules import Setting, TopicFacts, together
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka
@@ -36,7 +36,7 @@ def topic_facts(kafka: Kafka, topic: str, oldest_unread: timedelta | None = None
         in_sync={p.id: len(p.isr) for p in partitions},
         leaderless=frozenset(p.id for p in partitions if p.leader is None),
         settings=topic_settings(kafka, topic),
-        broker_settings=_settings(kafka, ResourceType.BROKER, str(brokers[0])) if brokers else None,
+        broker_settings=together({one: _settings(kafka, ResourceType.BROKER, str(one)) for one in brokers}),
         oldest_unread=oldest_unread,
         assignment={p.id: [broker.id for broker in p.replicas] for p in partitions},
         broker_ids=brokers,

@@ -87,7 +87,12 @@ def test_a_burst_of_payments_is_written_when_asked(tmp_path: Path) -> None:
 def test_the_doctor_comes_first_and_tries_what_is_there(tmp_path: Path) -> None:
     """Not the broker and the Spark that are still to be started: that they do not answer is no news."""
     rows = up.examined(Stack(tmp_path, base={"HIGHWATER_HOME": str(tmp_path)}))
-    assert [(row[0], row[1]) for row in rows] == [("ok", "declarations"), ("ok", "ledger"), ("ok", "lake")]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("ok", "declarations"),
+        ("ok", "ledger"),
+        ("ok", "lake"),
+        ("ok", "streams"),
+    ]
     assert up.not_started(Stack(tmp_path, base=CONFIGURED)) == {"Dagster"}
 
 

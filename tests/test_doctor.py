@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from dev.processes import LOOPBACK, free_port
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.settings import Settings
 from orchestration import doctor
 from orchestration.terminal import PERMANENT, TEMPORARY
 from resources.dlq_topics import ensure
 from resources.lake import Lake
+from resources.ledger import Ledger
 from tests.conftest import create_topic
 from tests.scene import Scene
 from tests.support import customers, make_stream
 
 if TYPE_CHECKING:
+    from orchestration.terminal import Deployment
     from tests.conftest import TopicFactory
 
 
@@ -44,6 +47,26 @@ def test_a_lake_is_written_to_and_left_clean(tmp_path: Path) -> None:
     with pytest.raises(DependencyAwayError, match="nothing can be written"):
         doctor._lake(str(tmp_path / "file"))
     assert "another store" in doctor._lake("s3://bucket/lake")
+
+
+def test_the_ledger_is_written_to_and_left_clean(tmp_path: Path) -> None:
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    assert doctor._ledger(cast("Deployment", SimpleNamespace(ledger=lambda: ledger))).endswith("it can be written to")
+    assert ledger.leases() == {}
+
+
+def test_the_receiver_of_alerts_is_reached_and_told_nothing() -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        address = f"http://{LOOPBACK}:{server.getsockname()[1]}/planted"
+        assert "nothing was posted" in doctor._receiver(address)
+        taken, _ = server.accept()
+        with taken:
+            taken.settimeout(5)
+            assert taken.recv(1) == b""
+    for wrong in (f"http://{LOOPBACK}:{free_port()}/planted", "ftp://planted", "http://[planted", "http://h:planted/"):
+        with pytest.raises(HighwaterError) as caught:
+            doctor._receiver(wrong)
+        assert "planted" not in str(caught.value)
 
 
 def test_dagster_needs_its_home_and_its_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from highwater.topic_rules import Level, Setting, TopicFacts, endurance, judge
+from highwater.topic_rules import Level, Setting, TopicFacts, endurance, judge, together
 
 SETTINGS = {
     "min.insync.replicas": "2",
@@ -121,6 +121,19 @@ def test_the_command_of_a_reassignment_gives_each_partition_what_it_lacks() -> N
             {"topic": "orders", "partition": 2, "replicas": [3, 1, 4]},
         ],
     }
+
+
+def test_the_settings_of_all_brokers_count() -> None:
+    """A topic is created by whichever broker is asked for it."""
+    off = {**OF_BROKER, "replica.lag.time.max.ms": Setting("10000", "DEFAULT_CONFIG")}
+    on = {**OF_BROKER, "auto.create.topics.enable": Setting("true", "DEFAULT_CONFIG")}
+    for brokers in ({1: off, 2: on, 3: off}, {1: on, 2: off}):
+        shown = {one.rule: one for one in judge(replace(SAFE, broker_settings=together(brokers)))}
+        assert shown["auto-creation"].level is Level.WARNING
+        assert shown["replica lag"].value.startswith("30,000 ms")
+    assert together({1: off, 2: on, 3: off})["auto.create.topics.enable"].source == "DEFAULT_CONFIG of broker 2"
+    assert together({1: off, 2: None}) is None
+    assert together({}) is None
 
 
 def test_times_of_brokers_are_shown() -> None:

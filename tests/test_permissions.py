@@ -1,0 +1,106 @@
+"""A broker with an authorizer, and a user who may do some things: what is forbidden is told, and stops nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dev.broker import EmbeddedBroker
+from dev.processes import LOOPBACK, free_port
+from highwater.declaration import Accepted
+from highwater.errors import ConfigurationError
+from highwater.topic_rules import Level, endurance, judge
+from orchestration import doctor
+from resources.kafka import Kafka
+from resources.permissions import permitted
+from resources.topic_facts import topic_facts
+from tests.conftest import create_topic
+from tests.support import make_stream, order_message, send
+
+pytestmark = pytest.mark.slow
+PASSWORD = "not-a-secret"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A broker by two addresses: at the first nobody is asked and all is allowed, at the second one is `limited`."""
+    second, name = f"{LOOPBACK}:{free_port()}", "listener.name.guarded"
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("guarded"))
+    known = broker.properties
+    known["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    known["super.users"] = "User:ANONYMOUS"
+    known["listeners"] += f",GUARDED://{second}"
+    known["advertised.listeners"] += f",GUARDED://{second}"
+    known["listener.security.protocol.map"] = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,GUARDED:SASL_PLAINTEXT"
+    known[f"{name}.sasl.enabled.mechanisms"] = "PLAIN"
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    known[f"{name}.plain.sasl.jaas.config"] = f'{login} required user_limited="{PASSWORD}";'
+    broker.start()
+    yield broker.bootstrap, second
+    broker.stop()
+
+
+def allow(bootstrap: str, kind: str, name: str, *operations: str) -> None:
+    """Let the limited user do something with all whose names begin so."""
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    rules = [
+        AclBinding(
+            ResourceType[kind],
+            name,
+            ResourcePatternType.PREFIXED,
+            "User:limited",
+            "*",
+            AclOperation[operation],
+            AclPermissionType.ALLOW,
+        )
+        for operation in operations
+    ]
+    for future in AdminClient({"bootstrap.servers": bootstrap}).create_acls(rules).values():
+        future.result(10)
+
+
+def test_what_is_forbidden_is_told(guarded: tuple[str, str]) -> None:
+    free, address = guarded
+    stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
+    for topic in ("orders", stream.parked_topic, "orders.accepted"):
+        create_topic(free, topic, 1, {})
+    send(free, "orders", [order_message("o1", 1)])
+    login = {"sasl.mechanisms": "PLAIN", "sasl.username": "limited", "sasl.password": PASSWORD}
+    kafka = Kafka(address, {"security.protocol": "SASL_PLAINTEXT", **login})
+    deployment: Any = cast("Any", SimpleNamespace(kafka=lambda: kafka))
+    allow(free, "TOPIC", "orders", "READ", "DESCRIBE")
+
+    facts = topic_facts(kafka, "orders")
+    assert (facts.settings, facts.broker_settings) == (None, None)
+    unknown = {one.rule for one in judge(facts) if one.level is Level.UNKNOWN}
+    assert {"min.insync.replicas", "unclean election", "retention", "auto-creation"} <= unknown
+    assert "cannot be told" in endurance(facts)
+
+    assert permitted(kafka, ["orders", "orders.absent"]) == {"orders": {"READ", "DESCRIBE"}}
+    assert doctor._reading(deployment, "orders") == "a record of partition 0 was read"
+    with pytest.raises(ConfigurationError) as caught:
+        doctor._permissions(deployment, stream)
+    assert caught.value.found == f"not allowed: WRITE on {stream.parked_topic}; WRITE on orders.accepted"
+    with pytest.raises(ConfigurationError):
+        doctor._transactions(deployment, stream)
+
+    allow(free, "TOPIC", "orders.", "WRITE")
+    allow(free, "TRANSACTIONAL_ID", "highwater.pub.", "WRITE", "DESCRIBE")
+    allow(free, "GROUP", "highwater.pub.", "READ", "DESCRIBE")
+    text = doctor._permissions(deployment, stream)
+    assert text.endswith(f"not there yet, or not to be seen: {', '.join(sorted(stream.tier_topics))}")
+    assert "may be used" in doctor._transactions(deployment, stream)
+    allow(free, "TOPIC", "orders", "DESCRIBE_CONFIGS")
+    assert topic_facts(kafka, "orders").settings is not None
