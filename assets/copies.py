@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MICROSECONDS = "arrow_cast(origin_timestamp, 'Int64') AS origin_us"
 _ORIGIN = ", ".join(ORIGIN)
-_VERSION = ("key", "version", "event_time")
+_SAME = " AND ".join(f"x.{name} = y.{name}" for name in ("key", "version", "event_time"))
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,11 @@ class Twice:
         Args:
             known: what became before of the origins of the batch.
         """
-        rows = query_arrow({"e": self.events}, self._question)
-        if not len(rows):
+        # Nearly always there are none, which is told without the fields, and without looking for the rows again.
+        if not len(query_arrow({"e": self.events}, f"WITH {self._twice} SELECT 1 FROM twice LIMIT 1")):
             return []
-        prints = [event_json.fingerprint(value) for value in event_json.values(self.stream, rows)]
+        rows = query_arrow({"e": self.events}, self._question)
+        prints = event_json.fingerprints(event_json.values(self.stream, rows).to_pylist())
         origins = [*map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))]
         slices, us = rows["slice"].to_pylist(), rows["origin_us"].to_pylist()
         place = {piece.key: at for at, piece in enumerate(self.pieces)}
@@ -77,16 +78,20 @@ class Twice:
         return self.book.known_among(self.events, f"SELECT {_ORIGIN} FROM ({self._question})", keys) if keys else {}
 
     @property
-    def _question(self) -> str:
+    def _twice(self) -> str:
         mine = slice_is_one_of([piece.key for piece in self.pieces])
-        same = " AND ".join(f"x.{name} = y.{name}" for name in _VERSION)
         return f"""
-            WITH mine AS (SELECT DISTINCT key, version, event_time FROM e WHERE proof IS NULL AND {mine}),
-                 near AS (SELECT * FROM e x LEFT SEMI JOIN mine y ON {same} WHERE proof IS NULL AND {self._times}),
-                 twice AS (SELECT key, version, event_time FROM near GROUP BY key, version, event_time
-                           HAVING count(*) > 1)
-            SELECT slice, {_ORIGIN}, {MICROSECONDS}, {fields_of(self.stream, self.events)}
-            FROM near x LEFT SEMI JOIN twice y ON {same}"""
+            mine AS (SELECT key, version, event_time FROM e WHERE proof IS NULL AND {mine}),
+            near AS (SELECT * FROM e x LEFT SEMI JOIN mine y ON {_SAME} WHERE proof IS NULL AND {self._times}),
+            twice AS (SELECT key, version, event_time FROM near GROUP BY key, version, event_time
+                      HAVING count(*) > 1)"""
+
+    @property
+    def _question(self) -> str:
+        fields = fields_of(self.stream, self.events)
+        return f"""
+            WITH {self._twice}
+            SELECT slice, {_ORIGIN}, {MICROSECONDS}, {fields} FROM near x LEFT SEMI JOIN twice y ON {_SAME}"""
 
     @property
     def _times(self) -> str:

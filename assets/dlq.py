@@ -11,50 +11,53 @@ and what was published is left to the DLQ, until a person takes it back (`orches
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from assets import rejects
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
-from assets.dlq_sending import Reject, Sending
+from assets.dlq_sending import Alike, Reject, Sending
 from assets.events import ORIGIN_COLUMNS, require
 from assets.origins import DLQ as TABLE
 from assets.origins import covering
 from assets.reclaims import NUMBER, counted
-from assets.references import came_as, original_of
-from assets.work import SliceReport, Work
-from highwater.envelope import ORIGIN, Envelope
+from assets.references import came_as, originals_of
+from assets.work import SliceReport, Work, uncollected
+from highwater.envelope import MOST_DETAIL, ORIGIN, Envelope, Reference
 from highwater.errors import ConfigurationError, DependencyAwayError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
-from highwater.portions import cut
+from highwater.portions import Ahead, cuts
 from resources.dlq_topics import Shape, ensure
-from resources.lake import count_in, query, slice_is_one_of, stream_rows
+from resources.lake import count_in, query_arrow, slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import create_table, replace_slices, rows_at
 from resources.transactions import Mark, Transactions
 from resources.vanished_topics import expected
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
 
     from highwater.proof import Proof
     from highwater.slices import Slice
 
-T = TypeVar("T")
-
 COLUMNS = (
     f"{ORIGIN_COLUMNS}, reason STRING, detail STRING, next_topic STRING, first_failed_at TIMESTAMP, "
     "published_at TIMESTAMP"
 )
+# Columns in which many rejects of a slice are alike.
+_ALIKE = (*ORIGIN[:-1], "reason", "slice", "first_failed_at", "next_topic")
 SEARCHED = ("origin_partition", "origin_offset", "reason", "next_topic")
 # In the proof: how many were sent of this decision; the other rows were published of earlier ones.
 SENT = "sent"
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.
 RECORDS_A_TRANSACTION = 5_000
 BYTES_A_TRANSACTION = 16 * 1024 * 1024
+# So many are read at once, of as many bytes: each reading opens the slice's files again.
+RECORDS_A_READ = 20_000
 _ORDER = ", ".join(ORIGIN)
 # The timestamp as a number: a producer's clock may name a year that Python's times do not know.
 _RECORD = (
@@ -115,21 +118,23 @@ def _publish(work: Work, piece: Slice, decision: Proof, topics: Mapping[str, Sha
     """
     name = f"highwater.pub.{piece.key}"
     least = min(topic.room for topic in topics.values())
-    with Transactions(work.kafka, name, work.stream.parked_topic, most_bytes=least) as transactions:
+    parked = work.stream.parked_topic
+    with uncollected(), Transactions(work.kafka, name, parked, most_bytes=least) as transactions:
         mark = transactions.mark()
         # From now on no other run publishes the slice. One that did may have sent records elsewhere than rejects told.
         version = _still_decided(work, piece, decision)
         waiting = _Waiting(work, piece, version)
         _see_whole(piece, decision, waiting.rejects)
         sent = _sent(work, piece, decision, mark)
-        total = len(waiting.origins)
+        total = len(waiting)
         _record_sent(work, piece, decision, sent)
         if sent < total:
             work.log(f"{piece.key}: publishing {total - sent:,} of {total:,} rejects")
         sending = Sending(work, decision, version, topics, transactions)
-        for portion in waiting.portions(sent):
+        portions = Ahead(waiting.portions(sent))
+        for portion in portions:
             before, sent = Mark(decision.attempt, sent, piece.identity), sent + len(portion)
-            sending.send(portion, before, replace(before, sent=sent))
+            sending.send(portion, before, replace(before, sent=sent), portions.prepare)
             _record_sent(work, piece, decision, sent)
             work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
     return total, sending.version
@@ -204,64 +209,114 @@ class _Waiting:
         self._table = _at(work, rejects.TABLE, version)
         mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
         # `octet_length` takes text alone here.
-        size = "coalesce(octet_length(encode(value, 'hex')), 0) / 2"
+        size = "CAST(coalesce(octet_length(encode(value, 'hex')), 0) / 2 AS BIGINT)"
         # A table that an older Highwater wrote has no such column until its next slice.
         before = rejects.PUBLISHED_AT if rejects.PUBLISHED_AT in _names_of(self._table) else "NULL"
         copy = f"{_ORDER}, {count_in(self._table, NUMBER)} AS {NUMBER}, {before} IS NOT NULL AS sent_before"
-        found = query(self._table, f"SELECT {copy}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}")
-        held = _published(work, mine)
+        asked = f"SELECT {copy}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}"
+        found = query_arrow({"t": self._table}, asked)
         self.rejects = len(found)
-        open_ = [row for row in found if not row["sent_before"] and _copy(row) not in held]
-        self.origins = [(_place(row), int(str(row["bytes"]))) for row in open_]
+        held = _published(work, mine)
+        self._open = found.filter(_is_open(found, held))
+
+    def __len__(self) -> int:
+        """How many they are."""
+        return len(self._open)
 
     def portions(self, sent: int) -> Iterator[list[Reject]]:
         """The rejects behind the first `sent` ones, in portions for a transaction each.
 
         What is read at once is bounded by the values' sizes, what is sent at once by those of whole records.
         """
-        for places in _cut(self.origins[sent:], lambda origin: origin[1]):
-            yield from _cut(self._rejects([place for place, _ in places]), attrgetter("size"))
+        left = self._open.slice(sent)
+        for start, end in cuts(left["bytes"].to_pylist(), RECORDS_A_READ, BYTES_A_TRANSACTION):
+            rows = self._read(left.slice(start, end - start))
+            for at in range(0, len(rows), RECORDS_A_TRANSACTION):
+                found = _rejects_of(rows.slice(at, RECORDS_A_TRANSACTION))
+                for one in cuts([reject.size for reject in found], RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+                    yield found[slice(*one)]
 
-    def _rejects(self, places: Sequence[tuple[Any, ...]]) -> Iterator[Reject]:
+    def _read(self, places: pa.Table) -> pa.Table:
         mine = slice_is_one_of([self._piece.key])
-        wanted = set(places)
         where = f"proof IS NULL AND {mine} AND ({covering(places)})"
         columns = f"{_RECORD}, {count_in(self._table, NUMBER)} AS {NUMBER}"
-        for row in stream_rows(self._table, f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORDER}"):
-            if _place(row) in wanted:
-                yield self._reject(row)
-
-    def _reject(self, row: Mapping[str, Any]) -> Reject:
-        envelope = Envelope(
-            topic=row["origin_topic"],
-            generation=row["origin_generation"],
-            partition=row["origin_partition"],
-            offset=row["origin_offset"],
-            timestamp=row["origin_us"] // 1000,
-            attempt=row["retries"] + 1,
-            reason=row["reason"],
-            detail=row["detail"] or "",
-            slice_key=row["slice"],
-            first_failed_at=row["first_failed_at"],
-            reclaims=row[NUMBER],
-        )
-        found = original_of(row)
-        if row["retries"]:  # headers of the main topic mean nothing
-            envelope = replace(envelope, reference=came_as(found))
-        return Reject.of(envelope, row["next_topic"], found)
+        rows = query_arrow({"t": self._table}, f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORDER}")
+        if len(rows) > len(places):  # others lie between them
+            wanted = {*_places(places)}
+            rows = rows.filter([place in wanted for place in _places(rows)])
+        return rows
 
 
-def _cut(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    return cut(items, size, RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION)
+def _is_open(rows: pa.Table, held: Collection[tuple[Any, ...]]) -> pa.Array:
+    """Which rejects were not published, by the table `rejects` itself and by what was."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    fresh = pc.invert(rows["sent_before"])
+    if not held:
+        return fresh
+    return pc.and_(fresh, pa.array([copy not in held for copy in _copies(rows)], pa.bool_()))
 
 
-def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ORIGIN)
+def _rejects_of(rows: pa.Table) -> list[Reject]:
+    """Rejects as they are sent, from the columns of `_RECORD`."""
+    originals = [*originals_of(rows)]
+    retries = rows["retries"].to_pylist()
+    # Headers of the main topic mean nothing.
+    came = [came_as(found) if tried else None for tried, found in zip(retries, originals, strict=True)]
+    details = [(detail or "")[:MOST_DETAIL] for detail in _few(rows["detail"])]
+    alike = map(_alike, *[_few(rows[name]) for name in _ALIKE], details, retries, rows[NUMBER].to_pylist(), came)
+    milliseconds = (us // 1000 for us in rows["origin_us"].to_pylist())
+    each = zip(alike, rows["origin_offset"].to_pylist(), milliseconds, originals, strict=True)
+    return [kind.reject(offset, ms, found) for kind, offset, ms, found in each]
 
 
-def _copy(row: Mapping[str, Any]) -> tuple[Any, ...]:
+@lru_cache(maxsize=1_000)
+def _alike(
+    topic: str,
+    generation: int,
+    partition: int,
+    reason: str,
+    slice_key: str,
+    first_failed_at: datetime,
+    next_topic: str,
+    detail: str,
+    retries: int,
+    reclaims: int,
+    came: Reference | None,
+) -> Alike:
+    """What is told of rejects, their offset and their time apart."""
+    envelope = Envelope(
+        topic=topic,
+        generation=generation,
+        partition=partition,
+        offset=0,
+        timestamp=0,
+        attempt=retries + 1,
+        reason=reason,
+        detail=detail,
+        slice_key=slice_key,
+        first_failed_at=first_failed_at,
+        reclaims=reclaims,
+        reference=came,
+    )
+    return Alike(envelope, next_topic)
+
+
+def _few(column: pa.ChunkedArray) -> list[Any]:
+    """A column in which many values are alike: each is made once."""
+    found = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    values = found.dictionary.to_pylist()
+    return [values[at] for at in found.indices.to_pylist()]
+
+
+def _places(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True)
+
+
+def _copies(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """What is published once: an origin, anew each time that it was taken back."""
-    return (*_place(row), row[NUMBER])
+    return zip(*(rows[name].to_pylist() for name in (*ORIGIN, NUMBER)), strict=True)
 
 
 def _at(work: Work, name: str, version: int) -> DeltaTable:
@@ -283,8 +338,8 @@ def _published(work: Work, where: str) -> set[tuple[Any, ...]]:
     table = work.lake.table(work.stream.name, TABLE)
     if table is None:
         return set()
-    copies = query(table, f"SELECT {_ORDER}, {count_in(table, NUMBER)} AS {NUMBER} FROM t WHERE {where}")
-    return {_copy(row) for row in copies}
+    asked = f"SELECT {_ORDER}, {count_in(table, NUMBER)} AS {NUMBER} FROM t WHERE {where}"
+    return {*_copies(query_arrow({"t": table}, asked))}
 
 
 def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], standing: Standing, version: int) -> int:

@@ -9,7 +9,7 @@ read the table, know it. That it is parked by reference stands in its headers al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +20,8 @@ from assets.references import Original, place_of
 from highwater.envelope import (
     KEY,
     ORIGIN,
+    ORIGIN_OFFSET,
+    ORIGIN_TIMESTAMP,
     OWN_HEADERS,
     VALUE,
     Envelope,
@@ -28,10 +30,9 @@ from highwater.envelope import (
     Place,
     Reference,
     unwrapped,
-    wrapped,
 )
 from highwater.errors import RecordTooLargeError
-from highwater.fitting import Limits, size_of
+from highwater.fitting import Limits, size_of, size_of_headers
 from resources.dlq_topics import Shape
 from resources.lake import slice_is_one_of
 from resources.producer import Record
@@ -49,19 +50,48 @@ _ORIGINS = (
 )
 
 
+class Alike:
+    """What rejects have in common of which only origin's offset and time, and the record itself, differ.
+
+    A slice has many rejects of few kinds: what is told of a kind is written once, a whole envelope only if asked for.
+
+    Args:
+        envelope: of one of them.
+        topic: where they go.
+    """
+
+    def __init__(self, envelope: Envelope, topic: str) -> None:
+        self.envelope, self.topic = envelope, topic
+        told = envelope.headers()
+        at = [name for name, _ in told].index(ORIGIN_OFFSET)
+        self._before, self._behind = told[:at], told[at + 2 :]
+        between: list[Header] = [(ORIGIN_OFFSET, None), (ORIGIN_TIMESTAMP, None)]
+        self._size = size_of_headers([*self._before, *between, *self._behind])
+
+    def reject(self, offset: int, timestamp: int, found: Original) -> Reject:
+        """One of them."""
+        own = unwrapped(found.headers) if found.headers else ()
+        place, time = b"%d" % offset, b"%d" % timestamp
+        headers = [*own, *self._before, (ORIGIN_OFFSET, place), (ORIGIN_TIMESTAMP, time), *self._behind]
+        size = self._size + len(place) + len(time) + size_of(found.key, found.value, own)
+        return Reject(self, offset, timestamp, found, headers, size)
+
+
 class Reject(NamedTuple):
     """A record that is to be sent.
 
     Args:
-        envelope: what is told of it.
-        topic: where it goes.
+        alike: what is told of it and of others.
+        offset: of its origin.
+        timestamp: of its origin, in milliseconds since 1970 in UTC.
         found: the record as it was read, an earlier envelope included.
         headers: what it is sent with if it is sent whole.
         size: in bytes, sent whole.
     """
 
-    envelope: Envelope
-    topic: str
+    alike: Alike
+    offset: int
+    timestamp: int
     found: Original
     headers: Sequence[Header]
     size: int
@@ -69,8 +99,17 @@ class Reject(NamedTuple):
     @classmethod
     def of(cls, envelope: Envelope, topic: str, found: Original) -> Reject:
         """A record with what follows from it."""
-        headers = wrapped(envelope, found.headers)
-        return cls(envelope, topic, found, headers, size_of(found.key, found.value, headers))
+        return Alike(envelope, topic).reject(envelope.offset, envelope.timestamp, found)
+
+    @property
+    def envelope(self) -> Envelope:
+        """What is told of it."""
+        return replace(self.alike.envelope, offset=self.offset, timestamp=self.timestamp)
+
+    @property
+    def topic(self) -> str:
+        """Where it goes."""
+        return self.alike.topic
 
 
 @dataclass
@@ -92,13 +131,16 @@ class Sending:
     transactions: Transactions
     _refused: set[tuple[Origin, str]] = field(default_factory=set)
 
-    def send(self, portion: Sequence[Reject], before: Mark, after: Mark) -> None:
+    def send(
+        self, portion: Sequence[Reject], before: Mark, after: Mark, meanwhile: Callable[[], object] | None = None
+    ) -> None:
         """Send a portion in one transaction. What broker or client do not take goes another way, in another one.
 
         Args:
             portion: rejects in the order of their origins.
             before: the mark that stands.
             after: the mark that counts these too.
+            meanwhile: as `Transactions.commit`.
 
         Raises:
             RecordTooLargeError: the parked topic does not even take a reference.
@@ -106,9 +148,9 @@ class Sending:
         """
         while True:
             portion = self._directed(portion, before)
-            records = [self._record(one) for one in portion]
+            records = self._records(portion)
             try:
-                return self.transactions.commit(records, after)
+                return self.transactions.commit(records, after, meanwhile)
             except RecordTooLargeError as error:
                 told = {id(record) for record in error.refused}
                 refused = {
@@ -126,7 +168,7 @@ class Sending:
         return Limits(rooms, self.transactions.most_bytes, self.transactions.compresses)
 
     def _fits(self, one: Reject) -> bool:
-        if (one.envelope.origin, one.topic) in self._refused:
+        if self._refused and (one.envelope.origin, one.topic) in self._refused:
             return False
         return self._limits.admits(one.topic, one.size)
 
@@ -170,14 +212,20 @@ class Sending:
                 spread="origin_offset",
             )
 
-    def _record(self, one: Reject) -> Record:
-        # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
-        partition = one.envelope.partition % self.topics[one.topic].partitions
-        if one.envelope.reference is None and self._fits(one):
-            return Record(one.topic, one.found.key, one.found.value, one.headers, partition=partition)
-        return self._referred(one, partition)
+    def _records(self, portion: Sequence[Reject]) -> list[Record]:
+        everywhere = 0 if self._refused else self._limits.everywhere
+        return [
+            Record(one.alike.topic, one.found.key, one.found.value, one.headers, self._partition(one.alike))
+            if one.alike.envelope.reference is None and (one.size <= everywhere or self._fits(one))
+            else self._referred(one)
+            for one in portion
+        ]
 
-    def _referred(self, one: Reject, partition: int) -> Record:
+    def _partition(self, alike: Alike) -> int:
+        # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
+        return alike.envelope.partition % self.topics[alike.topic].partitions
+
+    def _referred(self, one: Reject) -> Record:
         """A record by reference. One that was such a one when it came refers to where that did."""
         came, everything = one.envelope.reference, (VALUE, OWN_HEADERS, KEY)
         longest = replace(one.envelope, reference=Reference(everything, _LONGEST, one.size)).headers()
@@ -190,7 +238,9 @@ class Sending:
             reference = replace(came, left_out=(*came.left_out, *[p for p in parts if p not in came.left_out]))
         headers = replace(one.envelope, reference=reference).headers()
         key = None if KEY in parts else one.found.key
-        return Record(one.topic, key, b"", headers if OWN_HEADERS in parts else [*own, *headers], partition)
+        return Record(
+            one.topic, key, b"", headers if OWN_HEADERS in parts else [*own, *headers], self._partition(one.alike)
+        )
 
 
 def _parked(one: Reject, parked: str, notes: Mapping[Origin, str]) -> Reject:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from assets import foreign, reclaims
 from assets.dlq_copies import with_copies
@@ -21,6 +21,7 @@ from resources.lake import slice_is_one_of
 from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, WindowSpec
 
     from assets.work import Work
@@ -50,15 +51,15 @@ def seen_now(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
     return {SEEN: events_version, **taken_back, **(foreign.seen_now(work) if theirs else {})}
 
 
-def covering(origins: Sequence[tuple[Any, ...]]) -> str:
+def covering(places: pa.Table) -> str:
     """A predicate in SQL that holds for these origins, and in each partition for what lies between them."""
-    offsets: dict[tuple[Any, ...], list[int]] = {}
-    for *where, offset in origins:
-        offsets.setdefault(tuple(where), []).append(offset)
+    *where, offset = ORIGIN
+    found = places.group_by(where).aggregate([(offset, "min"), (offset, "max")])
     return " OR ".join(
-        f"(origin_topic = '{topic}' AND origin_generation = {generation} AND origin_partition = {partition} "
-        f"AND origin_offset BETWEEN {min(found)} AND {max(found)})"
-        for (topic, generation, partition), found in offsets.items()
+        f"(origin_topic = '{one['origin_topic']}' AND origin_generation = {one['origin_generation']} "
+        f"AND origin_partition = {one['origin_partition']} "
+        f"AND origin_offset BETWEEN {one['origin_offset_min']} AND {one['origin_offset_max']})"
+        for one in found.to_pylist()
     )
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from assets import event_json, reclaims
 from assets.copies import MICROSECONDS, Twice, fields_of
 from assets.origins import covering
 from assets.sent import INCOMPLETE, SENDING, schema
+from assets.window import Window
+from assets.window import schema as window_schema
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import UnbalancedError
-from highwater.portions import portions
 from highwater.publishing import Judged, Known, Late, State, judge, lets_go, second_deliveries, see_none_retracted
 from resources.lake import query_all, query_arrow, slice_is_one_of
 
@@ -37,28 +37,6 @@ if TYPE_CHECKING:
 # Events that are held at once, with their values.
 WINDOW = 100_000
 _ORIGIN = ", ".join(ORIGIN)
-
-
-class Outgoing(NamedTuple):
-    """A record to be sent: an event, or what retracts one.
-
-    Args:
-        slice_key: the slice that sends it.
-        origin: its identity.
-        us: when it was published first, microseconds since 1970 in UTC.
-        key: the record's key.
-        value: the event as JSON; None of what retracts one.
-        fingerprint: of its content; None of what retracts one.
-        judged: what becomes of it; None where what became of it before stands.
-    """
-
-    slice_key: str
-    origin: Origin
-    us: int
-    key: bytes
-    value: bytes | None
-    fingerprint: str | None
-    judged: Judged | None
 
 
 @dataclass
@@ -82,17 +60,17 @@ class Batch:
     pieces: Sequence[Slice]
     decisions: Mapping[str, Proof]
     accepted: Mapping[str, datetime] = field(default_factory=dict)
-    _held: list[list[Outgoing]] = field(default_factory=list)
+    _held: list[Window] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
         """Events in it."""
         return sum(self.decisions[piece.key].rows or 0 for piece in self.pieces)
 
-    def records(self) -> Iterator[list[Outgoing]]:
-        """All events in the order of publication, in portions, then what retracts events.
+    def windows(self) -> Iterator[Window]:
+        """All events in the order of publication, window by window, then what retracts events.
 
-        What fits into one portion is read once, everything else once for each call.
+        What fits into one window is read once, everything else once for each call.
 
         Raises:
             RetractionError: what was sent of a slice is no event any more, and nobody allows that.
@@ -100,15 +78,16 @@ class Batch:
         if self._held:
             yield from self._held
             return
-        found: list[list[Outgoing]] = []
+        found: list[Window] = []
         seen: set[Origin] = set()
         count = 0
-        for portion in self._portions():
-            count += len(portion)
-            seen.update(one.origin for one in portion if one.origin in self._known)
-            found.append(portion)
+        for window in self._windows():
+            count += len(window)
+            if self._known:
+                seen.update(one for one in _origins(window.rows) if one in self._known)
+            found.append(window)
             if self.rows > WINDOW:
-                yield portion
+                yield window
                 found.clear()
         self._see_all(count)
         found.append(self._retracted(seen))
@@ -131,62 +110,61 @@ class Batch:
         import pyarrow as pa
 
         parts, number = [], 0
-        for portion in self.records():
-            judged = [one for one in portion if one.judged is not None]
-            parts.append(self._rows(judged, number))
+        for window in self.windows():
+            parts.append(self._rows(window.of(lambda one: one is not None), number))
             number += len(parts[-1]) - parts[-1]["number"].null_count
         return pa.concat_tables(parts)
 
-    def outgoing(self) -> Iterator[Outgoing]:
+    def outgoing(self) -> Iterator[Window]:
         """The records that are sent, in their order."""
-        for portion in self.records():
-            for one in portion:
-                if one.judged is not None and one.judged.state is not State.AGAIN:
-                    yield one
+        for window in self.windows():
+            yield window.of(lambda one: one is not None and one.state is not State.AGAIN)
 
-    def _rows(self, records: Sequence[Outgoing], number: int) -> pa.Table:
-        """The rows of records, column by column: a batch has many, of few kinds."""
+    def _rows(self, window: Window, number: int) -> pa.Table:
+        """The rows of records, numbered from `number` on."""
         import pyarrow as pa
+        import pyarrow.compute as pc
 
-        if not records:
-            return schema().empty_table()
-        slices, origins, _, _, _, prints, kinds = zip(*records, strict=True)
-        judged = {id(one): one or Judged(State.SENT, 0, None) for one in kinds}
-        is_sent = {key: one.state is not State.AGAIN for key, one in judged.items()}
-        sent = [is_sent[id(one)] for one in kinds]
-        numbers = accumulate(sent, initial=number)
-        told = {
-            "state": {key: one.state.value for key, one in judged.items()},
-            "revision": {key: one.revision for key, one in judged.items()},
-            "late": {key: one.late.value if one.late else None for key, one in judged.items()},
+        rows, count = window.rows, len(window)
+        sent = window.told(lambda one: one.state is not State.AGAIN, pa.bool_())
+        numbers = pc.add(pc.cumulative_sum(pc.cast(sent, pa.int64())), number - 1)
+        keys = [piece.key for piece in self.pieces]
+        attempts = pa.array([self.decisions[key].attempt for key in keys], pa.int32())
+        columns: dict[str, Any] = {
+            "slice": pa.repeat(SENDING, count),
+            **{name: rows[name] for name in ORIGIN},
+            "attempt": attempts.take(pc.index_in(rows["slice"], pa.array(keys)).combine_chunks()),
+            "state": window.told(lambda one: one.state.value, pa.string()),
+            "revision": window.told(lambda one: one.revision, pa.int32()),
+            "late": window.told(lambda one: one.late and one.late.value, pa.string()),
+            "fingerprint": rows["fingerprint"],
+            "published_at": pa.nulls(count, schema().field("published_at").type),
+            "of_slice": rows["slice"],
+            "number": pc.if_else(sent, numbers, None),
+            "proof": pa.nulls(count, pa.string()),
         }
-        attempts = {piece.key: self.decisions[piece.key].attempt for piece in self.pieces}
-        columns: dict[str, Sequence[Any]] = {
-            "slice": [SENDING] * len(records),
-            **dict(zip(ORIGIN, zip(*origins, strict=True), strict=True)),
-            "attempt": [attempts[key] for key in slices],
-            **{name: [values[id(one)] for one in kinds] for name, values in told.items()},
-            "fingerprint": prints,
-            "published_at": [None] * len(records),
-            "of_slice": slices,
-            "number": [at if mine else None for at, mine in zip(numbers, sent, strict=False)],
-            "proof": [None] * len(records),
-        }
-        return pa.table({one.name: pa.array(columns[one.name], one.type) for one in schema()}, schema=schema())
+        return pa.table(columns, schema=schema())
 
-    def _portions(self) -> Iterator[list[Outgoing]]:
+    def _windows(self) -> Iterator[Window]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         place = {piece.key: at for at, piece in enumerate(self.pieces)}
         for where in self._cuts():
             rows = self._events(where)
-            slices = rows["slice"].to_pylist()
-            origins = [*map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))]
-            keys, values = event_json.keys(rows), event_json.values(self.stream, rows)
-            prints = [*map(event_json.fingerprint, values)]
-            judged = self._judged(slices, origins, prints)
-            columns = (slices, origins, rows["origin_us"].to_pylist(), keys, values, prints, judged)
-            found = [*map(Outgoing._make, zip(*columns, strict=True))]
-            # Within a slice they come in their order.
-            yield found if len(place) == 1 else sorted(found, key=lambda one: place[one.slice_key])
+            if len(place) > 1:  # within a slice they come in their order
+                rows = rows.take(pc.sort_indices(pc.index_in(rows["slice"], pa.array([*place], pa.string()))))
+            yield self._judged(self._written(rows))
+
+    def _written(self, rows: pa.Table) -> pa.Table:
+        """Events as records: the columns of a window."""
+        import pyarrow as pa
+
+        values = event_json.values(self.stream, rows)
+        prints = event_json.fingerprints(values.to_pylist())
+        made = {"key": event_json.keys(rows), "value": values, "fingerprint": pa.array(prints, pa.string())}
+        plain = rows.select(["slice", *ORIGIN, "origin_us"])
+        return pa.table({**dict(zip(plain.column_names, plain.columns, strict=True)), **made}, schema=window_schema())
 
     def _events(self, where: str) -> pa.Table:
         columns = f"slice, {_ORIGIN}, {MICROSECONDS}, {fields_of(self.stream, self.events)}"
@@ -201,17 +179,20 @@ class Batch:
         for piece in self.pieces:
             mine = slice_is_one_of([piece.key])
             asked = f"SELECT {_ORIGIN} FROM t WHERE proof IS NULL AND {mine} ORDER BY {_ORIGIN}"
-            columns = query_arrow({"t": self.events}, asked).to_pydict()
-            origins = list(zip(*(columns[name] for name in ORIGIN), strict=True))
-            for window in portions(origins, WINDOW):
-                yield f"{mine} AND ({covering(window)})"
+            origins = query_arrow({"t": self.events}, asked)
+            for start in range(0, len(origins), WINDOW):
+                yield f"{mine} AND ({covering(origins.slice(start, WINDOW))})"
 
-    def _judged(self, slices: Sequence[str], origins: Sequence[Origin], prints: Sequence[str]) -> list[Judged | None]:
+    def _judged(self, rows: pa.Table) -> Window:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         known, again = self._known, self._again
         plain = {key: Judged(State.SENT, 0, late) for key, late in self._late.items()}
         if not known and not again:
-            return [plain[key] for key in slices]
-        return [
+            which = pc.index_in(rows["slice"], pa.array([*plain], pa.string()))
+            return Window(rows, [*plain.values()], which.combine_chunks())
+        judged = [
             judge(
                 key,
                 print_,
@@ -219,8 +200,14 @@ class Batch:
                 again=(key, origin) in again,
                 late=self._late[key] or self._behind(key, origin),
             )
-            for key, origin, print_ in zip(slices, origins, prints, strict=True)
+            if known or (key, origin) in again
+            else plain[key]
+            for key, origin, print_ in zip(
+                rows["slice"].to_pylist(), _origins(rows), rows["fingerprint"].to_pylist(), strict=True
+            )
         ]
+        places = {one: at for at, one in enumerate(dict.fromkeys(judged))}
+        return Window(rows, [*places], pa.array([places[one] for one in judged], pa.int32()))
 
     @cached_property
     def _late(self) -> dict[str, Late | None]:
@@ -283,9 +270,12 @@ class Batch:
         copies = Twice(self.stream, self.events, self.book, self.pieces, self.decisions).copies(self._known)
         return second_deliveries(copies, publishes.horizon) if copies else set()
 
-    def _retracted(self, seen: set[Origin]) -> list[Outgoing]:
+    def _retracted(self, seen: set[Origin]) -> Window:
         """What was sent of the slices and is no event of them any more."""
-        found: list[Outgoing] = []
+        import pyarrow as pa
+
+        rows: list[dict[str, Any]] = []
+        verdicts: list[Judged] = []
         for piece in self.pieces:
             gone = {
                 origin: one
@@ -294,25 +284,20 @@ class Batch:
             }
             allowed = lets_go(self.accepted.get(piece.key), [one.at for one in gone.values()])
             see_none_retracted(piece.key, gone, allowed=allowed)
-            found += self._retractions(piece, gone) if gone else []
-        return found
+            rows += self._retractions(piece, gone) if gone else []
+            verdicts += [Judged(State.RETRACTED, gone[one].revision + 1, Late.CORRECTED) for one in sorted(gone)]
+        which = pa.array(range(len(rows)), pa.int32())
+        return Window(pa.Table.from_pylist(rows, window_schema()), verdicts, which)
 
-    def _retractions(self, piece: Slice, gone: Mapping[Origin, Known]) -> list[Outgoing]:
+    def _retractions(self, piece: Slice, gone: Mapping[Origin, Known]) -> list[dict[str, Any]]:
         """The records that retract events, with the keys that these have as rejects."""
         assert self.rejects is not None, "what is retracted is among the rejects"
         asked = f"SELECT {_ORIGIN}, {MICROSECONDS}, key FROM t WHERE proof IS NULL AND {slice_is_one_of([piece.key])}"
         rows = {Origin.of_row(row): row for row in query_all({"t": self.rejects}, asked)}
         # What is no reject either was lost by somebody else: that is never told to readers.
         see_none_retracted(piece.key, gone.keys() - rows.keys(), allowed=False)
-        return [
-            Outgoing(
-                piece.key,
-                origin,
-                rows[origin]["origin_us"],
-                rows[origin]["key"] or b"",
-                None,
-                None,
-                Judged(State.RETRACTED, one.revision + 1, Late.CORRECTED),
-            )
-            for origin, one in sorted(gone.items())
-        ]
+        return [{**rows[one], "slice": piece.key, "key": rows[one]["key"] or b""} for one in sorted(gone)]
+
+
+def _origins(rows: pa.Table) -> Iterator[Origin]:
+    return map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))

@@ -9,10 +9,8 @@ down, sent with a mark in each transaction that counts its records, and settled.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -22,12 +20,13 @@ from assets import events, rejects, sent
 from assets.commit import Clock, Standing, require_newer
 from assets.events import require
 from assets.origins import DLQ
-from assets.outgoing import Batch, Outgoing
-from assets.work import SliceReport, Work
+from assets.outgoing import Batch
+from assets.window import RUN, Window
+from assets.work import SliceReport, Work, uncollected
 from highwater import envelope
 from highwater.errors import ConfigurationError, TemporaryError, TopicAbsentError
 from highwater.plans import Publication
-from highwater.portions import cut
+from highwater.portions import Ahead, cuts
 from highwater.publishing import Judged, State, batches, in_order
 from resources.dlq_topics import ensure_accepted
 from resources.producer import Record
@@ -127,7 +126,7 @@ class _Run:
             ordered, waits = self._in_order()
             rows = {piece.key: self.decided.proofs[piece.key].rows or 0 for piece in ordered}
             for number, pieces in enumerate(batches(ordered, rows, ROWS_A_BATCH, SLICES_A_BATCH), last + 1):
-                with _uncollected():
+                with uncollected():
                     self._send(book, transactions, target, pieces, number)
             self.version = book.version
         if waits is not None:
@@ -177,12 +176,13 @@ class _Run:
         )
         book.write_down(batch.written_down(), {p.key: self.decided.attempt(p.key) for p in pieces}, number)
         total, count = book.sending.total, 0
-        for portion in portions(batch.outgoing()):
+        parts = (part for window in batch.outgoing() for part in portions(window))
+        ready = Ahead((part, records(part, book.sending.topic, target.partitions)) for part in parts)
+        for portion, made in ready:
             count += len(portion)
-            records = [_record(one, book.sending.topic, target.partitions) for one in portion]
-            transactions.commit(records, Mark(number, count, book.identity))
+            transactions.commit(made, Mark(number, count, book.identity), ready.prepare)
             self._record_sent(book.sending.topic, number, count)
-            self.sent_now.update(one.slice_key for one in portion)
+            self.sent_now.update(portion.by_slice())
             work.log(f"{count:,} of {total:,} events sent of {pieces[0].key} .. {pieces[-1].key}")
         book.settle(total, {piece.key: piece for piece in pieces})
 
@@ -207,40 +207,32 @@ class _Run:
         ]
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the collector of cycles from walking a batch, whose hundred thousands of tuples hold none.
-
-    It was seen to take nearly half of the processor's time. What is not used any more is freed all the same.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-def portions(records: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
+def portions(window: Window) -> Iterator[Window]:
     """Portions that fit a transaction; what is larger by itself is a portion of its own."""
-    return cut(records, lambda one: len(one.key) + len(one.value or b""), RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION)
+    for start, end in cuts(window.sizes(), RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+        yield window.part(start, end)
 
 
-def _record(one: Outgoing, topic: str, partitions: int) -> Record:
-    # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
-    return Record(topic, one.key, one.value, headers(one), partition=one.origin.partition % partitions)
-
-
-def headers(one: Outgoing) -> list[Header]:
-    """The headers of a record, all as text in UTF-8."""
-    topic, generation, partition, offset = one.origin
-    return [
-        *_shared_headers(topic, generation, partition, one.slice_key),
-        (envelope.ORIGIN_OFFSET, b"%d" % offset),
-        (envelope.ORIGIN_TIMESTAMP, b"%d" % (one.us // 1000)),
-        *(_own_headers(one.judged) if one.judged is not None and one.judged.late is not None else ()),
-    ]
+def records(window: Window, topic: str, partitions: int) -> list[Record]:
+    """What is sent, in its order. Headers are text in UTF-8."""
+    own = [_own_headers(one) for one in window.verdicts]
+    found: list[Record] = []
+    for run in window.runs():
+        key, *origin = (run.rows[name][0].as_py() for name in RUN)
+        shared = _shared_headers(*origin, key)
+        # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
+        to = origin[-1] % partitions
+        found += [
+            Record(
+                topic,
+                key,
+                value,
+                [*shared, (envelope.ORIGIN_OFFSET, offset), (envelope.ORIGIN_TIMESTAMP, ms), *own[which]],
+                to,
+            )
+            for key, value, offset, ms, which in run.each()
+        ]
+    return found
 
 
 @lru_cache(maxsize=1_000)
@@ -254,9 +246,11 @@ def _shared_headers(topic: str, generation: int, partition: int, slice_key: str)
     )
 
 
-def _own_headers(judged: Judged) -> list[Header]:
+def _own_headers(judged: Judged | None) -> list[Header]:
     """What is said of a record that is late; one in order has neither a revision nor is it retracted."""
-    found: list[Header] = [] if judged.late is None else [(envelope.LATE, judged.late.value.encode())]
+    if judged is None or judged.late is None:
+        return []
+    found: list[Header] = [(envelope.LATE, judged.late.value.encode())]
     if judged.revision:
         found.append((envelope.REVISION, b"%d" % judged.revision))
     if judged.state is State.RETRACTED:

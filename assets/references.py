@@ -6,6 +6,7 @@ so (`highwater.fitting`), sending (`assets.dlq_sending`, `orchestration.redrivin
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.envelope import Envelope, Header, Place, Reference
@@ -13,7 +14,9 @@ from highwater.errors import UnbalancedError
 from resources.lake import query, slice_is_one_of, stream_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
 
     from highwater.declaration import Stream
     from resources.lake import Lake
@@ -84,3 +87,14 @@ def came_as(found: Original) -> Reference | None:
 def original_of(row: Mapping[str, Any]) -> Original:
     """The record that a row of raw or of rejects holds."""
     return Original(row["key"], row["value"], [(one["key"], one["value"]) for one in row["headers"] or ()])
+
+
+def originals_of(rows: pa.Table) -> Iterator[Original]:
+    """The same of many rows: column by column, a record's headers cut from those of all."""
+    import pyarrow.compute as pc
+
+    lists = rows["headers"].combine_chunks()
+    pairs = [*zip(*(pc.struct_field(lists.flatten(), name).to_pylist() for name in ("key", "value")), strict=True)]
+    ends = accumulate(pc.fill_null(pc.list_value_length(lists), 0).to_pylist(), initial=0)
+    headers = (pairs[start:end] for start, end in pairwise(ends))
+    return map(Original._make, zip(rows["key"].to_pylist(), rows["value"].to_pylist(), headers, strict=True))

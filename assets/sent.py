@@ -331,9 +331,9 @@ class Book:
 
     def write_down(self, rows: pa.Table, slices: Mapping[str, int], batch: int) -> None:
         """Write a batch down before the first record of it is sent; one without any is only kept in mind."""
-        numbered = [one for one in rows["number"].to_pylist() if one is not None]
-        header = Sending(batch, self._topic, self._topic_id, len(numbered), dict(slices))
-        if numbered:
+        total = len(rows) - rows["number"].null_count
+        header = Sending(batch, self._topic, self._topic_id, total, dict(slices))
+        if total:
             self._commit([rows, _proof_row(SENDING, header.to_json())], [SENDING], [header])
         self.sending, self._written = header, rows
 
@@ -352,8 +352,8 @@ class Book:
         parts, found = [], {}
         for key, attempt in self.sending.slices.items():
             mine = rows.filter(pc.equal(rows["of_slice"], key))
-            numbers = [one for one in mine["number"].to_pylist() if one is not None]
-            whole = not numbers or max(numbers) < sent
+            last = pc.max(mine["number"]).as_py()
+            whole = last is None or last < sent
             if not whole:
                 mine = mine.filter(pc.fill_null(pc.less(mine["number"], sent), False))  # noqa: FBT003 - a literal
             before = self.standing([key]).get(key)
@@ -377,10 +377,10 @@ class Book:
         now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
         count = len(mine)
         changes = {
-            "slice": pa.array([key] * count, pa.string()),
+            "slice": pa.repeat(key, count),
             "of_slice": pa.nulls(count, pa.string()),
             "number": pa.nulls(count, pa.int64()),
-            "published_at": pa.array([now.as_py()] * count, now.type),
+            "published_at": pa.repeat(now, count),
         }
         for name, column in changes.items():
             mine = mine.set_column(mine.schema.get_field_index(name), name, column)

@@ -25,8 +25,12 @@ _CHOICES: tuple[tuple[str, ...], ...] = ((VALUE,), (VALUE, OWN_HEADERS), (VALUE,
 
 def size_of(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
     """The size of a record alone in its batch, not compressed: exact, or up to some 10 bytes a header too much."""
-    told = sum(HEADER + len(name.encode()) + len(content or b"") for name, content in headers)
-    return BATCH + RECORD + len(key or b"") + len(value or b"") + told
+    return BATCH + RECORD + len(key or b"") + len(value or b"") + size_of_headers(headers)
+
+
+def size_of_headers(headers: Iterable[Header]) -> int:
+    """What headers add to the size of a record."""
+    return sum(HEADER + len(name.encode()) + len(content or b"") for name, content in headers)
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,11 @@ class Limits:
     topics: Mapping[str, int]
     client: int
     compresses: bool = False
+
+    @property
+    def everywhere(self) -> int:
+        """The largest size that every topic admits."""
+        return self.client if self.compresses else min(self.client, *self.topics.values())
 
     def admits(self, topic: str, size: int) -> bool:
         """Whether a record of this size is to be sent to a topic whole; one that is compressed may be refused yet."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -25,7 +26,7 @@ from resources.producer import POLL_SECONDS, Record
 from resources.producer_properties import producer_properties
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
     from resources.kafka import Kafka
 
@@ -42,6 +43,8 @@ LARGEST_RECORD = 100 * 1024 * 1024 - 64 * 1024
 SPARE = 16
 PAUSE_SECONDS = 0.2
 REPORT_SECONDS = 5.0
+# The client's own word for it.
+ANY_PARTITION = -1
 _FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE"})
 # A coordinator that was just made, or moved; an offset whose transaction is being settled.
 _MOVING = frozenset(
@@ -94,21 +97,31 @@ class Transactions:
     """
 
     def __init__(self, kafka: Kafka, name: str, topic: str, *, most_bytes: int = LARGEST_BATCH) -> None:
-        from confluent_kafka import Consumer, Producer
+        from confluent_kafka import Consumer
 
         self._kafka = kafka
         self._name = name
         self._topic = topic
         self.properties: Mapping[str, Any] = publishing_properties(kafka, name, most_bytes)
-        # What is delivered the transaction tells. A callback for each record would cost as much as sending it.
         self._refused: set[tuple[str | None, bytes, bytes]] = set()
-        # Bound to the set, not to this object: with a report that nobody took in, the client would live for ever.
-        reports = {"delivery.report.only.error": True, "on_delivery": partial(_note, self._refused)}
-        self._anew = partial(Producer, {**self.properties, **reports})
-        self._producer = self._anew()
+        self._producer = self._anew(tells=False)
         self._last: Mark | None = None
         # Only names the group: it is never assigned anything.
         self._group = Consumer(kafka.client_config(**{**READER, "group.id": name}))
+
+    def _anew(self, *, tells: bool) -> Producer:
+        """A producer, which reports what was refused if it tells.
+
+        A transaction in which a record failed cannot be committed, whether anybody hears of the record or not
+        (librdkafka counts them, `txn_dr_fails`). Where reports are asked for, the client takes the interpreter's lock
+        for each record, also for those that are delivered.
+        """
+        from confluent_kafka import Producer
+
+        # Bound to the set, not to this object: with a report that nobody took in, the client would live for ever.
+        reports = {"delivery.report.only.error": True, "on_delivery": partial(_note, self._refused)}
+        self._tells = tells
+        return Producer({**self.properties, **(reports if tells else {})})
 
     def __enter__(self) -> Self:
         try:
@@ -147,8 +160,13 @@ class Transactions:
         self._last = told and Mark(int(told["attempt"]), found.offset, str(told["identity"]))
         return self._last
 
-    def commit(self, records: Sequence[Record], mark: Mark) -> None:
+    def commit(self, records: Sequence[Record], mark: Mark, meanwhile: Callable[[], object] | None = None) -> None:
         """Publish records and the mark that counts them, all or nothing.
+
+        Args:
+            records: in their order.
+            mark: counts them and what was sent before.
+            meanwhile: called, perhaps again, while the brokers are waited for; it raises nothing.
 
         Raises:
             SupersededAttemptError: another run opened the same name: it goes on, or the next one does; this one ends.
@@ -158,23 +176,43 @@ class Transactions:
         """
         self._refused.clear()
         try:
-            self._commit(records, mark)
+            self._commit(records, mark, meanwhile)
         except SupersededAttemptError:
             raise
         except TemporaryError as error:
-            if refused := self._too_large(records):
-                self._renew()
+            if not self._may_be_too_large(records, error):
+                raise
+            refused = self._too_large(records)
+            if refused is None and self._tells:
+                raise
+            self._renew(tells=refused is None)
+            if refused is not None:
                 raise refused from error
-            raise
+            self.commit(records, mark, meanwhile)  # once more, by a producer that tells which
         self._last = mark
 
-    def _renew(self) -> None:
+    def _may_be_too_large(self, records: Sequence[Record], error: TemporaryError) -> bool:
+        """Whether the transaction itself failed: of a record that is refused it may tell no more than that."""
+        from confluent_kafka import KafkaException
+
+        if not isinstance(error.__cause__, KafkaException):
+            return False
+        fault = error.__cause__.args[0]
+        failed = fault.txn_requires_abort() or fault.name() in _TOO_LARGE
+        return failed and any(self._is_alone(one) for one in records)
+
+    def _is_alone(self, record: Record) -> bool:
+        """With others in its batch is no record that is larger than a batch may be."""
+        alone = min(int(self.properties["batch.size"]), self.most_bytes)
+        return size_of(record.key, record.value, record.headers) > alone
+
+    def _renew(self, *, tells: bool = False) -> None:
         """Go on with another producer, unless another run went on meanwhile.
 
         One that had a record refused was seen to skip sequence numbers in its next transactions (librdkafka 2.16).
         """
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-        self._producer, last = self._anew(), self._last
+        self._producer, last = self._anew(tells=tells), self._last
         self._init()
         if self.mark() != last:
             raise SupersededAttemptError(
@@ -184,49 +222,53 @@ class Transactions:
                 remedy="nothing: the next run finds what that one did",
             )
 
-    def _commit(self, records: Sequence[Record], mark: Mark) -> None:
+    def _commit(self, records: Sequence[Record], mark: Mark, meanwhile: Callable[[], object] | None) -> None:
         from confluent_kafka import KafkaException, TopicPartition
 
         told = {"attempt": mark.attempt, "identity": mark.identity}
         offsets = [TopicPartition(self._topic, 0, mark.sent, metadata=json.dumps(told))]
         try:
             self._producer.begin_transaction()
-            for record in records:
-                self._produce(record)
-            group = self._group.consumer_group_metadata()
-            self._trying(
-                lambda: self._producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS), 2 * CALL_SECONDS
-            )
-            self._trying(lambda: self._producer.commit_transaction(CALL_SECONDS), 2 * CALL_SECONDS)
+            self._produce(records)
+            if meanwhile is None:
+                self._finish(offsets)
+            else:
+                with ThreadPoolExecutor(1) as beside:
+                    finished = beside.submit(self._finish, offsets)
+                    meanwhile()
+                    finished.result()
         except KafkaException as error:
             raise self._ended(error) from error
 
-    def _produce(self, record: Record) -> None:
+    def _finish(self, offsets: list[TopicPartition]) -> None:
+        """Wait until the records and the mark are committed."""
+        group = self._group.consumer_group_metadata()
+        self._trying(lambda: self._producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS), 2 * CALL_SECONDS)
+        self._trying(lambda: self._producer.commit_transaction(CALL_SECONDS), 2 * CALL_SECONDS)
+
+    def _produce(self, records: Sequence[Record]) -> None:
         from confluent_kafka import KafkaException
 
-        fixed: dict[str, Any] = {} if record.partition is None else {"partition": record.partition}
-        while True:
-            try:
-                return self._producer.produce(
-                    record.topic,
-                    value=record.value,
-                    key=record.key,
-                    headers=list(record.headers),
-                    **fixed,
-                )
-            except BufferError:
-                _called(lambda: self._producer.poll(POLL_SECONDS))
-            except KafkaException as error:
-                if error.args[0].name() in _TOO_LARGE:
-                    self._refused.add(_content(record.topic, record.key, record.value))
-                    self._abort()
-                raise
+        produce = self._producer.produce
+        for topic, key, value, headers, partition, _ in records:
+            told = headers if isinstance(headers, list) else list(headers)
+            to = ANY_PARTITION if partition is None else partition
+            while True:
+                try:
+                    produce(topic, value, key, to, headers=told)
+                    break
+                except BufferError:
+                    _called(lambda: self._producer.poll(POLL_SECONDS))
+                except KafkaException as error:
+                    if error.args[0].name() in _TOO_LARGE:
+                        self._refused.add(_content(topic, key, value))
+                        self._abort()
+                    raise
 
     def _too_large(self, records: Sequence[Record]) -> RecordTooLargeError | None:
-        """The error of records that were refused for their size; None where there are none.
+        """The error of records that were refused for their size; None where none is known.
 
-        With others in its batch is no record that is larger than a batch may be. A batch of several that is refused
-        shows that a limit was lowered since it was read, which the next run finds.
+        A batch of several that is refused shows that a limit was lowered since it was read, which the next run finds.
         """
         from confluent_kafka import KafkaException
 
@@ -234,9 +276,8 @@ class Transactions:
             _called(lambda: self._producer.flush(REPORT_SECONDS))
         except KafkaException:
             return None  # the client broke down for good: its size is not what keeps a record back
-        alone = min(int(self.properties["batch.size"]), self.most_bytes)
         refused = [one for one in records if _content(one.topic, one.key, one.value) in self._refused]
-        found = [one for one in refused if size_of(one.key, one.value, one.headers) > alone]
+        found = [one for one in refused if self._is_alone(one)]
         if not found:
             return None
         sizes = [(one.topic, size_of(one.key, one.value, one.headers)) for one in found]

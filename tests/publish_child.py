@@ -77,17 +77,18 @@ class Dying(Transactions):
         time.sleep(random.random() / 200)
         cls.die("committing")
 
-    def commit(self, records: Sequence[Record], mark: Mark) -> None:
+    def commit(self, records: Sequence[Record], mark: Mark, meanwhile: Callable[[], object] | None = None) -> None:
         self.die("before")
-        super().commit(records, mark)
+        super().commit(records, mark, meanwhile)
         self.die("committed")
 
-    def _produce(self, record: Record) -> None:
-        super()._produce(record)
-        self.produced += 1
-        if self.point == "half" and self.produced == RECORDS // 2:
-            self._producer.flush(10)
-            self.die("half")
+    def _produce(self, records: Sequence[Record]) -> None:
+        for record in records:
+            super()._produce([record])
+            self.produced += 1
+            if self.point == "half" and self.produced == RECORDS // 2:
+                self._producer.flush(10)
+                self.die("half")
 
     def _trying(self, call: Callable[[], Any], seconds: float) -> Any:
         if self.calls == OFFSETS and self.point == "sent":

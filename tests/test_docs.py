@@ -500,17 +500,20 @@ def test_the_page_of_tables_has_the_columns_of_erasures() -> None:
 
 
 def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() -> None:
-    from assets.outgoing import Outgoing
-    from assets.published import headers
-    from highwater.envelope import Origin
+    import pyarrow as pa
+
+    from assets.published import records
+    from assets.window import Window, schema
     from highwater.publishing import Judged, Late, State
 
     table = section("docs/published.md", "The record").split("| header | value |")[1]
     listed = {name: row[1] for row in rows("| header | value |" + table) for name in spans(row[0])}
-    sent = Outgoing("t@0", Origin("t", 0, 0, 0), 0, b"", None, None, Judged(State.RETRACTED, 1, Late.CORRECTED))
+    row = pa.table([["t@0"], ["t"], [0], [0], [0], [0], [b""], [None], [None]], schema=schema())
+    window = Window(row, [Judged(State.RETRACTED, 1, Late.CORRECTED)], pa.array([0]))
+    [sent] = records(window, "accepted", 1)
 
     named = {f"highwater.origin{name}" if name.startswith(".") else name for name in listed}
-    assert named == dict(headers(sent)).keys()
+    assert named == dict(sent.headers).keys()
     assert set(spans(listed["highwater.late"])) == {late.value for late in Late}
 
 

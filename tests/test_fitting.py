@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from assets import dlq
 from assets.dlq_sending import Reject, Sending
-from assets.references import Original, came_as, original, place_of
+from assets.references import Original, came_as, original, original_of, originals_of, place_of
 from assets.work import Work
 from highwater import envelope as names
 from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, Reference, opened, wrapped
 from highwater.errors import RecordTooLargeError, SupersededAttemptError, UnbalancedError
 from highwater.fitting import Limits, size_of
-from highwater.portions import cut
+from highwater.portions import Ahead, cut, cuts
 from orchestration import redriving
 from resources.dlq_topics import Shape
 from resources.kafka import Kafka
@@ -32,7 +32,7 @@ from tests.support import read_topic
 from tests.world import FIRST, STREAM, World
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.conftest import TopicFactory
@@ -115,7 +115,58 @@ def test_the_longest_envelope_of_a_reference_has_room() -> None:
 
 
 def test_portions_are_cut_by_number_and_by_size() -> None:
-    assert [*cut([1, 1, 1, 9, 1, 2, 2], lambda one: one, most=2, most_bytes=4)] == [[1, 1], [1], [9], [1, 2], [2]]
+    sizes = [1, 1, 1, 9, 1, 2, 2]
+    assert [*cut(sizes, lambda one: one, most=2, most_bytes=4)] == [[1, 1], [1], [9], [1, 2], [2]]
+    assert [*cuts(sizes, most=2, most_bytes=4)] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
+    assert [*cuts([], most=2, most_bytes=4)] == []
+
+
+def test_the_next_portion_is_made_while_the_one_before_is_on_its_way() -> None:
+    """Once, and its error does not hit who makes it: what is on its way must end first."""
+    made: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(3):
+            made.append(number)
+            yield number
+        raise ValueError("of the fourth")
+
+    ahead = Ahead(items())
+    assert made == []
+    assert next(ahead) == 0
+    ahead.prepare()
+    ahead.prepare()
+    assert made == [0, 1]
+    assert [next(ahead), next(ahead)] == [1, 2]
+    ahead.prepare()
+    with pytest.raises(ValueError, match="of the fourth"):
+        next(ahead)
+    assert [*ahead] == []
+
+
+@given(OWN, OWN, HEADERS, st.integers(0, 2**62), st.integers(-(10**13), 10**14), st.text(max_size=9))
+def test_a_reject_says_what_its_envelope_says(
+    key: bytes | None, value: bytes | None, own: list[Header], offset: int, ms: int, detail: str
+) -> None:
+    """Also one of many that are alike: what they have in common is written once."""
+    envelope, found = an_envelope(offset=offset, timestamp=ms, detail=detail), Original(key, value, own)
+    other = Reject.of(an_envelope(detail=detail), TIER, Original(b"k", None, [("own", b"1")]))
+    for one in (Reject.of(envelope, TIER, found), other.alike.reject(offset, ms, found)):
+        assert one.headers == wrapped(envelope, own)
+        assert one.size == size_of(key, value, wrapped(envelope, own))
+        assert (one.envelope, one.topic, one.found) == (envelope, TIER, found)
+
+
+def test_the_headers_of_many_rows_are_those_of_each() -> None:
+    import pyarrow as pa
+
+    header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    own = [[{"key": "a", "value": b"1"}, {"key": "b", "value": None}], None, [], [{"key": "ö", "value": b""}]]
+    columns = {"key": [b"k", None, b"", b"l"], "value": [None, b"v", b"", b"w"], "headers": pa.array(own, header)}
+    rows = pa.table(columns)
+    assert [*originals_of(rows)] == [original_of(row) for row in rows.to_pylist()]
+    assert [*originals_of(rows.slice(1, 3))] == [original_of(row) for row in rows.to_pylist()[1:]]
+    assert [*originals_of(rows.slice(0, 0))] == []
 
 
 def a_raw(lake: Lake, rows: Sequence[tuple[str, Place, Original]]) -> None:
@@ -164,7 +215,8 @@ class Refusing:
     most_bytes: int = 1_000_000
     committed: list[tuple[list[Record], Mark]] = field(default_factory=list)
 
-    def commit(self, records: Sequence[Record], mark: Mark) -> None:
+    def commit(self, records: Sequence[Record], mark: Mark, meanwhile: object = None) -> None:
+        del meanwhile
         refused = [one for one in records if size_of(one.key, one.value, one.headers) > self.takes[one.topic]]
         if refused:
             raise RecordTooLargeError("too large", remedy="none", refused=refused)

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from assets import outgoing, published, sent
+from assets import event_json, outgoing, published, sent
 from assets.erasing import origins_of
+from assets.window import RUN, Window
+from assets.window import schema as window_schema
 from highwater.declaration import Accepted, Field
 from highwater.envelope import Origin
 from highwater.erasing import digest_of
@@ -25,6 +27,7 @@ from highwater.errors import (
     TopicRecreatedError,
 )
 from highwater.plans import Publication
+from highwater.publishing import Judged, State
 from resources import ledger_schema
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
@@ -454,6 +457,41 @@ def test_a_topic_that_was_made_anew_stops_the_run(tables: Tables, monkeypatch: p
     monkeypatch.setattr(published, "_topic_id", lambda *_: "U" * 22)
     with pytest.raises(TopicRecreatedError, match="topic ID U"):
         tables.publish(piece)
+
+
+@pytest.mark.parametrize("us", [-62_135_596_800_000_000, -1, 0, 999, 1_740_000_000_000_001, 253_402_300_799_999_999])
+def test_times_are_in_utc_to_the_microsecond_in_all_years(us: int) -> None:
+    """The header's are whole milliseconds, those before 1970 rounded down like all others."""
+    import pyarrow as pa
+
+    moment = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).replace(tzinfo=None)
+    column = pa.chunked_array([pa.array([us], pa.timestamp("us", "UTC"))])
+    written = event_json._written(Field("at", "timestamp"), column.combine_chunks()).to_pylist()
+    assert written == [f'"{moment.isoformat(timespec="microseconds")}Z"']
+    plain = [["s"], ["t"], [0], [0], [7], [us], [b"k"], [b"v"], ["f"]]
+    window = Window(pa.table(plain, schema=window_schema()), [None], pa.array([0]))
+    assert [*window.each()] == [(b"k", b"v", b"7", b"%d" % (us // 1000), 0)]
+
+
+def test_a_window_is_taken_apart_where_slice_topic_generation_or_partition_change() -> None:
+    import pyarrow as pa
+
+    runs = [("a", "t", 0, 0), ("a", "t", 0, 1), ("a", "t", 1, 1), ("a", "u", 1, 1), ("b", "u", 1, 1)]
+    told = [(*run, offset) for run in runs for offset in range(2)]
+    places = [*zip(*told, strict=True)]
+    columns = [*map(list, places), [0] * 10, [b"k"] * 10, [b"v"] * 10, ["f"] * 10]
+    window = Window(
+        pa.table(columns, schema=window_schema()), [None, Judged(State.SENT, 0, None)], pa.array([0, 1] * 5)
+    )
+    assert [(tuple(run.rows[name][0].as_py() for name in RUN), len(run)) for run in window.runs()] == [
+        (run, 2) for run in runs
+    ]
+    assert window.by_slice() == {"a": 8, "b": 2}
+    known = window.of(lambda one: one is not None)
+    assert known.rows["origin_offset"].to_pylist() == [1] * 5
+    assert [len(run) for run in known.runs()] == [1] * 5
+    assert [*window.part(0, 0).runs()] == []
+    assert window.told(lambda one: one.state.value, pa.string()).to_pylist() == [None, "sent"] * 5
 
 
 def test_values_are_json_for_any_text(tables: Tables, log: Log) -> None:
