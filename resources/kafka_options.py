@@ -32,7 +32,7 @@ _NAMED: Mapping[str, str] = MappingProxyType(
         "metadata.broker.list": "HIGHWATER_KAFKA_BOOTSTRAP says it",
     }
 )
-# Our producers are transactional, so how long a delivery may take is bounded otherwise.
+# The producers of runs are transactional, so how long a delivery may take is bounded otherwise; others see to it.
 _TIMEOUTS = frozenset({"delivery.timeout.ms", "message.timeout.ms"})
 # Properties that could weaken what the pipeline promises: only a value that keeps it is taken.
 GUARDED = frozenset({*_READERS, *_NAMED, *ruled()}) - _TIMEOUTS
