@@ -213,7 +213,8 @@ def committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:
 
     from resources.groups import held
 
-    listed = AdminClient({"bootstrap.servers": kafka.bootstrap}).list_consumer_groups().result(10)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # one that is let go of drops the request under way
+    listed = admin.list_consumer_groups().result(10)
     assert not listed.errors
     places = [(topic, number) for number in kafka.topic_state(topic).partitions]
     found = {group.group_id: held(kafka, group.group_id, places) for group in listed.valid}

@@ -356,7 +356,8 @@ class Offline:
         self.ours = Ticking(make_stream(OFFLINE), instance, folder)
         placed = [[cluster.brokers[number].node.id] for number in (FOLLOWER, LEADER)]
         topic = NewTopic(OFFLINE, num_partitions=2, replica_assignment=placed)
-        admin(cluster.bootstrap).create_topics([topic])[OFFLINE].result(30)
+        client = admin(cluster.bootstrap)  # one that is let go of drops the request under way
+        client.create_topics([topic])[OFFLINE].result(30)
         wait_until(lambda: self.led() == [0, 1], 60, "both leaders")
         self.send(0, 1)
         self.tick_that_plans()
