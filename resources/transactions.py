@@ -174,6 +174,10 @@ class Transactions:
                 nothing of the transaction is visible, and another one may follow.
             DependencyAwayError: the transaction failed; nothing of it is visible, or the next opening finds it whole.
         """
+        self._publish(records, mark, meanwhile)
+        self._last = mark
+
+    def _publish(self, records: Sequence[Record], mark: Mark, meanwhile: Callable[[], object] | None) -> None:
         self._refused.clear()
         try:
             self._commit(records, mark, meanwhile)
@@ -188,8 +192,7 @@ class Transactions:
             self._renew(tells=refused is None)
             if refused is not None:
                 raise refused from error
-            self.commit(records, mark, meanwhile)  # once more, by a producer that tells which
-        self._last = mark
+            self._publish(records, mark, meanwhile)  # once more, by a producer that tells which
 
     def _may_be_too_large(self, records: Sequence[Record], error: TemporaryError) -> bool:
         """Whether the transaction itself failed: of a record that is refused it may tell no more than that."""
