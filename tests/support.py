@@ -221,14 +221,19 @@ def committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:
     return {name: {p: one.offset for (_, p), one in by.items()} for name, by in found.items() if by}
 
 
-def quick(patch: pytest.MonkeyPatch) -> None:
-    """Let a client of Spark Connect give up within seconds, where it does so by the same settings after minutes."""
+def quick(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a client of Spark Connect give up within seconds, where it does so by the same settings after minutes.
+
+    Args:
+        patch: undoes it.
+        seconds: without a word, for an answer to the ping, and for a connection.
+    """
     from resources import spark
 
-    short = dict.fromkeys(("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"), 1_000)
-    # The least wait is also how long a connection may take.
-    channel = {**dict(spark.CHANNEL), **short, "grpc.min_reconnect_backoff_ms": 1_000}
-    patch.setattr(spark, "CHANNEL", list(channel.items()))
+    pings = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    # The least wait between two connections is also how long one may take.
+    short = dict.fromkeys((*pings, "grpc.min_reconnect_backoff_ms"), int(seconds * 1000))
+    patch.setattr(spark, "CHANNEL", [*{**dict(spark.CHANNEL), **short}.items()])
     patch.setattr(spark, "RETRIES", 2)
 
 

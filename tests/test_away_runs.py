@@ -60,18 +60,22 @@ def stopped_at_the_commit(server: SparkConnect) -> Iterator[None]:
     """The server stands still as it is asked to commit; then it goes on, with what it was asked for."""
     group = server.pid
     assert group is not None
+    stopped: list[int] = []
 
     def stop_and_write(*given: Any, **named: Any) -> int:
         os.killpg(group, signal.SIGSTOP)
+        stopped.append(group)
         return replace_slices(*given, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        quick(patch)
+        # A JVM on a busy machine needs a second or two for a word.
+        quick(patch, seconds=5)
         patch.setattr("assets.commit.replace_slices", stop_and_write)
         try:
             yield
         finally:
             os.killpg(group, signal.SIGCONT)
+    assert stopped, "it was asked to commit"
 
 
 def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(

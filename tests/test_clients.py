@@ -101,7 +101,7 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
 @pytest.mark.timeout(120)
 def test_a_spark_server_that_stands_still_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It neither refused nor answered, and PySpark waited for it for ever: the run looked alive, with its lease."""
-    quick(monkeypatch)
+    quick(monkeypatch, seconds=2)
     # Set by PySpark for all that follows in this process.
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     server = subprocess.Popen([sys.executable, "-m", "tests.connect_child"], stdout=subprocess.PIPE, text=True)
@@ -114,7 +114,7 @@ def test_a_spark_server_that_stands_still_is_away(monkeypatch: pytest.MonkeyPatc
             session.sql("SELECT 1").collect()
         assert "SPARK_REMOTE" in str(caught.value.remedy)
         close_session(session)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 30
         with pytest.raises(DependencyAwayError, match="Spark failed at sc://"):
             open_session(Settings.from_environment({SPARK_REMOTE: remote}))
     finally:
