@@ -147,9 +147,9 @@ def replace_slices(
         DependencyAwayError: Spark or the storage is away.
     """
     keys = [proof.key for proof in proofs]
-    fenced = _proof_rows(spark, path, proofs, bases, unchanged or {})
-    whole = rows.unionByName(fenced, allowMissingColumns=True)
     with delta_errors(path):
+        fenced = _proof_rows(spark, path, proofs, bases, unchanged or {})
+        whole = rows.unionByName(fenced, allowMissingColumns=True)
         writer = _laid_out(whole, files, spread, alone=replaced is None and len(keys) == 1).write.format("delta")
         if replaced is None and not any(bases.values()):
             # The comparison makes sure that there is nothing to replace, so Delta need not look for it: 0.5 s less.

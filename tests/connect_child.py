@@ -23,12 +23,21 @@ class Connect(base_pb2_grpc.SparkConnectServiceServicer):
         del context
         return proto.ConfigResponse(session_id=request.session_id, server_side_session_id="1")
 
+    def AnalyzePlan(self, request: object, context: object) -> Any:  # noqa: N802 - gRPC's name
+        del request, context
+        _stop()
+        return proto.AnalyzePlanResponse()
+
     def ExecutePlan(self, request: object, context: object) -> Any:  # noqa: N802 - gRPC's name
         del request, context
-        os.kill(os.getpid(), signal.SIGSTOP)
-        # Another thread may take the signal, and this one goes on for a moment.
-        threading.Event().wait()
+        _stop()
         yield proto.ExecutePlanResponse()
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    # Another thread may take the signal, and this one goes on for a moment.
+    threading.Event().wait()
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,13 +28,15 @@ from dev.processes import LOOPBACK, free_port
 from highwater import settings
 from highwater.errors import DependencyAwayError, HighwaterError
 from highwater.plans import Generation
+from highwater.proof import Proof
 from highwater.settings import SPARK_REMOTE, Settings
-from highwater.slices import Slice
+from highwater.slices import OffsetRange, Slice
 from orchestration import mirror
 from orchestration.requests import RANGE_END, RANGE_START
 from orchestration.resources import close_session, open_session
 from resources.kafka import READER, Kafka
 from resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, delta_errors
+from resources.spark_tables import replace_slices
 from tests.support import STAGES, Bench, Message, committed_offsets, make_bench, order_message, quick, rest
 from tests.test_sensors import Ticking
 
@@ -98,16 +101,40 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     admin.delete_consumer_groups(["highwater.told"])["highwater.told"].result(10)
 
 
+@contextmanager
+def standing_still() -> Iterator[str]:
+    """A Connect server that stands still as soon as it is asked for more than settings; its address."""
+    server = subprocess.Popen([sys.executable, "-m", "tests.connect_child"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        yield f"sc://{LOOPBACK}:{int(server.stdout.readline())}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.timeout(120)
+def test_a_spark_server_that_stands_still_at_a_commit_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of it before the write was told in Spark's words, and counted against the stream's breaker."""
+    quick(monkeypatch, seconds=2)
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    piece = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
+    with standing_still() as remote:
+        session = open_session(Settings.from_environment({SPARK_REMOTE: remote}))
+        with pytest.raises(DependencyAwayError, match="Spark failed at a/table"):
+            replace_slices(
+                session, "a/table", session.range(1), [Proof(piece, 1, rows=1)], {piece.key: 0}, files=1, spread="id"
+            )
+        close_session(session)
+
+
 @pytest.mark.timeout(120)
 def test_a_spark_server_that_stands_still_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It neither refused nor answered, and PySpark waited for it for ever: the run looked alive, with its lease."""
     quick(monkeypatch, seconds=2)
     # Set by PySpark for all that follows in this process.
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    server = subprocess.Popen([sys.executable, "-m", "tests.connect_child"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        remote = f"sc://{LOOPBACK}:{int(server.stdout.readline())}"
+    with standing_still() as remote:
         session = open_session(Settings.from_environment({SPARK_REMOTE: remote}))
         began = time.monotonic()
         with pytest.raises(DependencyAwayError, match="Spark failed at a table") as caught, delta_errors("a table"):
@@ -117,9 +144,6 @@ def test_a_spark_server_that_stands_still_is_away(monkeypatch: pytest.MonkeyPatc
         assert time.monotonic() - began < 30
         with pytest.raises(DependencyAwayError, match="Spark failed at sc://"):
             open_session(Settings.from_environment({SPARK_REMOTE: remote}))
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_what_is_silent_is_given_up_within_the_time_that_is_documented() -> None:
