@@ -26,7 +26,7 @@ from assets.work import SliceReport, Work, uncollected
 from highwater import envelope
 from highwater.errors import ConfigurationError, TemporaryError, TopicAbsentError
 from highwater.plans import Publication
-from highwater.portions import Ahead, cuts
+from highwater.portions import cuts
 from highwater.publishing import Judged, State, batches, in_order
 from resources.dlq_topics import ensure_accepted
 from resources.producer import Record
@@ -177,10 +177,10 @@ class _Run:
         book.write_down(batch.written_down(), {p.key: self.decided.attempt(p.key) for p in pieces}, number)
         total, count = book.sending.total, 0
         parts = (part for window in batch.outgoing() for part in portions(window))
-        ready = Ahead((part, records(part, book.sending.topic, target.partitions)) for part in parts)
-        for portion, made in ready:
+        for portion in parts:
             count += len(portion)
-            transactions.commit(made, Mark(number, count, book.identity), ready.prepare)
+            made = records(portion, book.sending.topic, target.partitions)
+            transactions.commit(made, Mark(number, count, book.identity))
             self._record_sent(book.sending.topic, number, count)
             self.sent_now.update(portion.by_slice())
             work.log(f"{count:,} of {total:,} events sent of {pieces[0].key} .. {pieces[-1].key}")

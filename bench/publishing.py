@@ -103,11 +103,9 @@ def _kept(sent: list[list[Record]]) -> Iterator[None]:
     """Remember the records of each transaction: of the round that does not count."""
     commit = Transactions.commit
 
-    def keeping(
-        self: Transactions, records: Sequence[Record], mark: Mark, meanwhile: Callable[[], object] | None = None
-    ) -> None:
+    def keeping(self: Transactions, records: Sequence[Record], mark: Mark) -> None:
         sent.append([*records])
-        commit(self, records, mark, meanwhile)
+        commit(self, records, mark)
 
     setattr(Transactions, "commit", keeping)  # noqa: B010 - a method, which an assignment may not replace
     try:

@@ -1,14 +1,12 @@
 """A long sequence taken in portions.
 
-What belongs here: the cut, and making one ahead. What does not: how long a portion may be, which whoever works on one
-knows.
+What belongs here: the cut. What does not: how long a portion may be, which whoever works on one knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -63,30 +61,3 @@ def cuts(sizes: Iterable[int], most: int, most_bytes: int) -> Iterator[tuple[int
         total += size
     if end > start:
         yield start, end
-
-
-class Ahead(Iterator[T], Generic[T]):
-    """Items of which the next one can be made beforehand, while whoever took the one before waits for something."""
-
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items = ([item] for item in items)
-        self._made: Future[list[T]] | None = None
-
-    def prepare(self) -> None:
-        """Make the next item, unless it is made; its error is raised when it is taken."""
-        if self._made is not None:
-            return
-        self._made = Future()
-        try:
-            self._made.set_result(next(self._items, []))
-        except Exception as error:  # noqa: BLE001 - raised in `__next__`
-            self._made.set_exception(error)
-
-    def __next__(self) -> T:
-        """The next item."""
-        self.prepare()
-        made, self._made = self._made, None
-        assert made is not None, "it was just made"
-        for item in made.result():
-            return item
-        raise StopIteration

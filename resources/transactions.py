@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -26,7 +25,7 @@ from resources.producer import POLL_SECONDS, Record
 from resources.producer_properties import producer_properties
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+    from confluent_kafka import KafkaError, KafkaException, Producer
 
     from resources.kafka import Kafka
 
@@ -160,13 +159,8 @@ class Transactions:
         self._last = told and Mark(int(told["attempt"]), found.offset, str(told["identity"]))
         return self._last
 
-    def commit(self, records: Sequence[Record], mark: Mark, meanwhile: Callable[[], object] | None = None) -> None:
+    def commit(self, records: Sequence[Record], mark: Mark) -> None:
         """Publish records and the mark that counts them, all or nothing.
-
-        Args:
-            records: in their order.
-            mark: counts them and what was sent before.
-            meanwhile: called, perhaps again, while the brokers are waited for; it raises nothing.
 
         Raises:
             SupersededAttemptError: another run opened the same name: it goes on, or the next one does; this one ends.
@@ -174,13 +168,13 @@ class Transactions:
                 nothing of the transaction is visible, and another one may follow.
             DependencyAwayError: the transaction failed; nothing of it is visible, or the next opening finds it whole.
         """
-        self._publish(records, mark, meanwhile)
+        self._publish(records, mark)
         self._last = mark
 
-    def _publish(self, records: Sequence[Record], mark: Mark, meanwhile: Callable[[], object] | None) -> None:
+    def _publish(self, records: Sequence[Record], mark: Mark) -> None:
         self._refused.clear()
         try:
-            self._commit(records, mark, meanwhile)
+            self._commit(records, mark)
         except SupersededAttemptError:
             raise
         except TemporaryError as error:
@@ -192,7 +186,7 @@ class Transactions:
             self._renew(tells=refused is None)
             if refused is not None:
                 raise refused from error
-            self._publish(records, mark, meanwhile)  # once more, by a producer that tells which
+            self._publish(records, mark)  # once more, by a producer that tells which
 
     def _may_be_too_large(self, records: Sequence[Record], error: TemporaryError) -> bool:
         """Whether the transaction itself failed: of a record that is refused it may tell no more than that."""
@@ -225,7 +219,7 @@ class Transactions:
                 remedy="nothing: the next run finds what that one did",
             )
 
-    def _commit(self, records: Sequence[Record], mark: Mark, meanwhile: Callable[[], object] | None) -> None:
+    def _commit(self, records: Sequence[Record], mark: Mark) -> None:
         from confluent_kafka import KafkaException, TopicPartition
 
         told = {"attempt": mark.attempt, "identity": mark.identity}
@@ -233,21 +227,13 @@ class Transactions:
         try:
             self._producer.begin_transaction()
             self._produce(records)
-            if meanwhile is None:
-                self._finish(offsets)
-            else:
-                with ThreadPoolExecutor(1) as beside:
-                    finished = beside.submit(self._finish, offsets)
-                    meanwhile()
-                    finished.result()
+            group = self._group.consumer_group_metadata()
+            self._trying(
+                lambda: self._producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS), 2 * CALL_SECONDS
+            )
+            self._trying(lambda: self._producer.commit_transaction(CALL_SECONDS), 2 * CALL_SECONDS)
         except KafkaException as error:
             raise self._ended(error) from error
-
-    def _finish(self, offsets: list[TopicPartition]) -> None:
-        """Wait until the records and the mark are committed."""
-        group = self._group.consumer_group_metadata()
-        self._trying(lambda: self._producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS), 2 * CALL_SECONDS)
-        self._trying(lambda: self._producer.commit_transaction(CALL_SECONDS), 2 * CALL_SECONDS)
 
     def _produce(self, records: Sequence[Record]) -> None:
         from confluent_kafka import KafkaException

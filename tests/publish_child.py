@@ -77,9 +77,9 @@ class Dying(Transactions):
         time.sleep(random.random() / 200)
         cls.die("committing")
 
-    def commit(self, records: Sequence[Record], mark: Mark, meanwhile: Callable[[], object] | None = None) -> None:
+    def commit(self, records: Sequence[Record], mark: Mark) -> None:
         self.die("before")
-        super().commit(records, mark, meanwhile)
+        super().commit(records, mark)
         self.die("committed")
 
     def _produce(self, records: Sequence[Record]) -> None:

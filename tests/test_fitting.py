@@ -20,7 +20,7 @@ from highwater import envelope as names
 from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, Reference, opened, wrapped
 from highwater.errors import RecordTooLargeError, SupersededAttemptError, UnbalancedError
 from highwater.fitting import Limits, size_of
-from highwater.portions import Ahead, cut, cuts
+from highwater.portions import cut, cuts
 from orchestration import redriving
 from resources.dlq_topics import Shape
 from resources.kafka import Kafka
@@ -32,7 +32,7 @@ from tests.support import read_topic
 from tests.world import FIRST, STREAM, World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.conftest import TopicFactory
@@ -121,29 +121,6 @@ def test_portions_are_cut_by_number_and_by_size() -> None:
     assert [*cuts([], most=2, most_bytes=4)] == []
 
 
-def test_the_next_portion_is_made_while_the_one_before_is_on_its_way() -> None:
-    """Once, and its error does not hit who makes it: what is on its way must end first."""
-    made: list[int] = []
-
-    def items() -> Iterator[int]:
-        for number in range(3):
-            made.append(number)
-            yield number
-        raise ValueError("of the fourth")
-
-    ahead = Ahead(items())
-    assert made == []
-    assert next(ahead) == 0
-    ahead.prepare()
-    ahead.prepare()
-    assert made == [0, 1]
-    assert [next(ahead), next(ahead)] == [1, 2]
-    ahead.prepare()
-    with pytest.raises(ValueError, match="of the fourth"):
-        next(ahead)
-    assert [*ahead] == []
-
-
 @given(OWN, OWN, HEADERS, st.integers(0, 2**62), st.integers(-(10**13), 10**14), st.text(max_size=9))
 def test_a_reject_says_what_its_envelope_says(
     key: bytes | None, value: bytes | None, own: list[Header], offset: int, ms: int, detail: str
@@ -215,8 +192,7 @@ class Refusing:
     most_bytes: int = 1_000_000
     committed: list[tuple[list[Record], Mark]] = field(default_factory=list)
 
-    def commit(self, records: Sequence[Record], mark: Mark, meanwhile: object = None) -> None:
-        del meanwhile
+    def commit(self, records: Sequence[Record], mark: Mark) -> None:
         refused = [one for one in records if size_of(one.key, one.value, one.headers) > self.takes[one.topic]]
         if refused:
             raise RecordTooLargeError("too large", remedy="none", refused=refused)
