@@ -25,7 +25,7 @@ from orchestration.key_places import key_places
 from orchestration.on_topics import OnTopic, held_on_topics
 from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_checks import all_seams
-from orchestration.plan_status import DlqStatus, stream_status
+from orchestration.plan_status import DlqStatus, stream_status, times_plain
 from orchestration.producer_audit import judged_producers
 from orchestration.published_checks import standing_line
 from orchestration.standing import attempts
@@ -200,7 +200,7 @@ class Audit:
                 self._rows,
             ),
             ("Ends of origins", ["end", "records"], self.ends.rows),
-            ("DLQ", ["topic", "waits", "due", "paused"], [_dlq(one) for one in self.dlq]),
+            ("DLQ", ["topic", "waits", "due", "next due", "all due by", "paused"], [_dlq(one) for one in self.dlq]),
             (
                 "Losses",
                 ["generation", "partition", "offsets", "reason", "accepted by"],
@@ -289,6 +289,7 @@ class Audit:
                     "waiting": d.waiting,
                     "due": d.due,
                     "pause": None if d.pause is None else d.pause.to_plain(),
+                    **times_plain(d.times),
                 }
                 for d in self.dlq
             ],
@@ -325,7 +326,8 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _dlq(one: DlqStatus) -> list[str]:
-    return [one.topic, number(one.waiting), number(one.due), "" if one.pause is None else one.pause.text]
+    times = ["", ""] if one.times is None else [f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (one.times.next, one.times.all)]
+    return [one.topic, number(one.waiting), number(one.due), *times, "" if one.pause is None else one.pause.text]
 
 
 def _loss(one: Loss) -> list[str]:

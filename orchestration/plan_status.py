@@ -22,6 +22,7 @@ from highwater.wording import number
 from orchestration import taken_back
 from orchestration.cutting import partition_errors, positions, see_same_topic, skipped_partitions
 from orchestration.dependencies import see_lake_there
+from orchestration.due_times import Due, due_of
 from orchestration.publication import Behind, behind
 from orchestration.retries import plan_tier
 from orchestration.taken_back import TakenBack, told_of
@@ -69,6 +70,7 @@ class DlqStatus:
         due: those of them that have waited long enough; None on the parked topic.
         error: why it could not be looked at, or cannot be planned.
         pause: since when its retries are paused; None if they are not.
+        times: when what waits is due; None where nothing does, or that is not known.
     """
 
     topic: str
@@ -76,6 +78,7 @@ class DlqStatus:
     due: int | None = None
     error: HighwaterError | None = None
     pause: Pause | None = None
+    times: Due | None = None
 
     @property
     def line(self) -> str:
@@ -90,7 +93,11 @@ class DlqStatus:
             return f"{self.topic}: nothing was published to it yet"
         if self.due is None:
             return f"{self.topic}: {self.waiting:,} offsets wait for a person"
-        return f"{self.topic}: {self.waiting:,} offsets wait, {self.due:,} of them are due"
+        due = f"{self.topic}: {self.waiting:,} offsets wait, {self.due:,} of them are due"
+        if self.times is None:
+            return due
+        first, last = (f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (self.times.next, self.times.all))
+        return f"{due}; the first from {first} on, all by {last}"
 
 
 @dataclass(frozen=True)
@@ -245,7 +252,14 @@ class StreamStatus:
 
 def _dlq_plain(one: DlqStatus) -> dict[str, Any]:
     error = None if one.error is None else _error_plain(one.error)
-    return {**vars(one), "error": error, "pause": None if one.pause is None else one.pause.to_plain()}
+    plain = {name: value for name, value in vars(one).items() if name != "times"}
+    pause = None if one.pause is None else one.pause.to_plain()
+    return {**plain, "error": error, "pause": pause, **times_plain(one.times)}
+
+
+def times_plain(times: Due | None) -> dict[str, str | None]:
+    """When what waits is due, as plain values for JSON."""
+    return {"next_due": None, "all_due": None} if times is None else {**times.to_plain()}
 
 
 def _waiting_plain(waiting: Waiting | Exception | None) -> dict[str, Any]:
@@ -362,7 +376,8 @@ def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> DlqStatus
     due = sum(piece.offsets for piece in tick.slices)
     # What is due is cut in this dry run; behind it lies what is not.
     later = sum(max(0, (seen.last_stable or 0) - tick.ends.get(p, 0)) for p, seen in tick.state.partitions.items())
-    return DlqStatus(topic, due + later, due, next(iter(tick.errors.values()), None))
+    stopped = next(iter(tick.errors.values()), None)
+    return DlqStatus(topic, due + later, due, stopped, times=due_of(ledger, kafka, stream, topic, tick))
 
 
 def _parked(ledger: Ledger, kafka: Kafka, stream: Stream) -> DlqStatus:

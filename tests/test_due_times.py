@@ -1,0 +1,126 @@
+"""When what waits in a tier is due, by the times of its first and its last record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from highwater.errors import DependencyAwayError
+from highwater.plans import Generation
+from highwater.slices import OffsetRange, Slice
+from orchestration.audit import _dlq as audited
+from orchestration.plan_status import DlqStatus, StreamStatus, _tier
+from resources.kafka import PartitionState, TopicState
+from resources.ledger import Ledger
+from tests.support import make_stream
+
+HOUR = timedelta(hours=1)
+STREAM = replace(make_stream("orders"), tiers=(HOUR,))
+[TIER] = STREAM.tier_topics
+BEGUN = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Message:
+    at: datetime
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, round(self.at.timestamp() * 1000)
+
+
+@dataclass
+class Tier:
+    """A tier whose record at offset n of partition p came n seconds and p minutes after its beginning.
+
+    Args:
+        ends: of its partitions.
+        markers: offsets without a record.
+        away: no reads are answered.
+    """
+
+    ends: dict[int, int]
+    markers: frozenset[int] = frozenset()
+    away: bool = False
+
+    def topic_state(self, topic: str) -> TopicState:
+        return TopicState(topic, "A", {p: PartitionState(0, end, end, 1) for p, end in self.ends.items()})
+
+    def offsets_at(self, _: str, ms: int, state: TopicState) -> dict[int, int]:
+        came = {p: datetime.fromtimestamp(ms / 1000, UTC) - BEGUN - timedelta(minutes=p) for p in state.partitions}
+        return {p: min(max(0, int(since.total_seconds())), self.ends[p]) for p, since in came.items()}
+
+    def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Message]:
+        if self.away:
+            raise DependencyAwayError("no broker answered", remedy="start it")
+        assert all(len(offsets) <= 20 for offsets in ranges.values()), "not all that waits is read"
+        at = [(p, n) for p, r in ranges.items() for n in range(r.start, r.end) if n not in self.markers]
+        return (Message(BEGUN + timedelta(minutes=p, seconds=n)) for p, n in at)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """The tier is planned to offset 5 of partition 0, and not at all in partition 1."""
+    made = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    made.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, BEGUN))
+    made.add([Slice("orders", TIER, "A", 0, 0, {0: OffsetRange(0, 5), 1: OffsetRange(0, 0)}, BEGUN)])
+    return made
+
+
+def look(ledger: Ledger, tier: Any) -> DlqStatus:
+    return _tier(ledger, tier, STREAM, TIER)
+
+
+def jitter(key: str) -> float:
+    """As docs/dlq.md says: up to a fifth more, by the slice's key."""
+    return 0.2 * int.from_bytes(sha256(key.encode()).digest()[:4], "big") / 2**32
+
+
+def test_the_first_waits_by_the_key_of_the_next_slice_and_the_last_at_the_longest(ledger: Ledger) -> None:
+    found = look(ledger, Tier({0: 100, 1: 40}))
+    assert found.times is not None
+    expected = BEGUN + timedelta(seconds=5) + HOUR * (1 + jitter(f"{TIER}@0000001"))
+    assert abs(found.times.next - expected) < timedelta(seconds=1)
+    assert found.times.all == BEGUN + timedelta(seconds=99) + HOUR * 1.2
+    assert (found.waiting, found.due) == (135, 0)
+    assert found.line.endswith(
+        f"the first from {expected:%Y-%m-%d %H:%M}:{found.times.next:%S} UTC on, all by "
+        f"{found.times.all:%Y-%m-%d %H:%M:%S} UTC"
+    )
+
+
+def test_times_of_what_is_due_already_lie_in_the_past(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(STREAM), "delays", property(lambda _: {TIER: timedelta(seconds=1)}))
+    found = look(ledger, Tier({0: 100, 1: 40}))
+    assert (found.waiting, found.due) == (135, 135)
+    assert found.times is not None
+    assert found.times.next < found.times.all < datetime.now(UTC)
+
+
+def test_markers_have_no_time(ledger: Ledger) -> None:
+    found = look(ledger, Tier({0: 9, 1: 0}, frozenset({5, 8})))
+    assert found.times is not None
+    assert found.times.all == BEGUN + timedelta(seconds=7) + HOUR * 1.2
+    nothing = look(ledger, Tier({0: 7, 1: 0}, frozenset({5, 6})))
+    assert (nothing.waiting, nothing.times) == (2, None)
+
+
+def test_where_nothing_waits_or_can_be_read_there_are_none(ledger: Ledger) -> None:
+    assert look(ledger, Tier({0: 5, 1: 0})).times is None
+    away = look(ledger, Tier({0: 9, 1: 0}, away=True))
+    assert (away.waiting, away.times, away.error) == (4, None, None)
+
+
+def test_page_and_json_have_both(ledger: Ledger) -> None:
+    one, none = look(ledger, Tier({0: 100, 1: 40})), look(ledger, Tier({0: 5, 1: 0}))
+    assert one.times is not None
+    texts = [f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (one.times.next, one.times.all)]
+    assert (audited(one)[3:5], audited(none)[3:5]) == (texts, ["", ""])
+    plain = StreamStatus("orders", "orders", 0, 0, "A", dlq=[one, none]).to_plain()["dlq"]
+    assert (plain[0]["next_due"], plain[0]["all_due"]) == (one.times.next.isoformat(), one.times.all.isoformat())
+    assert (plain[1]["next_due"], "times" in plain[1]) == (None, False)
