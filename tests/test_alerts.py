@@ -59,6 +59,18 @@ def test_alerts_and_recoveries_alternate_and_none_is_told_twice(ticks: list[tupl
         assert (heard[-1:] == ["alert"]) == ticks[-1][0], "whoever listens knows how it stands"
 
 
+def test_a_thousand_ticks_over_a_threshold_are_one_alert_and_one_recovery() -> None:
+    """What stands in the ledger between two ticks is all that they know of each other."""
+    open_: dict[tuple[str, str], Alert] = {}
+    heard: list[str] = []
+    for tick in range(1_002):
+        open_ = after(open_, [measure(over=tick < 1_000, value=str(tick))], NOW + timedelta(minutes=tick))
+        for alert in [alert for alert in open_.values() if alert.to_tell]:
+            heard.append(f"{alert.to_plain()['kind']} {alert.since:%H:%M}")
+            open_ = told(open_, alert)
+    assert heard == ["alert 00:00", "recovery 00:00"]
+
+
 def test_what_was_not_measured_stays_as_it_is() -> None:
     open_ = after({}, [measure(over=True)], NOW)
     assert after(open_, [], NOW + timedelta(hours=1)) == open_

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from highwater.envelope import MOST_BYTES
 from highwater.errors import TopicAbsentError, TopicDriftError
-from resources.dlq_topics import ensure
+from resources.dlq_topics import Shape, _see_no_drift, ensure
 from resources.kafka import Kafka
 from tests.conftest import create_topic
 from tests.support import make_stream
@@ -77,6 +78,32 @@ def test_a_topic_that_is_set_up_otherwise_is_told_with_its_remedy(stream: Stream
         ensure(Kafka(bootstrap), stream)
     assert command.format(topic=tier) in caught.value.remedy
     assert caught.value.found is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "stored", "found", "command"),
+    [
+        ({"replicas": 1}, "wanted replication factor 3, as the main topic has", "1", "kafka-reassign-partitions"),
+        (
+            {"config": {"min.insync.replicas": "1"}},
+            "wanted min.insync.replicas=2 or more",
+            "min.insync.replicas=1",
+            "--add-config min.insync.replicas=2",
+        ),
+    ],
+    ids=["fewer replicas", "fewer in-sync replicas"],
+)
+def test_a_topic_that_is_less_safe_than_the_main_topic_is_told(
+    changes: dict[str, Any], stored: str, found: str, command: str
+) -> None:
+    """One broker has no second replica, so the shapes are given here."""
+    wanted = Shape(2, 3, {"min.insync.replicas": "2"})
+    kafka: Any = SimpleNamespace(bootstrap="broker:9092")
+    _see_no_drift(kafka, "orders.dlq.1", wanted, replace(wanted, replicas=4, config={"min.insync.replicas": "3"}))
+    with pytest.raises(TopicDriftError, match=r"orders\.dlq\.1") as caught:
+        _see_no_drift(kafka, "orders.dlq.1", wanted, replace(wanted, **changes))
+    assert (caught.value.stored, caught.value.found) == (stored, found)
+    assert command in caught.value.remedy
 
 
 def test_more_than_is_needed_is_no_drift(stream: Stream, bootstrap: str) -> None:

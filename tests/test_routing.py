@@ -40,6 +40,31 @@ def test_the_declaration_decides() -> None:
     assert destination(PAYMENTS, "unresolved", 0) == "payments.parked", "without tiers every reject is parked"
 
 
+@st.composite
+def declared(draw: st.DrawFn) -> tuple[int, dict[str, OnReject]]:
+    """How many tiers a stream has, and what becomes of each reason; without a tier nothing is retried."""
+    tiers = draw(st.integers(0, 5))
+    ways = [way for way in OnReject if tiers or way != OnReject.RETRY]
+    return tiers, {reason: draw(st.sampled_from(ways)) for reason in ON_REJECT}
+
+
+@given(declared(), st.sampled_from(sorted(ON_REJECT)), st.integers(0, 8), st.booleans())
+def test_every_record_goes_where_the_table_of_the_documentation_says(
+    stream: tuple[int, dict[str, OnReject]], reason: str, retries: int, park: bool
+) -> None:
+    """The model counts down the places that are left to a record, as the table in docs/dlq.md has them."""
+    tiers, how = stream
+    made = replace(
+        ORDERS, tiers=tuple(timedelta(minutes=n) for n in range(1, tiers + 1)), on_reject=how, breaker=ORDERS.breaker
+    )
+    left = [f"orders.dlq.{n}" for n in range(1, tiers + 1)][retries:]
+    if how[reason] == OnReject.PARK:
+        left = []
+    if how[reason] == OnReject.HOLD and park and retries == 0:  # on a tier it holds nothing, and is retried
+        left = []
+    assert destination(made, reason, retries, park=park) == [*left, "orders.parked"][0]
+
+
 DAY = timedelta(days=1)
 
 

@@ -26,6 +26,7 @@ from orchestration.reclaiming import act as reclaim
 from orchestration.retries import plan_tier
 from resources.dlq_topics import ensure, see_no_drift
 from resources.kafka import PartitionState, TopicState
+from resources.lake import Lake
 from resources.ledger import Ledger
 from resources.vanished_topics import expected, vanished
 from tests.scene import Scene
@@ -86,7 +87,6 @@ def told(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
         resources = SimpleNamespace(
             ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=lambda: kafka)
         )
-        unused: Any = None
         with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
             keys = [piece.key for piece in ledger.slices("orders")]
             instance.add_dynamic_partitions(STREAM.partitions_name, keys)
@@ -94,7 +94,7 @@ def told(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
                 tick: Any = ticks.retry(instance, resources, STREAM).message
             except Exception as error:  # noqa: BLE001 - what is raised is what is looked at
                 tick = error
-        alert = alerts._late_retries(ledger, kafka, unused, STREAM)
+        alert = alerts._late_retries(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM)
         status = {one.topic: one.error for one in _dlq(ledger, kafka, STREAM)}
         return {"tick": tick, "alert": alert, "status": status}
 
