@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from resources.lake import Lake
 
 SAMPLES = 5
-# The tables tell when a transaction was known to be committed; its records are older, by no more than a batch takes.
+# Nothing is sent of a slice before it is planned. When it was sent is not known as surely: a run that died between the
+# transaction and its table is finished later, with a later time. Clocks differ by no more than this.
 MARGIN = timedelta(hours=1)
 # Some ten seconds of reading a topic.
 MOST_RECORDS = 2_000_000
@@ -48,6 +49,7 @@ class Copy(NamedTuple):
     number: int
 
 
+# With the time at which the slice of each was planned.
 Wanted = Mapping[Copy, datetime]
 
 
@@ -97,7 +99,7 @@ def _told(copy: Copy) -> str:
 
 
 def held_on_topics(kafka: Kafka, lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> list[OnTopic]:
-    """Count what was sent of slices, topic by topic, from an hour before it was sent on.
+    """Count what was sent of slices, topic by topic, from an hour before the first of them was planned on.
 
     Raises:
         DependencyAwayError: the lake could not be read; a topic that could not be is told as such.
@@ -119,7 +121,7 @@ def _sent(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[str, dict
     for row in query(dlq, f"SELECT {columns} FROM t WHERE proof IS NULL AND {slice_is_one_of(planned)}"):
         if row["published_at"] is not None and row["published_at"] >= planned[row["slice"]]:
             copy = Copy(Origin.of_row(row), row["slice"], row["number"])
-            found.setdefault(row["next_topic"], {})[copy] = row["published_at"]
+            found.setdefault(row["next_topic"], {})[copy] = planned[row["slice"]]
     return found
 
 
@@ -128,10 +130,14 @@ def _accepted(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[Copy,
     table = lake.table(stream.name, sent.TABLE) if stream.publishes else None
     if table is None or not pieces:
         return {}
-    mine = slice_is_one_of([piece.key for piece in pieces])
-    sql = f"SELECT {_ORIGIN}, revision, published_at FROM t WHERE proof IS NULL AND {mine}"
-    rows = query(table, f"{sql} AND state <> '{State.AGAIN.value}' AND published_at IS NOT NULL")
-    return {Copy(Origin.of_row(row), "", row["revision"]): row["published_at"] for row in rows}
+    planned = {piece.key: piece.planned_at for piece in pieces}
+    sql = f"SELECT slice, {_ORIGIN}, revision, published_at FROM t WHERE proof IS NULL AND {slice_is_one_of(planned)}"
+    rows = query(table, f"{sql} AND state <> '{State.AGAIN.value}'")
+    return {
+        Copy(Origin.of_row(row), "", row["revision"]): planned[row["slice"]]
+        for row in rows
+        if row["published_at"] is not None and row["published_at"] >= planned[row["slice"]]
+    }
 
 
 def _of_dlq(headers: Sequence[Header]) -> Copy | None:

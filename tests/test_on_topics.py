@@ -131,7 +131,16 @@ def test_what_was_sent_once_is_there_once(scene: Scene) -> None:
         f"{topic}: 1 records were sent of these slices, each once"
         for topic in (scene.tier, scene.parked, scene.accepted)
     ]
-    assert scene.topics.since == [round((NOW - timedelta(hours=1)).timestamp() * 1000)] * 3
+    planned = scene.piece.planned_at
+    assert scene.topics.since == [round((planned - timedelta(hours=1)).timestamp() * 1000)] * 3
+
+
+def test_what_a_table_tells_late_is_looked_for_from_its_plan_on(scene: Scene) -> None:
+    """A run that dies behind its transaction is finished by another, which writes the table hours later."""
+    for row in (*scene.rejects, *scene.sent):
+        row["published_at"] = NOW + timedelta(hours=9)
+    assert scene.errors() == {}
+    assert scene.topics.since[0] < scene.piece.planned_at.timestamp() * 1000
 
 
 Plant = Callable[[Scene], None]
