@@ -218,7 +218,7 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
         bench.materialise(piece)
     keys = [one.key for one in slices[:2]]
     before = {name: bench.lake.committed("orders", name, keys) for name in ("raw", "events", "rejects", "metrics")}
-    assert [files_of(bench, "raw")[key] for key in keys] == [2, 2]
+    assert min(files_of(bench, "raw")[key] for key in keys) >= 2
     old = open_table(bench.lake.path("orders", "events"))
     assert old is not None
     run = threading.Thread(target=bench.materialise, args=slices[2:])

@@ -238,6 +238,8 @@ def test_what_has_gone_is_told_as_that_and_everything_downstream_stands(step: St
     assert (gaps.numbers["aged"], gaps.numbers["gaps"], gaps.numbers["aborted"]) == (8, 2, 1)
     assert "8 of records whose rows went by their age are left out" in gaps.text
     assert (placed.numbers["raw"], placed.numbers["aged"], placed.numbers["gaps"]) == (8, 8, 2)
+    compared = verdicts["events_as_recorded"][FIRST.key]
+    assert (compared.text, compared.numbers["events"]) == ("nothing is compared: 8 rows of raw went by their age", 0)
     ends = count_ends(world.ledger, world.lake, KEPT)
     assert (ends.error, ends.produced, ends.accepted, ends.tombstones, ends.discarded) == (None, 10, 8, 1, 1)
 
@@ -250,8 +252,8 @@ def test_what_has_gone_is_told_as_that_and_everything_downstream_stands(step: St
     assert tier.end == "aged"
     lines = explain(world.ledger, world.lake, KEPT, FIRST.key, None).lines
     assert f"by age: 8 records, by maintenance at {NOW:%Y-%m-%d %H:%M} UTC: raw is kept for 720 h" in lines
-    compared = hold_against_topic(world.ledger, cast("Any", world.topics), world.lake, KEPT, world.pieces)
-    assert [one.skipped for one in compared] == [f"{n} rows of raw went by their age" for n in (8, 2, 3)]
+    against = hold_against_topic(world.ledger, cast("Any", world.topics), world.lake, KEPT, world.pieces)
+    assert [one.skipped for one in against] == [f"{n} rows of raw went by their age" for n in (8, 2, 3)]
     assert dict(step.maintain().rows) == {}, "they go once"
 
 
