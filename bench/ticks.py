@@ -5,8 +5,10 @@ What belongs here: this benchmark. What does not: Dagster's part of a tick (`ben
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from assets.streams.orders import STREAM as ORDERS
@@ -14,6 +16,7 @@ from bench.harness import Result, Row, Verdict, timed
 from bench.world import World, fill
 from highwater.slices import OffsetRange, Slice
 from orchestration.planning import Planner
+from orchestration.retries import plan_tier
 from resources.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 PARTITIONS = (10, 100, 1000)
 PLANS = (100, 10_000, 100_000)
+IN_TIER = 1_000_000
 
 
 def planner_ticks(world: World, rounds: int, records: int) -> Result:
@@ -28,11 +32,15 @@ def planner_ticks(world: World, rounds: int, records: int) -> Result:
     del records
     by_partitions = [_partitions(world, n, rounds) for n in PARTITIONS]
     by_plans = _plans(world, rounds)
+    tier = _tier(world, rounds)
     return Result(
         name="e",
         title="A tick of the planner",
-        method="Each tick looks at the topic on a real broker, finds new records, and stores one slice in SQLite.",
-        rows=[*by_partitions, *by_plans],
+        method=(
+            "Each tick looks at the topic on a real broker, finds new records, and stores one slice in SQLite. Of the "
+            "tier all ticks are counted that it takes until everything in it is planned."
+        ),
+        rows=[*by_partitions, *by_plans, tier],
         verdicts=[
             Verdict("seconds at 1,000 partitions", by_partitions[-1].median("tick"), 1.0, at_least=False),
             Verdict(
@@ -41,6 +49,7 @@ def planner_ticks(world: World, rounds: int, records: int) -> Result:
                 1.2,
                 at_least=False,
             ),
+            Verdict(f"seconds for a tier of {IN_TIER:,} records", tier.median("tick"), 1.0, at_least=False),
         ],
     )
 
@@ -78,6 +87,41 @@ def _plans(world: World, rounds: int) -> list[Row]:
             if turn >= 0:
                 seconds[n].append(took)
     return [Row(f"{n:,} plans", {"tick": seconds[n]}) for n in PLANS]
+
+
+def _tier(world: World, rounds: int) -> Row:
+    """All records of a tier, which are due, planned under a ledger that is new each time."""
+    from tests.conftest import create_topic
+
+    stream = replace(ORDERS, topic="bench-e-tier", tiers=(timedelta(seconds=1),))
+    [topic] = stream.tier_topics
+    create_topic(world.bootstrap, topic, 4, {"message.timestamp.type": "LogAppendTime"})
+    _fill_tier(world, topic)
+    time.sleep(2)  # longer than the longest wait of the tier
+    seconds = [timed(partial(_plan_all, world, world.fresh(stream).ledger, stream, topic)) for _ in range(rounds + 1)]
+    return Row(f"a tier of {IN_TIER:,} records", {"tick": seconds[1:]})
+
+
+def _fill_tier(world: World, topic: str) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": world.bootstrap, "linger.ms": 50})
+    for number in range(IN_TIER):
+        while True:
+            try:
+                producer.produce(topic, value=b"{}", partition=number % 4)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    producer.flush(60)
+
+
+def _plan_all(world: World, ledger: Ledger, stream: Stream, topic: str) -> None:
+    kafka, planned = world.kafka(), 0
+    while slices := plan_tier(ledger, kafka, stream, topic, datetime.now(UTC)).slices:
+        planned += sum(piece.offsets for piece in slices)
+    if planned != IN_TIER:
+        raise RuntimeError(f"{planned:,} of {IN_TIER:,} records were planned")
 
 
 def _ledger(world: World, stream: Stream, plans: int) -> Ledger:

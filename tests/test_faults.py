@@ -484,8 +484,9 @@ def test_a_lake_that_cannot_be_written(ours: Ours) -> None:
     found = ("found: Generic LocalFileSystem error: ", "_delta_log: Not a directory")
     for text in (str(held.path("raw")), *found, "remedy: see that HIGHWATER_LAKE"):
         assert text in told
-    told_again = ours.command("status", "orders")
-    assert told_again.exit_code == TEMPORARY, told_again.output
+    asked = ours.command("explain", key)
+    assert asked.exit_code == TEMPORARY, asked.output
+    assert "_delta_log: Not a directory" in asked.output
     held.path("raw").unlink()
     ours.repaired()
     held.see_whole()
