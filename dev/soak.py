@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -173,6 +174,7 @@ class Soak:
         assert dagster is not None
         deadline, told = time.monotonic() + self.ordeal.settle, -1
         while left := self._left(dagster.ask, stack.bootstrap):
+            self._release()
             if time.monotonic() > deadline:
                 raise TooSlowError(
                     "not everything was settled in time", found="; ".join(left), remedy=f"read {self.home / 'logs'}"
@@ -188,6 +190,13 @@ class Soak:
         lacking = {key: None for states in known.values() for key in sorted(states.planned - states.materialised)}
         unread = [stream for stream in STREAMS if not is_covered(bootstrap, self.lake, stream)]
         return [*lacking, *unread, *([] if lacking or unread else self._unsent())]
+
+    def _release(self) -> None:
+        """Do what a person does who sees that slices were given up because their workers were killed that often."""
+        given_up = Ledger(self._settings.ledger_url).given_up
+        for one in [one for stream in STREAMS for one in given_up.open(stream)]:
+            given_up.release(one.slice_key, by="soak", because="its workers were killed", now=datetime.now(UTC))
+            self._tell(f"{one.text}: let go on")
 
     def _unsent(self) -> list[str]:
         """What waits to be sent to the topics of accepted events."""
