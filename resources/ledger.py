@@ -379,7 +379,9 @@ class Ledger:
     def ever_published(self, stream: str) -> bool:
         """Whether any reject of a stream was ever published."""
         table = schema.publications
-        query = select(table.c.slice_key).where(table.c.stream == stream, table.c.sent > 0).limit(1)
+        # What was sent to the topic of accepted events is kept under that topic's name, which has no @.
+        of_slice = table.c.slice_key.contains("@", autoescape=True)
+        query = select(table.c.slice_key).where(table.c.stream == stream, of_slice, table.c.sent > 0).limit(1)
         with self._reading() as connection:
             return connection.execute(query).first() is not None
 
