@@ -178,17 +178,16 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
         kafka.offsets_at("absent-time", 0)
     with pytest.raises(DependencyAwayError):
         list(kafka.read("absent-read", {0: OffsetRange(0, 1)}, seconds=3))
-    for name in ("absent-spark", "control-spark"):
-        patient = {"kafkaConsumer.pollTimeoutMs": "2000", "kafka.default.api.timeout.ms": "4000"}
-        wished = {"kafka.allow.auto.create.topics": "true"} if name == "control-spark" else {}
-        options = {**kafka.spark_options(), **patient, **wished}
-        asked: Any = SimpleNamespace(spark=spark, kafka=SimpleNamespace(spark_options=lambda told=options: told))
-        with pytest.raises(Exception, match=name):
-            raw._one_read(asked, name, {0: OffsetRange(0, 1)}).collect()
+    # Spark's driver asks for the ends by an admin client, which creates nothing; so no task comes to consume.
+    short = {"kafka.default.api.timeout.ms": "4000", "kafka.request.timeout.ms": "3000"}
+    options = {**kafka.spark_options(), **short}
+    asked: Any = SimpleNamespace(spark=spark, kafka=SimpleNamespace(spark_options=lambda: options))
+    with pytest.raises(Exception, match="UnknownTopicOrPartition"):
+        raw._one_read(asked, "absent-spark", {0: OffsetRange(0, 1)}).collect()
     # A client that does ask for a topic by name, to see that this broker creates one, and how soon.
     admin.list_topics("control", timeout=10)
-    wait_until(lambda: topics() >= {"control", "control-spark"}, 30, "the controls' topics")
-    assert topics() == {"control", "control-spark"}
+    wait_until(lambda: "control" in topics(), 30, "the control's topic")
+    assert topics() == {"control"}
 
 
 def test_a_broker_that_is_away_is_told_within_seconds() -> None:
