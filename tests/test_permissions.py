@@ -67,7 +67,8 @@ def allow(bootstrap: str, kind: str, name: str, *operations: str) -> None:
         )
         for operation in operations
     ]
-    for future in AdminClient({"bootstrap.servers": bootstrap}).create_acls(rules).values():
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # it lives until its answers are there
+    for future in admin.create_acls(rules).values():
         future.result(10)
 
 
