@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up cluster test test-crashes test-fast soak soak-producer bench lint format lock jars-lock clean
+.PHONY: help setup demo up cluster test test-fast test-long soak soak-producer bench lint format lock jars-lock clean
 
 help: ## Show what can be done
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -23,8 +23,16 @@ up: setup ## Broker, Spark, Dagster's UI and daemon, generator, until Ctrl-C
 # Each worker has a broker and a Spark driver of its own; what waits for one of them leaves the core to the other.
 WORKERS ?= 2
 
-test: lint ## Everything that CI runs: lint, types, all tests
-	$(RUN) pytest -n $(WORKERS) --dist worksteal --durations 40
+TEST := pytest -n $(WORKERS) --dist worksteal --durations 40
+
+test: lint ## What CI runs: lint, types, and all tests but the longest
+	$(RUN) $(TEST) -m "not long"
+
+test-fast: setup ## The tests that need no JVM and little time
+	$(RUN) $(TEST) -m "not slow"
+
+test-long: setup ## What `make test` leaves out: long series of processes killed, whole stacks, a soak
+	$(RUN) $(TEST) -m long
 
 soak: setup ## A million faulty records while 100 processes are killed, then each is accounted for: an hour or two
 	@$(RUN) dev.soak $(ARGS)
@@ -34,12 +42,6 @@ soak-producer: setup ## Producers for minutes while brokers are killed, hang and
 
 cluster: setup ## Three brokers that form one cluster, until Ctrl-C
 	@$(RUN) dev.cluster $(ARGS)
-
-test-crashes: setup ## The long series of processes that are killed at named points
-	$(RUN) pytest tests/test_crashes.py tests/test_crashes_daemon.py
-
-test-fast: setup ## The tests that take no slice through Spark
-	$(RUN) pytest -n $(WORKERS) -m "not slow"
 
 bench: setup ## Measure, and write docs/benchmarks.md
 	@$(RUN) bench $(ARGS)

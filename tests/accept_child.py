@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +55,3 @@ def _arm(point: str | None, sign: signal.Signals, tables: Tables) -> None:
     vars(tables.ledger)["record_publication"] = recording
     setattr(sent.Book, "write_down", writing)  # noqa: B010 - a method, which an assignment may not replace
     setattr(sent.Book, "settle", settling)  # noqa: B010
-
-
-if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))

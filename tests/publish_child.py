@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -114,7 +112,3 @@ def _arm(point: str | None, sign: signal.Signals, ledger: Ledger) -> None:
             Dying.die("recorded")
 
     vars(ledger)["record_publication"] = recording
-
-
-if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))

@@ -6,14 +6,16 @@ Expected values are computed here from the records that were sent, never by the 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +239,17 @@ def quick(patch: pytest.MonkeyPatch, seconds: float) -> None:
     patch.setattr(spark, "RETRIES", 2)
 
 
+# What children are made of, each loaded once for all of them.
+CHILDREN = ["tests.crash_child", "tests.publish_child", "tests.accept_child", "tests.test_outbox"]
+
+
+def forkserver() -> Any:
+    """Forks children from a process that has loaded everything and started nothing."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(CHILDREN)
+    return found
+
+
 @dataclass
 class Children:
     """Processes of a module that do one task, each killed or stopped at a point of it, or not at all.
@@ -249,23 +262,36 @@ class Children:
     module: str
     task: dict[str, Any]
 
-    def start(self, point: str | None = None, sign: signal.Signals = signal.SIGKILL) -> subprocess.Popen[bytes]:
-        told = json.dumps({**self.task, "point": point, "sign": sign.value})
-        return subprocess.Popen([sys.executable, "-m", self.module, told])
+    def start(self, point: str | None = None, sign: signal.Signals = signal.SIGKILL) -> BaseProcess:
+        task = {**self.task, "point": point, "sign": sign.value}
+        child: BaseProcess = forkserver().Process(target=_run_child, args=(self.module, task))
+        child.start()
+        return child
 
-    def end(self, point: str | None = None) -> int:
-        return self.start(point).wait(120)
+    def end(self, point: str | None = None) -> int | None:
+        return _ended(self.start(point))
 
-    def stop_and_overtake(self, point: str, see: Callable[[], None]) -> int:
+    def stop_and_overtake(self, point: str, see: Callable[[], None]) -> int | None:
         """One stands still at the point while another does the task, and goes on then: how it ends."""
         stopped = self.start(point, signal.SIGSTOP)
-        wait_until(lambda: _state(stopped.pid) == "T", 60, "the stop")
+        assert stopped.pid is not None
+        pid = stopped.pid
+        wait_until(lambda: _state(pid) == "T", 60, "the stop")
         assert self.end() == 0
         see()
-        os.kill(stopped.pid, signal.SIGCONT)
-        ended = stopped.wait(120)
+        os.kill(pid, signal.SIGCONT)
+        ended = _ended(stopped)
         see()
         return ended
+
+
+def _run_child(module: str, task: dict[str, Any]) -> None:
+    sys.exit(import_module(module).main(task))
+
+
+def _ended(child: BaseProcess) -> int | None:
+    child.join(120)
+    return child.exitcode
 
 
 def _state(pid: int) -> str:

@@ -7,7 +7,6 @@ table against the topic (`tests.crash_support`).
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -25,6 +24,7 @@ from dev.processes import wait_until
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
 from tests.crash_support import PARTITIONS, TABLES, Deployment
+from tests.support import forkserver
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
@@ -33,7 +33,14 @@ if TYPE_CHECKING:
 # The minute or two that a test takes was seen to become twenty on a machine with ten runnable processes a core.
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
 
-KILLS = 5
+
+def series_of(name: str, short: Sequence[object], long: Sequence[object]) -> pytest.MarkDecorator:
+    """Two lengths of a test; the longer one belongs to `make test-long`."""
+    return pytest.mark.parametrize(
+        name, [pytest.param(short, id="short"), pytest.param(long, id="long", marks=pytest.mark.long)]
+    )
+
+
 # Seen: 15 s for a child that takes one slice on a machine with a load of 10 a core.
 LONGEST = 480
 SIGKILLED = -signal.SIGKILL
@@ -48,20 +55,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnect]:
         yield started
 
 
-@pytest.fixture(scope="module")
-def context() -> Any:
-    """Children are forked from a process that has loaded everything and started nothing."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["tests.crash_child"])
-    return found
-
-
 @dataclass
 class Series:
     """Children over one deployment."""
 
     deployment: Deployment
-    context: Any
     server: SparkConnect | None = None
     children: list[tuple[BaseProcess, Path]] = field(default_factory=list)
 
@@ -75,7 +73,7 @@ class Series:
         )
         if self.server is not None:
             made = replace(made, ui=self.server.ui_url, server=self.server.pid)
-        child = self.context.Process(target=crash_child.main, args=(made,))
+        child = forkserver().Process(target=crash_child.main, args=(made,))
         child.start()
         self.children.append((child, folder))
         return len(self.children) - 1
@@ -131,22 +129,22 @@ class Series:
 
 
 @pytest.fixture
-def series(topic: TopicFactory, bootstrap: str, tmp_path: Path, context: Any, server: SparkConnect) -> Iterator[Series]:
+def series(topic: TopicFactory, bootstrap: str, tmp_path: Path, server: SparkConnect) -> Iterator[Series]:
     """Children that are clients of the Connect server."""
     made = Deployment.make(topic(partitions=PARTITIONS), tmp_path, bootstrap, {settings.SPARK_REMOTE: server.remote})
-    found = Series(made, context, server)
+    found = Series(made, server)
     yield found
     found.stop()
 
 
 @pytest.fixture
-def local(topic: TopicFactory, bootstrap: str, tmp_path: Path, context: Any) -> Iterator[Series]:
+def local(topic: TopicFactory, bootstrap: str, tmp_path: Path) -> Iterator[Series]:
     """Children that have the driver in their own process."""
     from dev.spark_local import environment, local_conf, write_conf_dir
 
     conf = write_conf_dir(tmp_path, "local", {**local_conf(tmp_path, driver_memory_mb=1024), **SMALL_QUERIES})
     spark = {**environment(conf), settings.SPARK_MASTER: "local[2]"}
-    found = Series(Deployment.make(topic(partitions=PARTITIONS), tmp_path, bootstrap, spark), context)
+    found = Series(Deployment.make(topic(partitions=PARTITIONS), tmp_path, bootstrap, spark))
     yield found
     found.stop()
 
@@ -181,19 +179,20 @@ def see_nothing_committed_to_kafka(deployment: Deployment) -> None:
     assert committed_offsets(Kafka(deployment.bootstrap), deployment.stream.topic) == {}
 
 
-def test_killed_between_plan_and_key_and_between_key_and_run(series: Series, monkeypatch: pytest.MonkeyPatch) -> None:
+@series_of("points", ("plan", "key"), ("plan", "key") * 5)
+def test_killed_between_plan_and_key_and_between_key_and_run(
+    series: Series, monkeypatch: pytest.MonkeyPatch, points: Sequence[str]
+) -> None:
     deployment = series.deployment
-    for number in range(2 * KILLS):
-        point = ("plan", "key")[number % 2]
+    for point in points:
         deployment.send(60)
         before, known = deployment.slices(), deployment.keys_in_dagster()
         keys = series.killed(point=point)["keys"]
         assert [*deployment.slices()] == [*before, *[key for key in keys if key not in before]], "not planned"
         assert deployment.keys_in_dagster() == (known if point == "plan" else [*known, *keys])
-    assert deployment.slices().keys() > set(deployment.keys_in_dagster()) or number % 2
     series.run()
     assert deployment.keys_in_dagster() == [*deployment.slices()]
-    assert len(deployment.slices()) == 2 * KILLS
+    assert len(deployment.slices()) == len(points)
     requested = repaired(deployment, monkeypatch)
     assert sorted(key for keys in requested for key in keys) == sorted(deployment.slices())
     series.run(*requested)
@@ -214,6 +213,9 @@ def repaired(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> list[tu
     return [request.keys for request in tick.requests]
 
 
+# One slice, killed at each step that it comes to.
+STEPS = ("raw:read", "raw:files", "events:logged", "rejects:logged", "current:files")
+
 # Each slice is killed again and again on its way: 5 times in its read, 5 times with data files written and no entry in
 # the log, 5 times with the entry and no event in Dagster.
 CHAINS = (
@@ -225,10 +227,11 @@ CHAINS = (
 )
 
 
-def test_only_the_connect_client_is_killed(series: Series) -> None:
+@series_of("chains", (STEPS,), CHAINS)
+def test_only_the_connect_client_is_killed(series: Series, chains: Sequence[Sequence[str]]) -> None:
     """The server goes on with what the dead client asked for."""
-    keys = planned(series, len(CHAINS))
-    for key, chain in zip(keys, CHAINS, strict=False):
+    keys = planned(series, len(chains))
+    for key, chain in zip(keys, chains, strict=False):
         for point in chain:
             found = series.killed([key], point=point, victim="client", tables=up_to(series.deployment, key, point))
             see_reached(series.deployment, key, point, found)
@@ -262,13 +265,10 @@ def see_reached(deployment: Deployment, key: str, point: str, evidence: dict[str
         assert key in deployment.proofs(table)
 
 
-# One slice, killed at each step that it comes to.
-STEPS = ("raw:read", "raw:files", "events:logged", "rejects:logged", "current:files")
-
-
-def test_the_driver_in_the_worker_is_killed(local: Series) -> None:
+@series_of("points", ("raw:files", "events:logged"), STEPS)
+def test_the_driver_in_the_worker_is_killed(local: Series, points: Sequence[str]) -> None:
     keys = planned(local, 2)
-    for point in STEPS:
+    for point in points:
         found = local.killed([keys[0]], point=point, victim="group", tables=up_to(local.deployment, keys[0], point))
         see_reached(local.deployment, keys[0], point, found)
         see_nothing_committed(local.deployment, keys[0], point)
@@ -280,34 +280,32 @@ def see_nothing_committed(deployment: Deployment, key: str, point: str) -> None:
     assert at != "files" or key not in deployment.proofs(table)
 
 
-def test_only_the_connect_server_is_killed(series: Series) -> None:
+@series_of("points", STEPS[1:3], STEPS)
+def test_only_the_connect_server_is_killed(series: Series, points: Sequence[str]) -> None:
     """The clients live on: they fail or try again, on a server that starts anew on the same port."""
     assert series.server is not None
     keys = planned(series, 2)
     # What the client that lives on has made of a table is not made again, save raw's: two slices for its two points.
-    for key, point in zip((keys[0], keys[1], *[keys[1]] * 3), STEPS, strict=True):
+    for number, point in enumerate(points):
+        key = keys[min(number, 1)]
         tables = up_to(series.deployment, key, point)
-        number = series.start([key], point=point, victim="server", tables=tables)
-        wait_until((series.children[number][1] / "evidence").exists, LONGEST, f"{point} of {key}")
+        child = series.start([key], point=point, victim="server", tables=tables)
+        wait_until((series.children[child][1] / "evidence").exists, LONGEST, f"{point} of {key}")
         series.server.kill()
-        see_reached(series.deployment, key, point, series.evidence(number))
+        see_reached(series.deployment, key, point, series.evidence(child))
         see_nothing_committed(series.deployment, key, point)
         series.server.start()
-        assert series.end(number) == 0, series.said(number)
+        assert series.end(child) == 0, series.said(child)
     finished(series, keys)
 
 
-OVERLAPPED = ("events", "rejects", "current")
-LATE = ("raw", "events", "current")
-AT_ONCE = 3
-
-
-def test_a_retry_runs_while_the_server_commits_for_a_dead_client(series: Series) -> None:
+@series_of("overlapped", ("events",), ("events", "rejects", "current"))
+def test_a_retry_runs_while_the_server_commits_for_a_dead_client(series: Series, overlapped: Sequence[str]) -> None:
     """Whoever is first: one split, although the reference table changed between the two."""
     from tests.support import customers
 
-    keys = planned(series, len(OVERLAPPED))
-    for key, table in zip(keys, OVERLAPPED, strict=False):
+    keys = planned(series, len(overlapped))
+    for key, table in zip(keys, overlapped, strict=False):
         customers(series.deployment.lake, ["c1"])
         found = series.killed([key], point=f"{table}:overlap", victim="client")
         assert found["running"]
@@ -321,12 +319,13 @@ def test_a_retry_runs_while_the_server_commits_for_a_dead_client(series: Series)
     series.deployment.see_whole(late=["c2"])
 
 
-def test_the_server_begins_a_commit_of_a_dead_client_after_the_retry(series: Series) -> None:
+@series_of("late", ("events",), ("raw", "events", "current"))
+def test_the_server_begins_a_commit_of_a_dead_client_after_the_retry(series: Series, late: Sequence[str]) -> None:
     """A query whose client was killed was seen to commit 12 s later, over the split of the retry."""
     from tests.support import customers
 
-    keys = planned(series, len(LATE))
-    for key, table in zip(keys, LATE, strict=False):
+    keys = planned(series, len(late))
+    for key, table in zip(keys, late, strict=False):
         customers(series.deployment.lake, ["c1"])
         number = series.start([key], point=f"{table}:late", victim="client")
         folder = series.children[number][1]
@@ -354,7 +353,7 @@ def attempts(deployment: Deployment, key: str) -> list[int]:
 
 def test_two_runs_of_a_slice_at_once(series: Series) -> None:
     """Two processes begin each slice together; one commits, the other takes its split over."""
-    keys = planned(series, AT_ONCE)
+    keys = planned(series, 2)
     folder = series.deployment.home / "peers"
     folder.mkdir()
     batches = [[key] for key in keys]

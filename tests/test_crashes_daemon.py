@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.conftest import TopicFactory
 
 # The minute or two that a test takes was seen to become twenty on a machine with ten runnable processes a core.
-pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.crash, pytest.mark.timeout(1800)]
 
 SLICES = 6
 # Seen: 100 s on a quiet machine of 2 cores.

@@ -333,7 +333,7 @@ def descendants_of(marker: str) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interruption_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
     home = tmp_path / "demo"
     demo = subprocess.Popen(

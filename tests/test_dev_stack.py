@@ -155,7 +155,7 @@ def test_definitions_that_do_not_load_are_told_in_dagsters_words(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_make_up_leaves_nothing_behind_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
     environment = {**os.environ, settings.HOME: str(tmp_path / "home")}
     said = (tmp_path / "said").open("w+")

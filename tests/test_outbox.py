@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -20,10 +19,11 @@ from resources.outbox import ID_HEADER, Outbox
 from resources.producer import Outcome, Record, ReliableProducer
 from resources.producer_properties import producer_properties
 from tests.conftest import TopicFactory
-from tests.support import read_topic
+from tests.support import forkserver, read_topic
 
 NOBODY = Kafka("127.0.0.1:1")
-KILLS = 20
+# The longer series is of `make test-long`.
+SERIES = pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
 RECORDS = 3000
 RECORD = Record("t", b"k", b"v")
 
@@ -112,17 +112,18 @@ def test_what_arrived_can_be_forgotten_and_numbers_are_not_given_out_twice(
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.timeout(900)
-def test_killed_twenty_times_every_id_is_there_once_and_only_those_are_ticked(
-    bootstrap: str, topic: TopicFactory, tmp_path: Path
+@SERIES
+def test_whatever_is_killed_every_id_is_there_once_and_only_those_are_ticked(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path, kills: int
 ) -> None:
     name, file = topic(partitions=3), tmp_path / "outbox.sqlite"
     chance = random.Random(7)
-    context = multiprocessing.get_context("spawn")
+    context = forkserver()
     box = Outbox(file, Kafka(bootstrap))
     box.put((f"id-{n}", Record(name, b"k%d" % (n % 50), b"%d" % n)) for n in range(RECORDS))
     box.close()
     killed_amid = untold = 0
-    for number in range(KILLS):
+    for number in range(kills):
         ready = tmp_path / f"ready-{number}"
         child = context.Process(target=work, args=(file, bootstrap, ready))
         child.start()
@@ -142,7 +143,7 @@ def test_killed_twenty_times_every_id_is_there_once_and_only_those_are_ticked(
         if len(standing) > RECORDS // 2:  # more of them, so that there is something to kill at
             box.put((f"id-{number}-{n}", Record(name, b"k%d" % (n % 50), b"x")) for n in range(RECORDS // 2))
         box.close()
-    assert killed_amid >= KILLS // 2
+    assert killed_amid >= kills // 2
     assert untold >= 1, "nothing had arrived whose tick was lost: there was nothing to find out"
     work(file, bootstrap, tmp_path / "last")
     box = Outbox(file, Kafka(bootstrap))
@@ -179,15 +180,15 @@ def generate_some(bootstrap: str, home: Path, name: str, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.timeout(900)
-def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
-    bootstrap: str, topic: TopicFactory, tmp_path: Path
+@SERIES
+def test_a_generator_that_is_killed_has_every_id_in_the_topic_once(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path, kills: int
 ) -> None:
     name = topic(partitions=SOURCES["orders"].partitions)
     chance = random.Random(11)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.test_outbox"])
+    context = forkserver()
     untold = 0
-    for number in range(KILLS):
+    for number in range(kills):
         before = len(ids(bootstrap, name))
         child = context.Process(target=generate_some, args=(bootstrap, tmp_path, name, number))
         child.start()
@@ -205,8 +206,8 @@ def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
         assert set(ticked) <= set(standing), "ticked, and not in the topic"
         untold += len(standing) > len(ticked)
         box.close()
-    assert untold >= KILLS // 4
-    generate_some(bootstrap, tmp_path, name, KILLS)
+    assert untold >= kills // 4
+    generate_some(bootstrap, tmp_path, name, kills)
     box = Outbox(outbox_file(tmp_path, name), Kafka(bootstrap))
     assert box.waiting() == []
     assert sorted(box.ticked()) == sorted(ids(bootstrap, name))

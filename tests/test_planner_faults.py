@@ -353,8 +353,9 @@ PLAN = """
 """
 
 
-def test_two_planners_at_once_plan_each_offset_once(scene: Scene) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(PLAN), scene.bootstrap, scene.url, scene.topic, "200"]
+@pytest.mark.parametrize("ticks", [30, pytest.param(200, marks=pytest.mark.long)])
+def test_two_planners_at_once_plan_each_offset_once(scene: Scene, ticks: int) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(PLAN), scene.bootstrap, scene.url, scene.topic, str(ticks)]
     planners = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
     written = Counter[int]()
     partitions, rounds = 1, 0

@@ -23,7 +23,7 @@ COMMANDS = {
     "up",
     "test",
     "test-fast",
-    "test-crashes",
+    "test-long",
     "bench",
     "lint",
     "format",
