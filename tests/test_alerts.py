@@ -96,6 +96,7 @@ def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
     return tick
 
 
+@pytest.mark.slow
 def test_many_ticks_give_one_alert_and_one_recovery(ticking: Callable[..., list[str]]) -> None:
     heard: list[Alert] = []
     for _ in range(100):

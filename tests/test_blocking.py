@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from assets.work import Work
     from highwater.declaration import Stream
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 BLOCKS = replace(ORDERS, checks={"transitions_allowed": Severity.BLOCK})
 
 

@@ -19,6 +19,9 @@ from orchestration.requests import RANGE_END, RANGE_START
 from tests.support import make_stream
 from tests.world import FIRST, World
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 STREAM = make_stream("orders", metrics=ORDERS.metrics)
 
 

@@ -47,6 +47,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_loading_does_nothing_in_an_empty_environment(tmp_path: Path) -> None:
     """I14, with connections and child processes refused."""
     done = subprocess.run(
@@ -208,6 +209,7 @@ def test_one_stream_has_no_part_in_another(defs: dg.Definitions) -> None:
         }
 
 
+@pytest.mark.slow
 def test_the_workspace_names_the_module_that_dagster_dev_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`working_directory` is relative to the current folder, and `dagster dev` ignores workspace.yaml by itself."""
     file = REPOSITORY / "workspace.yaml"

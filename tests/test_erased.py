@@ -28,6 +28,9 @@ from resources.ledger import Ledger
 from tests.test_erasing import Committed
 from tests.world import FIRST, NOON, RETRIED, STREAM, World, piece
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 NOTHING = cast("Any", None)
 KAFKA = cast("Any", SimpleNamespace(groups=list))
 O5 = digest_of(b"o5")

@@ -37,6 +37,9 @@ from resources.ledger import Ledger
 from tests.support import Bench, Message, order_message
 from tests.world import FIRST, NOON, RETRIED, STREAM, Served, World, piece
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 NOW = datetime.now(UTC)
 O1 = hashlib.sha256(b"o1").hexdigest()
 

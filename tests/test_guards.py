@@ -151,6 +151,7 @@ def test_an_answer_begins_the_count_again(thing: Thing) -> None:
         assert thing.work() == "done"
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.sampled_from(["fails", "answers", "cools"]), max_size=30))
 def test_it_does_what_a_counter_and_a_flag_would(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:

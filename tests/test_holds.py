@@ -137,6 +137,7 @@ STEP: st.SearchStrategy[tuple[str, set[str], str]] = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.integers(1, 8), st.permutations(KEYS), st.lists(STEP, max_size=25), st.booleans())
 def test_whatever_runs_nothing_passes_a_held_slice_and_all_completes_when_it_is_mended(

@@ -284,6 +284,7 @@ FIRST_USE = """
 """
 
 
+@pytest.mark.slow
 def test_several_processes_may_be_the_first_to_use_a_ledger(url: str) -> None:
     assert outputs(*[python(FIRST_USE, url) for _ in range(6)]) == ["{}\n"] * 6
 

@@ -455,6 +455,7 @@ def test_a_writer_that_was_overtaken_writes_nothing_and_looks_again(measured: Me
     measured.see()
 
 
+@pytest.mark.slow
 def test_an_overtaken_writer_gives_up_in_the_end(measured: Measured, tmp_path: Path) -> None:
     other = Ledger(f"sqlite:///{tmp_path / 'other.sqlite'}")
     measured.decide(0, Event("o1", 1, 0))
@@ -471,6 +472,7 @@ def test_an_overtaken_writer_gives_up_in_the_end(measured: Measured, tmp_path: P
     assert len(overtakings) == metrics.TRIES
 
 
+@pytest.mark.slow
 def test_many_events_are_asked_for_in_parts(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "MOST_EVENTS", 3)
     monkeypatch.setattr(metrics, "MOST_SPANS", 1)
@@ -600,7 +602,7 @@ class History(RuleBasedStateMachine):
             self.look()
 
 
-TestHistory = History.TestCase
+TestHistory = pytest.mark.slow(History.TestCase)
 TestHistory.settings = settings(
     max_examples=15, stateful_step_count=10, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -89,6 +89,7 @@ events = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(events, st.integers(1, 30), st.integers(1, 4), st.integers(1, 12))
 def test_every_stable_offset_is_planned_once_and_none_beyond(

@@ -29,6 +29,9 @@ from resources.kafka import Kafka
 from tests.support import make_stream, order
 from tests.world import FIRST, ID, NOON, RETRIED, TIER, Place, World, piece
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 STREAM = make_stream("orders", metrics=ORDERS.metrics)
 
 TILE, PLANNED, GAPS = "slices_tile", "offsets_as_planned", "gaps_explained"

@@ -25,6 +25,9 @@ from resources.kafka import Kafka, PartitionState, TopicState
 from tests.test_topic_rules import OF_BROKER, SETTINGS
 from tests.world import NOON, STREAM, TIER, Served, World
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 BROKERS = [1, 2, 3]
 
 

@@ -33,6 +33,9 @@ from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
 from tests.accepted import NOON, Broken, Event, Log, Sent, Tables, said
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:

@@ -105,6 +105,7 @@ def test_slices_are_asked_for_up_to_the_first_that_is_not_done_and_a_run_sends_t
     assert line == f"sent to orders.accepted up to {pieces[1].key}: 4 sent, 0 second delivery, 0 retracted"
 
 
+@pytest.mark.slow
 def test_what_changed_and_what_came_back_follows(scene: Scene) -> None:
     tier = scene.tables.stream.tier_topics[0]
     first = scene.plan(0, minute=0, p0=(0, 2))

@@ -20,6 +20,9 @@ from orchestration.requests import RETRY, first_requests
 from orchestration.ticks import run_requests
 from tests.support import make_stream
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 STREAM = make_stream("orders")
 TIER = STREAM.tier_topics[0]
 # More than a page of the queue, 100, so that a new slice stands on a later one than all of the first.

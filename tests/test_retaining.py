@@ -42,6 +42,9 @@ from resources.upkeep import Stock
 from tests.test_erasing import Committed
 from tests.world import FIRST, NOON, RETRIED, STREAM, World
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 NOTHING = cast("Any", None)
 KAFKA = cast("Any", SimpleNamespace(groups=list))
 AGE = timedelta(days=30)

@@ -22,6 +22,9 @@ from resources.breakers import Judgement
 from tests.accepted import NOON, Broken, Event
 from tests.test_publishing import Scene, scene
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 __all__ = ["scene"]
 
 

@@ -33,6 +33,9 @@ from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.support import make_stream
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 NOW = datetime.now(UTC)
 STREAM = make_stream("orders")
 DAY = timedelta(days=1)

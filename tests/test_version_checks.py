@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 
     from highwater.proof import Proof
 
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
 LATER: dict[str, Any] = {"event_time": BEGIN + timedelta(hours=1)}
 ERROR, WARN = Severity.ERROR, Severity.WARN
 
