@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assets import event_json
+from assets.origins import MICROSECONDS
 from highwater.envelope import ORIGIN, Origin
 from highwater.publishing import Copy, Known
 from resources.lake import query_arrow, slice_is_one_of
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from highwater.proof import Proof
     from highwater.slices import Slice
 
-MICROSECONDS = "arrow_cast(origin_timestamp, 'Int64') AS origin_us"
 _ORIGIN = ", ".join(ORIGIN)
 _SAME = " AND ".join(f"x.{name} = y.{name}" for name in ("key", "version", "event_time"))
 
@@ -58,7 +58,7 @@ class Twice:
         if not len(query_arrow({"e": self.events}, f"WITH {self._twice} SELECT 1 FROM twice LIMIT 1")):
             return []
         rows = query_arrow({"e": self.events}, self._question)
-        prints = event_json.fingerprints(event_json.values(self.stream, rows).to_pylist())
+        prints = event_json.fingerprints(event_json.values(self.stream, rows))
         origins = [*map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))]
         slices, us = rows["slice"].to_pylist(), rows["origin_us"].to_pylist()
         place = {piece.key: at for at, piece in enumerate(self.pieces)}

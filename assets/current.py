@@ -157,12 +157,9 @@ def _event_rows(work: Work, decided: Standing) -> DataFrame:
 
 def _names(work: Work, name: str, version: int | None = None) -> list[str]:
     """The columns of a table, read without a JVM."""
-    table = work.lake.table(work.stream.name, name)
-    if table is None:
-        return []
-    if version is not None:
-        table.load_as_version(version)
-    return [column.name for column in table.schema().fields]
+    lake, stream = work.lake, work.stream.name
+    table = lake.table(stream, name) if version is None else lake.table_at(stream, name, version)
+    return [] if table is None else [column.name for column in table.schema().fields]
 
 
 def columns_of(stream: Stream) -> list[str]:

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 from assets import rejects
 from assets.commit import Clock, Standing, commit_lock, reports, require_newer
 from assets.dlq_sending import Alike, Reject, Sending
-from assets.events import ORIGIN_COLUMNS, require
+from assets.events import ORIGIN_COLUMNS, require, see_held
 from assets.origins import DLQ as TABLE
-from assets.origins import covering
+from assets.origins import MICROSECONDS, covering
 from assets.reclaims import NUMBER, counted
 from assets.references import came_as, originals_of
 from assets.work import SliceReport, Work, uncollected
 from highwater.envelope import MOST_DETAIL, ORIGIN, Envelope, Reference
-from highwater.errors import ConfigurationError, DependencyAwayError, SupersededAttemptError, UnbalancedError
+from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
 from highwater.portions import cuts
 from resources.dlq_topics import Shape, ensure
-from resources.lake import count_in, query_arrow, slice_is_one_of
+from resources.lake import count_in, proofs_in, query_arrow, slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import create_table, replace_slices, rows_at
 from resources.transactions import Mark, Transactions
@@ -59,9 +59,8 @@ BYTES_A_TRANSACTION = 16 * 1024 * 1024
 # So many are read at once, of as many bytes: each reading opens the slice's files again.
 RECORDS_A_READ = 20_000
 _ORDER = ", ".join(ORIGIN)
-# The timestamp as a number: a producer's clock may name a year that Python's times do not know.
 _RECORD = (
-    f"slice, {_ORDER}, arrow_cast(origin_timestamp, 'Int64') AS origin_us, coalesce(retries, 0) AS retries, reason, "
+    f"slice, {_ORDER}, {MICROSECONDS}, coalesce(retries, 0) AS retries, reason, "
     "detail, next_topic, first_failed_at, key, value, headers"
 )
 
@@ -122,15 +121,15 @@ def _publish(work: Work, piece: Slice, decision: Proof, topics: Mapping[str, Sha
     with uncollected(), Transactions(work.kafka, name, parked, most_bytes=least) as transactions:
         mark = transactions.mark()
         # From now on no other run publishes the slice. One that did may have sent records elsewhere than rejects told.
-        version = _still_decided(work, piece, decision)
-        waiting = _Waiting(work, piece, version)
+        table = _still_decided(work, piece, decision)
+        waiting = _Waiting(work, piece, table)
         _see_whole(piece, decision, waiting.rejects)
         sent = _sent(work, piece, decision, mark)
         total = len(waiting)
         _record_sent(work, piece, decision, sent)
         if sent < total:
             work.log(f"{piece.key}: publishing {total - sent:,} of {total:,} rejects")
-        sending = Sending(work, decision, version, topics, transactions)
+        sending = Sending(work, decision, table.version(), topics, transactions)
         for portion in waiting.portions(sent):
             before, sent = Mark(decision.attempt, sent, piece.identity), sent + len(portion)
             sending.send(portion, before, replace(before, sent=sent))
@@ -139,21 +138,25 @@ def _publish(work: Work, piece: Slice, decision: Proof, topics: Mapping[str, Sha
     return total, sending.version
 
 
-def _still_decided(work: Work, piece: Slice, decision: Proof) -> int:
-    """The version of rejects in which the decision stands.
+def _still_decided(work: Work, piece: Slice, decision: Proof) -> DeltaTable:
+    """Rejects as they are now, with the decision in them; what is read of them from here on is of this version.
 
     Raises:
+        TemporaryError: rejects do not hold the slice any more.
         SupersededAttemptError: another run decided the slice anew.
+        DependencyAwayError: the table is gone, or could not be read.
     """
-    standing = require(replace(work, slices=[piece]), rejects.TABLE)
-    if standing.attempt(piece.key) != decision.attempt:
+    table = work.lake.table_at(work.stream.name, rejects.TABLE)
+    held = proofs_in(table, [piece.key])
+    see_held(work, rejects.TABLE, [piece.key], held)
+    if held[piece.key].attempt != decision.attempt:
         raise SupersededAttemptError(
             f"{piece.key} was decided anew while it was to be published",
             stored=f"attempt {decision.attempt}",
-            found=f"attempt {standing.attempt(piece.key)}",
+            found=f"attempt {held[piece.key].attempt}",
             remedy="nothing: the run that decided it publishes it",
         )
-    return standing.version
+    return table
 
 
 def _see_whole(piece: Slice, decision: Proof, found: int) -> None:
@@ -203,9 +206,8 @@ def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
 class _Waiting:
     """The rejects of a slice that no publication of an earlier decision holds, in the order of their origins."""
 
-    def __init__(self, work: Work, piece: Slice, version: int) -> None:
-        self._piece = piece
-        self._table = _at(work, rejects.TABLE, version)
+    def __init__(self, work: Work, piece: Slice, table: DeltaTable) -> None:
+        self._piece, self._table = piece, table
         mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
         # `octet_length` takes text alone here.
         size = "CAST(coalesce(octet_length(encode(value, 'hex')), 0) / 2 AS BIGINT)"
@@ -316,17 +318,6 @@ def _places(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
 def _copies(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """What is published once: an origin, anew each time that it was taken back."""
     return zip(*(rows[name].to_pylist() for name in (*ORIGIN, NUMBER)), strict=True)
-
-
-def _at(work: Work, name: str, version: int) -> DeltaTable:
-    """A table as one version has it, opened without a JVM."""
-    table = work.lake.table(work.stream.name, name)
-    if table is None:
-        raise DependencyAwayError(
-            f"the table {name} of {work.stream.name} is gone", remedy="restore it, or materialise the slice from raw on"
-        )
-    table.load_as_version(version)
-    return table
 
 
 def _names_of(table: DeltaTable) -> set[str]:

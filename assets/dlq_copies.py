@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN
+from highwater.envelope import ORIGIN, ORIGIN_TYPES
 from resources.small_tables import storage
 
 if TYPE_CHECKING:
@@ -43,10 +43,7 @@ def schema() -> pa.Schema:
     time = pa.timestamp("us", tz="UTC")
     return pa.schema(
         [
-            ("origin_topic", pa.string()),
-            ("origin_generation", pa.int32()),
-            ("origin_partition", pa.int32()),
-            ("origin_offset", pa.int64()),
+            *ORIGIN_TYPES,
             ("origin_ms", pa.int64()),
             ("attempt", pa.int32()),
             (NUMBER, pa.int32()),

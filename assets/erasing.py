@@ -156,9 +156,7 @@ def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
 
 def _from_raw(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
     standing = Standing.read(work, raw.TABLE)
-    table = work.lake.table(work.stream.name, raw.TABLE)
-    assert table is not None, "the slices' proofs were just read there"
-    table.load_as_version(standing.version)
+    table = work.lake.table_at(work.stream.name, raw.TABLE, standing.version)
     where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(work.keys)}"
     counted = query(table, f"SELECT slice, count(*) AS n FROM t WHERE {where} GROUP BY slice")
     gone = {str(row["slice"]): int(str(row["n"])) for row in counted}
@@ -197,9 +195,7 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[s
     if not open_:
         return dict(standing.proofs)
     attempts = work.ledger.next_attempts(open_)
-    table = work.lake.table(work.stream.name, events.TABLE)
-    assert table is not None, "the slices' proofs were just read there"
-    table.load_as_version(standing.version)
+    table = work.lake.table_at(work.stream.name, events.TABLE, standing.version)
     spans = _spans(table, digest, open_)
     pieces = {piece.key: piece for piece in work.slices}
     proofs = []

@@ -7,7 +7,6 @@ docs/published.md is the contract for readers; a change of what is written here 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +44,9 @@ def keys(rows: pa.Table) -> pa.Array:
     return pc.cast(pc.cast(rows["key"].combine_chunks(), pa.string()), pa.binary())
 
 
-def fingerprints(values: Iterable[bytes]) -> list[str]:
+def fingerprints(values: pa.Array) -> list[str]:
     """What tells one content from another; the key is made of fields, so it needs no part in it."""
-    return [sha256(value).hexdigest()[:FINGERPRINT_DIGITS] for value in values]
+    return [sha256(value).hexdigest()[:FINGERPRINT_DIGITS] for value in values.to_pylist()]
 
 
 def _written(field: Field, column: Any) -> Any:

@@ -114,13 +114,21 @@ def require(work: Work, table: str) -> Standing:
         TemporaryError: a slice is not in it.
     """
     standing = Standing.read(work, table)
-    missing = [key for key in work.keys if key not in standing.proofs]
-    if missing:
+    see_held(work, table, work.keys, standing.proofs)
+    return standing
+
+
+def see_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, Proof]) -> None:
+    """See that slices stand in an upstream table, by the proofs that were read there.
+
+    Raises:
+        TemporaryError: one does not.
+    """
+    if missing := [key for key in keys if key not in held]:
         raise TemporaryError(
             f"{work.stream.name}/{table} does not hold {', '.join(missing)}",
             remedy=f"materialise {work.stream.name}/{table} for these slices first",
         )
-    return standing
 
 
 def _undecidable(read: Standing, keys: Sequence[str], standing: Standing) -> dict[str, str]:

@@ -94,9 +94,7 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
     # Metrics first: whoever commits after what was read here has read events that are no older.
     table = opened(path, schema(work.stream), described(work.stream))
     decided = events.require(work, events.TABLE)
-    source = work.lake.table(work.stream.name, events.TABLE)
-    assert source is not None, "the slices' proofs were just read there"
-    source.load_as_version(decided.version)
+    source = work.lake.table_at(work.stream.name, events.TABLE, decided.version)
     standing = Standing(proofs_in(table, work.keys), table.version())
     require_newer(decided.proofs, {key: standing.attempt(key) for key in work.keys})
     # A table without a row takes in all slices that were decided before it came.

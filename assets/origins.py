@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from assets.work import Work
     from highwater.slices import Slice
 
+# The timestamp of an origin as a number: a producer's clock may name a year that Python's times do not know.
+MICROSECONDS = "arrow_cast(origin_timestamp, 'Int64') AS origin_us"
 # The table of what was published.
 DLQ = "dlq"
 # The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.

@@ -1,6 +1,6 @@
 """What a batch of slices sends: its events in order, each judged by what became of its origin before.
 
-What belongs here: reading events in portions, and what becomes of each. What does not: the rules
+What belongs here: reading events window by window, and what becomes of each. What does not: the rules
 (`highwater.publishing`), keeping what became of them (`assets.sent`), sending (`assets.published`). Nothing here needs
 a JVM.
 """
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from assets import event_json, reclaims
-from assets.copies import MICROSECONDS, Twice, fields_of
-from assets.origins import covering
-from assets.sent import INCOMPLETE, SENDING, schema
+from assets import event_json, reclaims, rejects
+from assets.copies import Twice, fields_of
+from assets.origins import MICROSECONDS, covering
+from assets.sent import SENDING, complete, schema
 from assets.window import Window
 from assets.window import schema as window_schema
 from highwater.envelope import ORIGIN, Origin
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from assets.sent import Book
-    from highwater.declaration import Stream
+    from assets.work import Work
     from highwater.proof import Proof
     from highwater.slices import Slice
 
@@ -44,22 +44,18 @@ class Batch:
     """Slices that are published together, read from one version of events.
 
     Args:
-        stream: its declaration.
+        work: the connections.
         events: the table, at that version.
-        rejects: the table, for the keys of what is retracted; None if there is none.
         book: what became of events before.
         pieces: the slices, in the order of publication.
         decisions: their proofs in events.
-        accepted: slices of which a person allows that what was sent is retracted, with the time.
     """
 
-    stream: Stream
+    work: Work
     events: DeltaTable
-    rejects: DeltaTable | None
     book: Book
     pieces: Sequence[Slice]
     decisions: Mapping[str, Proof]
-    accepted: Mapping[str, datetime] = field(default_factory=dict)
     _held: list[Window] = field(default_factory=list)
 
     @property
@@ -160,19 +156,19 @@ class Batch:
         """Events as records: the columns of a window."""
         import pyarrow as pa
 
-        values = event_json.values(self.stream, rows)
-        prints = event_json.fingerprints(values.to_pylist())
+        values = event_json.values(self.work.stream, rows)
+        prints = event_json.fingerprints(values)
         made = {"key": event_json.keys(rows), "value": values, "fingerprint": pa.array(prints, pa.string())}
         plain = rows.select(["slice", *ORIGIN, "origin_us"])
         return pa.table({**dict(zip(plain.column_names, plain.columns, strict=True)), **made}, schema=window_schema())
 
     def _events(self, where: str) -> pa.Table:
-        columns = f"slice, {_ORIGIN}, {MICROSECONDS}, {fields_of(self.stream, self.events)}"
+        columns = f"slice, {_ORIGIN}, {MICROSECONDS}, {fields_of(self.work.stream, self.events)}"
         asked = f"SELECT {columns} FROM t WHERE proof IS NULL AND {where} ORDER BY {_ORIGIN}"
         return query_arrow({"t": self.events}, asked)
 
     def _cuts(self) -> Iterator[str]:
-        """Conditions that pick the events portion by portion, in their order."""
+        """Conditions that pick the events window by window, in their order."""
         if self.rows <= WINDOW:
             yield slice_is_one_of([piece.key for piece in self.pieces])
             return
@@ -210,13 +206,17 @@ class Batch:
         return Window(rows, [*places], pa.array([places[one] for one in judged], pa.int32()))
 
     @cached_property
+    def _standing(self) -> dict[str, Proof]:
+        """What is published of the slices, in full or in part."""
+        return self.book.standing([piece.key for piece in self.pieces])
+
+    @cached_property
     def _late(self) -> dict[str, Late | None]:
         """Why an event of each slice would be late of which nothing is known."""
-        standing = self.book.standing([piece.key for piece in self.pieces])
-        published = {key for key, proof in standing.items() if proof.attempt != INCOMPLETE}
+        published = complete(self._standing)
         return {
             piece.key: Late.RETRIED
-            if piece.topic != self.stream.topic
+            if piece.topic != self.work.stream.topic
             else (Late.CORRECTED if piece.key in published else None)
             for piece in self.pieces
         }
@@ -239,9 +239,7 @@ class Batch:
     @cached_property
     def _known(self) -> dict[Origin, Known]:
         """What became before of the origins in slices that were published, and in any slice of those that moved."""
-        keys = [piece.key for piece in self.pieces]
-        standing = [*self.book.standing(keys)]
-        found = self.book.known(slice_is_one_of(standing)) if standing else {}
+        found = self.book.known(slice_is_one_of(self._standing)) if self._standing else {}
         if where := self._moved():
             theirs = f"SELECT DISTINCT {_ORIGIN} FROM e WHERE proof IS NULL AND ({' OR '.join(where)})"
             for origin, one in self.book.known_among(self.events, theirs).items():
@@ -252,7 +250,7 @@ class Batch:
 
     def _moved(self) -> list[str]:
         """Conditions that pick the events that another slice may have sent: those of tiers, and those taken back."""
-        tiers = [piece.key for piece in self.pieces if piece.topic != self.stream.topic]
+        tiers = [piece.key for piece in self.pieces if piece.topic != self.work.stream.topic]
         found = [slice_is_one_of(tiers)] if tiers else []
         seen = [piece.key for piece in self.pieces if self.decisions[piece.key].counts.get(reclaims.SEEN)]
         main = [key for key in seen if key not in tiers]
@@ -265,9 +263,9 @@ class Batch:
     @cached_property
     def _again(self) -> set[tuple[str, Origin]]:
         """Events whose content was accepted before, under another origin."""
-        publishes = self.stream.publishes
+        publishes = self.work.stream.publishes
         assert publishes is not None, "only streams that publish have batches"
-        copies = Twice(self.stream, self.events, self.book, self.pieces, self.decisions).copies(self._known)
+        copies = Twice(self.work.stream, self.events, self.book, self.pieces, self.decisions).copies(self._known)
         return second_deliveries(copies, publishes.horizon) if copies else set()
 
     def _retracted(self, seen: set[Origin]) -> Window:
@@ -282,18 +280,30 @@ class Batch:
                 for origin, one in self._known.items()
                 if one.slice_key == piece.key and one.state is State.SENT and origin not in seen
             }
-            allowed = lets_go(self.accepted.get(piece.key), [one.at for one in gone.values()])
+            if not gone:
+                continue
+            allowed = lets_go(self._leaves.get(piece.key), [one.at for one in gone.values()])
             see_none_retracted(piece.key, gone, allowed=allowed)
-            rows += self._retractions(piece, gone) if gone else []
+            rows += self._retractions(piece, gone)
             verdicts += [Judged(State.RETRACTED, gone[one].revision + 1, Late.CORRECTED) for one in sorted(gone)]
         which = pa.array(range(len(rows)), pa.int32())
         return Window(pa.Table.from_pylist(rows, window_schema()), verdicts, which)
 
+    @cached_property
+    def _leaves(self) -> dict[str, datetime]:
+        """Slices of which a person allows that what was sent is retracted, with the time."""
+        found = self.work.ledger.breakers.accepted([piece.key for piece in self.pieces])
+        return {key: one.accepted_at for key, one in found.items()}
+
+    @cached_property
+    def _rejects(self) -> DeltaTable | None:
+        return self.work.lake.table(self.work.stream.name, rejects.TABLE)
+
     def _retractions(self, piece: Slice, gone: Mapping[Origin, Known]) -> list[dict[str, Any]]:
         """The records that retract events, with the keys that these have as rejects."""
-        assert self.rejects is not None, "what is retracted is among the rejects"
+        assert self._rejects is not None, "what is retracted is among the rejects"
         asked = f"SELECT {_ORIGIN}, {MICROSECONDS}, key FROM t WHERE proof IS NULL AND {slice_is_one_of([piece.key])}"
-        rows = {Origin.of_row(row): row for row in query_all({"t": self.rejects}, asked)}
+        rows = {Origin.of_row(row): row for row in query_all({"t": self._rejects}, asked)}
         # What is no reject either was lost by somebody else: that is never told to readers.
         see_none_retracted(piece.key, gone.keys() - rows.keys(), allowed=False)
         return [{**rows[one], "slice": piece.key, "key": rows[one]["key"] or b""} for one in sorted(gone)]

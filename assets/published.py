@@ -10,10 +10,9 @@ down, sent with a mark in each transaction that counts its records, and settled.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from assets import events, rejects, sent
@@ -33,8 +32,6 @@ from resources.producer import Record
 from resources.transactions import Mark, Transactions
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
-
     from highwater.envelope import Header
     from highwater.proof import Proof
     from highwater.slices import Slice
@@ -106,7 +103,7 @@ class _Run:
     decided: Standing
     clock: Clock = field(default_factory=Clock)
     sent_now: Counter[str] = field(default_factory=Counter)
-    version: int = -1
+    book: sent.Book | None = None
 
     def stands(self, key: str, proofs: Mapping[str, Proof]) -> bool:
         """Whether a slice is published as it is decided."""
@@ -121,14 +118,14 @@ class _Run:
         name = f"highwater.pub.{publishes.topic}"
         most = target.room
         with Transactions(work.kafka, name, publishes.topic, most_bytes=most) as transactions:
-            book = sent.Book(work, _topic_id(work, publishes.topic))
+            self.book = book = sent.Book(work, _topic_id(work, publishes.topic))
             last = self._settle(book, transactions.mark())
-            ordered, waits = self._in_order()
+            ordered, waits = self._in_order(book)
+            decided = work.lake.table_at(work.stream.name, events.TABLE, self.decided.version)
             rows = {piece.key: self.decided.proofs[piece.key].rows or 0 for piece in ordered}
             for number, pieces in enumerate(batches(ordered, rows, ROWS_A_BATCH, SLICES_A_BATCH), last + 1):
                 with uncollected():
-                    self._send(book, transactions, target, pieces, number)
-            self.version = book.version
+                    self._send(Batch(work, decided, book, pieces, self.decided.proofs), transactions, target, number)
         if waits is not None:
             raise TemporaryError(
                 f"{waits} is not published yet, and slices that were asked for come after it",
@@ -148,32 +145,17 @@ class _Run:
             book.settle(count, {piece.key: piece for piece in work.ledger.get(keys)})
         return max([batch, *(attempt for attempt, _ in known)])
 
-    def _in_order(self) -> tuple[list[Slice], str | None]:
+    def _in_order(self, book: sent.Book) -> tuple[list[Slice], str | None]:
         work = self.work
-        proofs = sent.proofs(work.lake, work.stream, work.keys)
+        proofs = sent.complete(book.standing(work.keys))
         asked = [piece for piece in work.slices if not self.stands(piece.key, proofs)]
         following = work.ledger.slices(
-            work.stream.name,
-            work.stream.topic,
-            after=sent.last_published(work.lake, work.stream),
-            limit=len(asked) + 1,
+            work.stream.name, work.stream.topic, after=book.last_published(), limit=len(asked) + 1
         )
         return in_order(asked, work.stream.topic, following, {*proofs})
 
-    def _send(
-        self, book: sent.Book, transactions: Transactions, target: Shape, pieces: Sequence[Slice], number: int
-    ) -> None:
-        work = self.work
-        accepted = work.ledger.breakers.accepted([piece.key for piece in pieces])
-        batch = Batch(
-            work.stream,
-            _at(work, events.TABLE, self.decided.version),
-            work.lake.table(work.stream.name, rejects.TABLE),
-            book,
-            pieces,
-            self.decided.proofs,
-            {key: one.accepted_at for key, one in accepted.items()},
-        )
+    def _send(self, batch: Batch, transactions: Transactions, target: Shape, number: int) -> None:
+        work, book, pieces = self.work, batch.book, batch.pieces
         book.write_down(batch.written_down(), {p.key: self.decided.attempt(p.key) for p in pieces}, number)
         total, count = book.sending.total, 0
         parts = (part for window in batch.outgoing() for part in portions(window))
@@ -191,14 +173,14 @@ class _Run:
         self.work.ledger.record_publication(self.work.stream.name, topic, Publication(number, count, datetime.now(UTC)))
 
     def reports(self, before: Mapping[str, Proof]) -> list[SliceReport]:
-        """A report for each slice, as it stands in the table now."""
-        proofs = sent.proofs(self.work.lake, self.work.stream, self.work.keys)
+        """A report for each slice, as it stands in the table now; `before` is what stood there before the run."""
+        proofs = before if self.book is None else sent.complete(self.book.standing(self.work.keys))
         return [
             SliceReport(
                 piece=piece,
                 attempt=proofs[piece.key].attempt,
                 rows=proofs[piece.key].rows or 0,
-                delta_version=self.version,
+                delta_version=-1 if self.book is None else self.book.version,
                 counts={**proofs[piece.key].counts, "sent_now": self.sent_now[piece.key]},
                 seconds=dict(self.clock.seconds),
                 note="already published" if self.stands(piece.key, before) else None,
@@ -218,10 +200,10 @@ def records(window: Window, topic: str, partitions: int) -> list[Record]:
     own = [_own_headers(one) for one in window.verdicts]
     found: list[Record] = []
     for run in window.runs():
-        key, *origin = (run.rows[name][0].as_py() for name in RUN)
-        shared = _shared_headers(*origin, key)
+        place = [run.rows[name][0].as_py() for name in RUN]
+        shared = _shared_headers(*place)
         # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
-        to = origin[-1] % partitions
+        to = place[-1] % partitions
         found += [
             Record(
                 topic,
@@ -235,8 +217,7 @@ def records(window: Window, topic: str, partitions: int) -> list[Record]:
     return found
 
 
-@lru_cache(maxsize=1_000)
-def _shared_headers(topic: str, generation: int, partition: int, slice_key: str) -> tuple[Header, ...]:
+def _shared_headers(slice_key: str, topic: str, generation: int, partition: int) -> tuple[Header, ...]:
     """What the records of a partition and a slice have in common: made once for all of them."""
     return (
         (envelope.ORIGIN_TOPIC, topic.encode()),
@@ -288,11 +269,3 @@ def _topic_id(work: Work, topic: str) -> str:
         return str(work.kafka.description(topic).topic_id)
     except TopicAbsentError as error:
         raise work.kafka.away(f"topic {topic} was just created and is not shown yet") from error
-
-
-def _at(work: Work, name: str, version: int) -> DeltaTable:
-    """A table as one version has it."""
-    table = work.lake.table(work.stream.name, name)
-    assert table is not None, "the slices' proofs were just read there"
-    table.load_as_version(version)
-    return table

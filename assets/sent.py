@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from assets.commit import LEASE_SECONDS
-from highwater.envelope import ORIGIN, Origin
+from highwater.envelope import ORIGIN, ORIGIN_TYPES, Origin
 from highwater.errors import ConfigurationError, SupersededAttemptError, TopicRecreatedError
 from highwater.proof import Proof
 from highwater.publishing import Known, State, lets_go, see_none_retracted
@@ -53,10 +53,7 @@ def schema() -> pa.Schema:
     return pa.schema(
         [
             ("slice", pa.string()),
-            ("origin_topic", pa.string()),
-            ("origin_generation", pa.int32()),
-            ("origin_partition", pa.int32()),
-            ("origin_offset", pa.int64()),
+            *ORIGIN_TYPES,
             ("attempt", pa.int32()),
             ("state", pa.string()),
             ("revision", pa.int32()),
@@ -149,10 +146,12 @@ def last_published(lake: Lake, stream: Stream) -> str | None:
         DependencyAwayError: the lake could not be read.
     """
     table = open_table(lake.path(stream.name, TABLE))
-    if table is None:
-        return None
+    return None if table is None else _last_published(table, stream.topic)
+
+
+def _last_published(table: DeltaTable, topic: str) -> str | None:
     names = {str(one["slice"]) for one in table.partitions()} - {SENDING}
-    main = sorted((key for name in names if (key := SliceKey.parse(name)).topic == stream.topic), reverse=True)
+    main = sorted((key for name in names if (key := SliceKey.parse(name)).topic == topic), reverse=True)
     return next((str(key) for key in main if complete(proofs_in(table, [str(key)]))), None)
 
 
@@ -312,6 +311,10 @@ class Book:
         """The proofs of slices, those among them whose first publication is not complete."""
         return proofs_in(self._table, keys)
 
+    def last_published(self) -> str | None:
+        """As the function of this name, of the table as it was read or written last."""
+        return _last_published(self._table, self._work.stream.topic)
+
     def known(self, where: str) -> dict[Origin, Known]:
         """What became of the origins that a condition picks."""
         return _known(query(self._table, f"SELECT {_KNOWN} FROM t p WHERE {_SETTLED} AND {where}"))
@@ -349,6 +352,7 @@ class Book:
         import pyarrow.compute as pc
 
         rows = self._rows([SENDING]) if self._written is None else self._written
+        standing = self.standing([*self.sending.slices])
         parts, found = [], {}
         for key, attempt in self.sending.slices.items():
             mine = rows.filter(pc.equal(rows["of_slice"], key))
@@ -356,9 +360,9 @@ class Book:
             whole = last is None or last < sent
             if not whole:
                 mine = mine.filter(pc.fill_null(pc.less(mine["number"], sent), False))  # noqa: FBT003 - a literal
-            before = self.standing([key]).get(key)
+            before = standing.get(key)
             if whole or len(mine):
-                settled = self._merged(key, mine)
+                settled = self._merged(key, mine, None if before is None else self._rows([key]))
                 at = attempt if whole else before.attempt if before else INCOMPLETE
                 found[key] = _proof(pieces[key], at, settled)
                 parts += [settled, _proof_row(key, found[key].to_json())]
@@ -370,7 +374,8 @@ class Book:
         self.sending, self._written = header, None
         return found
 
-    def _merged(self, key: str, mine: pa.Table) -> pa.Table:
+    @staticmethod
+    def _merged(key: str, mine: pa.Table, before: pa.Table | None) -> pa.Table:
         """The rows of a slice: those of before whose origins are not judged anew, and the new ones."""
         import pyarrow as pa
 
@@ -384,8 +389,7 @@ class Book:
         }
         for name, column in changes.items():
             mine = mine.set_column(mine.schema.get_field_index(name), name, column)
-        before = self._rows([key])
-        if not len(before):
+        if before is None:
             return mine
         fresh = set(zip(*(mine[name].to_pylist() for name in ORIGIN), strict=True))
         return pa.concat_tables([before.filter(_is_none_of(before, fresh)), mine])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from highwater.envelope import ORIGIN
+from highwater.envelope import ORIGIN, ORIGIN_TYPES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,10 +35,7 @@ def schema() -> pa.Schema:
     return pa.schema(
         [
             ("slice", pa.string()),
-            ("origin_topic", pa.string()),
-            ("origin_generation", pa.int32()),
-            ("origin_partition", pa.int32()),
-            ("origin_offset", pa.int64()),
+            *ORIGIN_TYPES,
             ("origin_us", pa.int64()),
             ("key", pa.binary()),
             ("value", pa.binary()),

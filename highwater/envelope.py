@@ -73,6 +73,8 @@ class Place(NamedTuple):
 
 # The columns of an origin, in every table.
 ORIGIN = tuple(f"origin_{name}" for name in Origin._fields)
+# The same with their types, by Arrow's names.
+ORIGIN_TYPES = tuple(zip(ORIGIN, ("string", "int32", "int32", "int64"), strict=True))
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,5 @@ def cuts(sizes: Iterable[int], most: int, most_bytes: int) -> Iterator[tuple[int
         most: items in a portion.
         most_bytes: of the items of a portion together.
     """
-    start = end = total = 0
-    for size in sizes:
-        if end > start and (end - start == most or total + size > most_bytes):
-            yield start, end
-            start, total = end, 0
-        end += 1
-        total += size
-    if end > start:
-        yield start, end
+    for portion in cut(enumerate(sizes), lambda one: one[1], most, most_bytes):
+        yield portion[0][0], portion[-1][0] + 1

@@ -66,6 +66,19 @@ class Lake:
         """
         return open_table(self.path(stream, table))
 
+    def table_at(self, stream: str, table: str, version: int | None = None) -> DeltaTable:
+        """A table that must be there, as one version has it, or the newest.
+
+        Raises:
+            DependencyAwayError: it is gone, or could not be read: neither is the same as empty (I15).
+        """
+        found = open_table(self.path(stream, table), version)
+        if found is None:
+            raise DependencyAwayError(
+                f"the table {table} of {stream} is gone", remedy="restore it, or materialise the slice from raw on"
+            )
+        return found
+
     def committed(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, Proof]:
         """The proofs that stand in a table, by slice key; all of them when `keys` is None.
 
@@ -103,8 +116,12 @@ class Lake:
         return {} if opened is None else sizes(opened, keys)
 
 
-def open_table(path: str) -> DeltaTable | None:
+def open_table(path: str, version: int | None = None) -> DeltaTable | None:
     """Open a Delta table without a JVM; None if there is none at the path.
+
+    Args:
+        path: where it lies.
+        version: is read, without the log behind it; the newest if None.
 
     Raises:
         DependencyAwayError: the storage could not be read.
@@ -114,7 +131,7 @@ def open_table(path: str) -> DeltaTable | None:
     if not _is_table(path):
         return None
     try:
-        return DeltaTable(path)
+        return DeltaTable(path, version)
     except Exception as error:
         raise _unreadable([path], error) from error
 

@@ -18,7 +18,7 @@ from assets.references import Original, came_as, original, original_of, original
 from assets.work import Work
 from highwater import envelope as names
 from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, Reference, opened, wrapped
-from highwater.errors import RecordTooLargeError, SupersededAttemptError, UnbalancedError
+from highwater.errors import RecordTooLargeError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.fitting import Limits, size_of
 from highwater.portions import cut, cuts
 from orchestration import redriving
@@ -329,12 +329,16 @@ def test_where_records_go_is_read_once_no_other_run_publishes_them(tmp_path: Pat
     world.write()
     work = Work(STREAM, [FIRST], cast("Any", None), world.lake, world.ledger, cast("Any", None), lambda _: None)
     decision = world.proofs["rejects"][FIRST.key]
-    before = dlq._still_decided(work, FIRST, decision)
+    before = dlq._still_decided(work, FIRST, decision).version()
     world.write()
-    assert dlq._still_decided(work, FIRST, decision) > before
+    assert dlq._still_decided(work, FIRST, decision).version() > before
     world.alter_proof("rejects", FIRST, attempt=decision.attempt + 1)
     world.write()
     with pytest.raises(SupersededAttemptError, match="decided anew while"):
+        dlq._still_decided(work, FIRST, decision)
+    del world.proofs["rejects"][FIRST.key]
+    world.write()
+    with pytest.raises(TemporaryError, match=f"orders/rejects does not hold {FIRST.key}"):
         dlq._still_decided(work, FIRST, decision)
 
 

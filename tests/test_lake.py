@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from highwater.errors import DependencyAwayError
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from resources.lake import Lake
+from resources.lake import Lake, query
 from resources.spark_tables import create_table, name_of, parts_of
 
 STREAM, TABLE = "orders", "raw"
@@ -53,6 +54,23 @@ def test_rows_are_counted_where_a_file_has_no_statistics(lake: Lake) -> None:
         action.get("add", {}).pop("stats", None)
     log.write_text("".join(json.dumps(action) + "\n" for action in actions))
     assert told(lake) == [3, 0]
+
+
+def test_a_table_is_read_as_a_version_has_it_and_one_that_is_gone_is_not_empty(lake: Lake) -> None:
+    import shutil
+
+    from deltalake import write_deltalake
+
+    newest = lake.table_at(STREAM, TABLE)
+    write_deltalake(newest, newest.to_pyarrow_table(), mode="append")
+    assert [lake.table_at(STREAM, TABLE, version).version() for version in (0, 1, None)] == [0, 1, 1]
+    assert [len(query(lake.table_at(STREAM, TABLE, n), "SELECT 1 FROM t")) for n in (0, 1)] == [5, 10]
+    with pytest.raises(DependencyAwayError):
+        lake.table_at(STREAM, TABLE, 2)
+    shutil.rmtree(lake.path(STREAM, TABLE))
+    for version in (0, None):
+        with pytest.raises(DependencyAwayError, match="the table raw of orders is gone"):
+            lake.table_at(STREAM, TABLE, version)
 
 
 def test_a_list_of_columns_is_split_outside_of_brackets() -> None:
