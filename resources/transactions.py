@@ -183,7 +183,7 @@ class Transactions:
             refused = self._too_large(records)
             if refused is None and self._tells:
                 raise
-            self._renew(tells=refused is None)
+            self._renew()
             if refused is not None:
                 raise refused from error
             self._publish(records, mark)  # once more, by a producer that tells which
@@ -203,13 +203,14 @@ class Transactions:
         alone = min(int(self.properties["batch.size"]), self.most_bytes)
         return size_of(record.key, record.value, record.headers) > alone
 
-    def _renew(self, *, tells: bool = False) -> None:
+    def _renew(self) -> None:
         """Go on with another producer, unless another run went on meanwhile.
 
         One that had a record refused was seen to skip sequence numbers in its next transactions (librdkafka 2.16).
+        The new one tells what is refused: a silent one would fail a transaction more at the next refusal.
         """
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-        self._producer, last = self._anew(tells=tells), self._last
+        self._producer, last = self._anew(tells=True), self._last
         self._init()
         if self.mark() != last:
             raise SupersededAttemptError(

@@ -18,7 +18,13 @@ from assets.references import Original, came_as, original, original_of, original
 from assets.work import Work
 from highwater import envelope as names
 from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, Reference, opened, wrapped
-from highwater.errors import RecordTooLargeError, SupersededAttemptError, TemporaryError, UnbalancedError
+from highwater.errors import (
+    DependencyAwayError,
+    RecordTooLargeError,
+    SupersededAttemptError,
+    TemporaryError,
+    UnbalancedError,
+)
 from highwater.fitting import Limits, size_of
 from highwater.portions import cut, cuts
 from orchestration import redriving
@@ -292,8 +298,21 @@ def test_a_reference_whose_row_raw_lacks_stays_parked_and_is_told() -> None:
         stay.raise_for(TIER, 1_000, "broker:9092")
 
 
-def test_the_broker_takes_what_fits_and_names_what_it_refuses(bootstrap: str, topic: TopicFactory) -> None:
-    """Nothing of a refused transaction is seen, its mark is not set, and the next one goes through."""
+def test_the_broker_takes_what_fits_and_names_what_it_refuses(
+    bootstrap: str, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of a refused transaction is seen, its mark is not set, and the next one goes through.
+
+    A broker's first refusal takes a producer more, which is told of it; from then on all are.
+    """
+    made: list[bool] = []
+    anew = Transactions._anew
+
+    def counted(self: Transactions, *, tells: bool) -> Any:
+        made.append(tells)
+        return anew(self, tells=tells)
+
+    monkeypatch.setattr(Transactions, "_anew", counted)
     name = topic(partitions=1, **{"max.message.bytes": "20000"})
     create_topic(bootstrap, other := f"{name}.other", 1, {"max.message.bytes": "50000"})
     head: list[Header] = [("a", b"1"), ("ö", None), *[("b", b"")] * 1_000]
@@ -303,7 +322,9 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(bootstrap: str, to
     kafka = Kafka(bootstrap, {"message.max.bytes": "60000"})
     with Transactions(kafka, f"highwater.pub.{name}", name, most_bytes=20_000) as transactions:
         transactions.commit([exact, small], Mark(1, 2))
-        for refused, topics in ((large, name), (Record(other, b"local", b"v" * 60_000), other)):
+        local = Record(other, b"local", b"v" * 60_000)
+        for refused, topics, producers in ((large, name, 2), (large, name, 1), (local, other, 1)):
+            made.clear()
             producer = transactions._producer
             with pytest.raises(RecordTooLargeError) as caught:
                 transactions.commit([small, refused, exact, small], Mark(1, 5))
@@ -312,6 +333,7 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(bootstrap: str, to
             assert ("HIGHWATER_KAFKA_CONFIG" in caught.value.remedy) == (topics == other)
             assert transactions.mark() == Mark(1, 2)
             assert transactions._producer is not producer, "what the old one sends next may be out of order"
+            assert made == [True] * producers
         transactions.commit([exact, small], Mark(1, 3))
         assert transactions.mark() == Mark(1, 3)
         with Transactions(kafka, f"highwater.pub.{name}", name, most_bytes=20_000) as another:
@@ -321,6 +343,31 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(bootstrap: str, to
             transactions._renew()
     assert [key for key, _ in read_topic(bootstrap, name).values()] == [b"k"] * 3
     assert [key for key, _ in read_topic(bootstrap, other).values()] == [b"small"] * 3
+
+
+@pytest.mark.parametrize(
+    ("code", "aborts", "size", "again"),
+    [
+        ("INVALID_TXN_STATE", True, 20_000, True),
+        ("MSG_SIZE_TOO_LARGE", False, 20_000, True),
+        ("INVALID_TXN_STATE", True, 100, False),
+        ("MSG_SIZE_TOO_LARGE", False, 100, False),
+        ("_TIMED_OUT", False, 20_000, False),
+    ],
+)
+def test_only_a_transaction_that_failed_with_a_record_alone_in_its_batch_is_sent_again(
+    code: str, *, aborts: bool, size: int, again: bool
+) -> None:
+    """Any other failure is told at once; who asked for reports after each would slow down all that follows."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    transactions = Transactions(Kafka("nowhere:1"), "highwater.pub.orders", "orders", most_bytes=20_000)
+    away = DependencyAwayError("away", remedy="wait")
+    away.__cause__ = KafkaException(KafkaError(getattr(KafkaError, code), "why", False, False, aborts))
+    records = [Record("orders", b"k", b"v", []), Record("orders", b"k", b"v" * size, [])]
+    assert transactions._may_be_too_large(records, away) is again
+    away.__cause__ = ConnectionError("of no client")
+    assert not transactions._may_be_too_large(records, away)
 
 
 def test_where_records_go_is_read_once_no_other_run_publishes_them(tmp_path: Path) -> None:
