@@ -81,9 +81,10 @@ def tell(console: Console, figures: Figures, comparisons: Sequence[Comparison], 
 
 def _burst_rows(burst: BurstFigures) -> list[tuple[str, str]]:
     """How the breaker opened and closed, and what became of the records that opened it."""
+    when = f"{burst.opened:%H:%M:%S} UTC: {burst.why}; " if burst.opened else ""
     opened = (
-        f"{burst.records:,} records of {STREAM} that nobody can read: the breaker opened at {burst.slice_key} after "
-        f"{burst.rejects:,} rejects of {burst.of:,} records, {burst.published:,} of them on {PARKED}"
+        f"{when}{burst.records:,} records of {STREAM} that nobody can read: the breaker opened at {burst.slice_key} "
+        f"after {burst.rejects:,} rejects of {burst.of:,} records, {burst.published:,} of them on {PARKED}"
     )
     probes = f"{', '.join(burst.probes)} was the probe" if burst.probes else "no slice waited to be the probe"
     ends = ", ".join(f"{count:,} {end}" for end, count in (burst.ends or {}).items())

@@ -1,4 +1,6 @@
-"""The checks that fail, decided as Dagster would decide them: for programs and tests that judge a whole deployment.
+"""The checks that fail, decided as Dagster decides them: for programs and tests that judge a whole deployment.
+
+They are stricter than the stream: a check that it declares a warning fails here too.
 
 What belongs here: asking all checks of all slices that are done. What does not: the checks (`orchestration.checks`), or
 which of them may fail.
@@ -26,14 +28,15 @@ class Failing(NamedTuple):
 
 
 def failing(sources: Sources, stream: Stream) -> Iterator[Failing]:
-    """The checks that fail in slices that stand whole in all tables; a warning is no failure."""
-    from orchestration.checks import CHECKS
+    """The checks that fail in slices that stand whole in all tables, those that the stream only warns of among them.
+
+    What a check itself calls a warning is no failure: it is explained, and may mend itself.
+    """
+    from orchestration.checks import CHECKS, failures
     from orchestration.standing import attempts
 
     standing = attempts(sources.lake, stream)
     keys = [piece.key for piece in sources.ledger.slices(stream.name) if not standing.lacking(piece.key)]
     for checks in CHECKS if keys else ():
-        for name, by_slice in checks.decide(sources, stream, keys).items():
-            for key, verdict in by_slice.items():
-                if not verdict.passed and not verdict.warning:
-                    yield Failing(name, key, verdict.text)
+        red = failures(stream, checks.decide(sources, stream, keys), warned=True)
+        yield from (Failing(name, key, verdict.text) for name, key, verdict in red)

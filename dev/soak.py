@@ -109,6 +109,8 @@ class Soak:
         self.ordeal = ordeal
         self._settings = settings.Settings.from_environment({settings.HOME: str(home)})
         self.lake = self._settings.lake
+        # Opened where it is first asked.
+        self._ledger = Ledger(self._settings.ledger_url)
         self._stop = Event()
         self._began = time.monotonic()
 
@@ -193,15 +195,15 @@ class Soak:
 
     def _release(self) -> None:
         """Do what a person does who sees that slices were given up because their workers were killed that often."""
-        given_up = Ledger(self._settings.ledger_url).given_up
+        given_up = self._ledger.given_up
         for one in [one for stream in STREAMS for one in given_up.open(stream)]:
             given_up.release(one.slice_key, by="soak", because="its workers were killed", now=datetime.now(UTC))
             self._tell(f"{one.text}: let go on")
 
     def _unsent(self) -> list[str]:
         """What waits to be sent to the topics of accepted events."""
-        ledger, lake = Ledger(self._settings.ledger_url), Lake(self.lake)
-        found = [behind(ledger, lake, load_streams()[stream]) for stream in STREAMS]
+        lake = Lake(self.lake)
+        found = [behind(self._ledger, lake, load_streams()[stream]) for stream in STREAMS]
         return [one.line for one in found if one is not None and one.waits]
 
     def _judge(self, stack: Stack, killed: Mapping[str, int]) -> Verdict:
@@ -210,7 +212,7 @@ class Soak:
         assert dagster is not None
         dagster.daemon.stop()
         verdict = Verdict(killed=killed)
-        ledger, lake, kafka = Ledger(self._settings.ledger_url), Lake(self.lake), Kafka(stack.bootstrap)
+        lake, kafka = Lake(self.lake), Kafka(stack.bootstrap)
         for stream in STREAMS:
             self._tell(f"topic, tables and account of {stream} are compared, record by record")
             comparison = reconcile(stream, bootstrap=stack.bootstrap, lake=self.lake, home=self.home, all_sent=True)
@@ -220,9 +222,9 @@ class Soak:
             verdict.slices += comparison.numbers["slices"]
             if comparison.differences:
                 verdict.wrong.append(f"{stream}: differences")
-            if error := count_ends(ledger, lake, load_streams()[stream]).error:
+            if error := count_ends(self._ledger, lake, load_streams()[stream]).error:
                 verdict.wrong.append(f"{stream}: {error}")
-            red = failing(Sources(ledger, kafka, lake), load_streams()[stream])
+            red = failing(Sources(self._ledger, kafka, lake), load_streams()[stream])
             verdict.wrong += [f"{stream}: {one}" for one in red if one.check not in OF_THE_DATA]
         verdict.seconds = time.monotonic() - self._began
         return verdict

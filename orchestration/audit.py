@@ -432,7 +432,7 @@ def audit(
 
 def _failing(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, keys: Sequence[str]) -> list[str]:
     """What the checks of slices say of the tables as they are now, warnings left out; and what could not be asked."""
-    from orchestration.checks import CHECKS, Sources
+    from orchestration.checks import CHECKS, Sources, failures
 
     found: list[str] = []
     for checks in CHECKS if keys else ():
@@ -441,12 +441,8 @@ def _failing(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, keys: Seq
         except HighwaterError as error:
             found.append(f"{', '.join(checks.names(stream))}: {error}")
         else:
-            found += [
-                f"{key}: {name}: {verdict.text}"
-                for name, by_slice in verdicts.items()
-                for key, verdict in by_slice.items()
-                if not verdict.passed and not verdict.warning and stream.severity(name) is not Severity.WARN
-            ]
+            red = failures(stream, verdicts, warned=False)
+            found += [f"{key}: {name}: {verdict.text}" for name, key, verdict in red]
     return found
 
 

@@ -247,6 +247,19 @@ def evaluations(context: dg.OpExecutionContext, stream: "Stream", checks: Checks
             yield evaluation(stream, checks.table, name, key, verdict)
 
 
+def failures(stream: "Stream", verdicts: Verdicts, *, warned: bool) -> Iterator[tuple[str, str, "Verdict"]]:
+    """The check, the slice and the verdict of each that fails; one that is a warning by itself is no failure.
+
+    Args:
+        stream: its declaration.
+        verdicts: what checks say of slices.
+        warned: whether those count that are warnings because the stream declares their check to be one.
+    """
+    for name, by_slice in verdicts.items():
+        counts = warned or stream.severity(name) is not Severity.WARN
+        yield from ((name, key, one) for key, one in by_slice.items() if counts and not one.passed and not one.warning)
+
+
 def evaluation(stream: "Stream", table: str, name: str, key: str, verdict: "Verdict") -> dg.AssetCheckEvaluation:
     """A verdict in Dagster's form; how much weight it has, the stream declares."""
     severity = stream.severity(name)

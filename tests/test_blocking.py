@@ -27,6 +27,7 @@ from orchestration.blocking import see_not_blocked
 from orchestration.build import build_defs
 from orchestration.check_results import failing_checks
 from orchestration.stream_assets import table_key
+from orchestration.verdicts import Verdict
 from resources.ledger import Ledger
 from tests.version_tables import FIRST, SECOND, Planted, event
 
@@ -138,6 +139,15 @@ def test_a_warning_is_no_failing_check(runs: Runs) -> None:
     assert runs.run(ORDERS, FIRST)
     assert runs.run(ORDERS, "orders@0000002")
     assert failing_checks(runs.instance, ORDERS) == {"no_version_missing": 1}
+
+
+def test_what_a_stream_only_warns_of_fails_where_that_is_asked_for() -> None:
+    """An audit follows the declaration; tests and soaks hold that no fault of the pipeline hides behind it."""
+    wrong, mild, sound = Verdict(False, "x"), Verdict(False, "y", warning=True), Verdict(True, "z")
+    found = {"slices_tile": {"a": wrong, "b": sound, "c": mild}, "transitions_allowed": {"a": wrong, "c": mild}}
+    hard, declared = ("slices_tile", "a", wrong), ("transitions_allowed", "a", wrong)
+    assert [*checks.failures(ORDERS, found, warned=False)] == [hard]
+    assert [*checks.failures(ORDERS, found, warned=True)] == [hard, declared]
 
 
 @pytest.mark.parametrize(("severity", "blocks"), [("WARN", False), ("ERROR", True)])

@@ -212,7 +212,7 @@ def test_a_burst_is_accepted_and_followed_until_the_breaker_closes(
     assert figures.wrong == []
     text = told_of(figures)
     for part in (
-        "1,200 records of payments that nobody can read",
+        "10:00:00 UTC: 1,200 of 1,200; 1,200 records of payments that nobody can read",
         "the breaker opened at payments@0000000 after 1,200 rejects of 1,200 records, 0 of them on payments.parked",
         "payments@0000001 was the probe; the breaker closed after 33 s",
         "the burst ended as 1,200 reject (malformed), on payments.parked",
