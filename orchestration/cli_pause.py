@@ -27,8 +27,6 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         as_json_option,
         sure_option,
-        by_option,
-        click.option("--because", default="", help="Why; goes into the record."),
         click.argument("topic"),
         click.argument("stream"),
     ):
@@ -37,6 +35,8 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("pause-tier")
+@by_option
+@click.option("--because", default="", help="Why; goes into the record.")
 @_options
 @deployment_of
 def pause_tier(deployment: Deployment, /, **asked: Any) -> None:
@@ -45,6 +45,7 @@ def pause_tier(deployment: Deployment, /, **asked: Any) -> None:
 
 
 @click.command("resume-tier")
+@click.option("--by", default="", help="Who decides it; told, and not kept. Needed with --yes.")
 @_options
 @deployment_of
 def resume_tier(deployment: Deployment, /, **asked: Any) -> None:

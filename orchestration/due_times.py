@@ -46,6 +46,8 @@ class Due:
 def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: Tick) -> Due | None:
     """When what a dry tick found to be waiting is due; None where nothing waits, or its times could not be read.
 
+    Nor where a producer's clock names a year that Python's times do not know, as it may on another system's topic.
+
     Records are read from both ends of each partition, by two consumers however many there are.
 
     Args:
@@ -68,16 +70,18 @@ def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: Tick)
         begin = {p: OffsetRange(r.start, min(r.start + LOOKED_AT, r.end)) for p, r in waits.items()}
         heads = _times(kafka, topic, begin)
         tails = _times(kafka, topic, {p: OffsetRange(max(r.start, r.end - LOOKED_AT), r.end) for p, r in waits.items()})
-    except HighwaterError:
+        if not heads or not tails:
+            return None  # they are all markers
+        first, last = (datetime.fromtimestamp(ms / 1000, UTC) for ms in (min(heads), max(tails)))
+        following = SliceKey(topic, planned.next_ordinal if planned else 0)
+        return due(stream.delays[topic], following, first, last)
+    except (HighwaterError, ValueError, OverflowError, OSError):
         return None
-    if not heads or not tails:
-        return None  # they are all markers
-    return due(stream.delays[topic], SliceKey(topic, planned.next_ordinal if planned else 0), min(heads), max(tails))
 
 
-def _times(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> list[datetime]:
-    found = [message.timestamp()[1] for message in kafka.read(topic, ranges, seconds=READ_SECONDS)]
-    return [datetime.fromtimestamp(max(ms, 0) / 1000, UTC) for ms in found]
+def _times(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> list[int]:
+    """The times of the records in milliseconds since 1970; 0 of one that has none, or an earlier one."""
+    return [max(message.timestamp()[1], 0) for message in kafka.read(topic, ranges, seconds=READ_SECONDS)]
 
 
 def due(delay: timedelta, following: SliceKey, first: datetime, last: datetime) -> Due:

@@ -141,14 +141,20 @@ def _retry_slice(context: dg.OpExecutionContext, stream: "Stream") -> None:
     )
 
 
-_PAUSE: dict[str, Any] = {**_DECISION, "topic": dg.Field(str, description="The tier, or another system's topic.")}
+_TOPIC = dg.Field(str, description="The tier, or another system's topic.")
+_PAUSE: dict[str, Any] = {**_DECISION, "topic": _TOPIC}
+_RESUME: dict[str, Any] = {
+    "record": _RECORD,
+    "by": dg.Field(str, default_value="", description="Who decides it; stands in the run's log."),
+    "topic": _TOPIC,
+}
 
 
 def pause_jobs(stream: "Stream") -> list[dg.JobDefinition]:
     """`<stream>_pause_tier` and `<stream>_resume_tier`: the commands of the same names, in the UI."""
     return [
         _operators_job(stream, "pause_tier", _PAUSE, partial(_pause, resume=False)),
-        _operators_job(stream, "resume_tier", _PAUSE, partial(_pause, resume=True)),
+        _operators_job(stream, "resume_tier", _RESUME, partial(_pause, resume=True)),
     ]
 
 
@@ -156,7 +162,7 @@ def _pause(context: dg.OpExecutionContext, stream: "Stream", *, resume: bool) ->
     from orchestration.pausing import Asked, act
 
     asked = context.op_config
-    wanted = Asked(asked["topic"], resume, asked["record"], asked["by"], asked["because"])
+    wanted = Asked(asked["topic"], resume, asked["record"], asked["by"], asked.get("because", ""))
     act(context.resources.ledger.open(), stream, wanted, datetime.now(UTC), context.log.info)
 
 

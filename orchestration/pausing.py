@@ -1,4 +1,6 @@
-"""Pausing the retries of one tier, and resuming them: a person's decision, kept under a name.
+"""Pausing the retries of one tier, a person's decision that is kept under a name until they are resumed.
+
+A resume ends the record: who did it is told, in the command's output or the run's log, and not kept.
 
 What belongs here: which topics may be paused, and recording it. What does not: what is not planned then
 (`orchestration.ticks`).
@@ -28,7 +30,7 @@ class Asked:
         resume: end the pause, instead of beginning one.
         sure: record it; without it only how it stands is told.
         by: the person's name.
-        because: why.
+        because: why it is paused; a resume has no reason.
     """
 
     topic: str
@@ -61,15 +63,26 @@ def act(ledger: Ledger, stream: Stream, asked: Asked, now: datetime, log: Callab
         raise ConfigurationError("nobody is named who decides it", remedy="name a person with `by`")
     found = ledger.paused.of(stream.name).get(asked.topic)
     if (found is None) == asked.resume:
-        raise ConfigurationError(
-            found.text if found else f"{asked.topic} is not paused",
-            remedy="nothing is to be done: highwater status tells it",
-        )
-    log(found.text if found else f"{asked.topic} is not paused")
+        raise _as_it_is(found, asked.topic)
+    log(_told(found, asked.topic))
+    if asked.sure and not _record(ledger, stream, asked, now):
+        raise _as_it_is(ledger.paused.of(stream.name).get(asked.topic), asked.topic)  # somebody else was first
     if asked.sure and asked.resume:
-        ledger.paused.resume(stream.name, asked.topic)
         log(f"{asked.topic}: resumed by {asked.by}; what is due is planned with the next tick")
     elif asked.sure:
-        ledger.paused.pause(stream.name, Pause(asked.topic, now, asked.by, asked.because))
         log(f"{asked.topic}: paused; slices that are planned go on")
     return found
+
+
+def _record(ledger: Ledger, stream: Stream, asked: Asked, now: datetime) -> bool:
+    if asked.resume:
+        return ledger.paused.resume(stream.name, asked.topic)
+    return ledger.paused.pause(stream.name, Pause(asked.topic, now, asked.by, asked.because))
+
+
+def _told(found: Pause | None, topic: str) -> str:
+    return found.text if found else f"{topic} is not paused"
+
+
+def _as_it_is(found: Pause | None, topic: str) -> ConfigurationError:
+    return ConfigurationError(_told(found, topic), remedy="nothing is to be done: highwater status tells it")

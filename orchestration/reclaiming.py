@@ -164,7 +164,8 @@ def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[
     taken back no slice of a tier accepts after.
 
     Raises:
-        ConfigurationError: it is to be recorded, and nobody is named or no reason is given.
+        ConfigurationError: it is to be recorded, and nobody is named or no reason is given; or nothing is published to
+            a topic that is meant.
         LeaseHeldError: retries are being decided; nothing was recorded.
         DependencyAwayError: the ledger or the lake is away; nothing was recorded.
     """
@@ -227,22 +228,11 @@ def look(
     Held in memory is 1 KB for each of them; none of their values.
 
     Raises:
+        ConfigurationError: nothing is published to one of the topics.
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    # Downstream first, so that what was decided meanwhile is not taken for what was not.
-    tables = {name: lake.table(stream.name, name) for name in ("dlq", "rejects", "events")}
-    opened = {name: table for name, table in tables.items() if table is not None}
-    if not {"dlq", "rejects"} <= opened.keys():
-        return Found()
-    topic = stream.topic.replace("'", "''")
-    mine = f"proof IS NULL AND origin_topic = '{topic}'"
-    homes = f"SELECT slice AS home, {_ORIGIN} FROM rejects WHERE {mine} AND starts_with(slice, '{topic}@')"
-    rows = query_all(
-        opened,
-        f"{left_over(opened, mine, more=('reason', 'key'))}, homes AS ({homes}) "
-        f"SELECT l.*, h.home FROM left_over l JOIN homes h ON {same('l', 'h')} WHERE l.published",
-    )
-    in_dlq = {Origin.of_row(row): _published(row) for row in rows}
+    in_dlq = _in_dlq(lake, stream)
+    _see_published_to(stream, on, {one.next_topic for one in in_dlq.values()})
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
 
     def takes(one: Published) -> bool:
@@ -252,6 +242,38 @@ def look(
     there = {origin: one for origin, one in in_dlq.items() if one.home not in old}
     found = _chosen(there, numbers(ledger.reclaims.of(stream.name)), given_up, takes, most)
     return replace(found, aged=len(in_dlq) - len(there))
+
+
+def _in_dlq(lake: Lake, stream: Stream) -> dict[Origin, Published]:
+    # Downstream first, so that what was decided meanwhile is not taken for what was not.
+    tables = {name: lake.table(stream.name, name) for name in ("dlq", "rejects", "events")}
+    opened = {name: table for name, table in tables.items() if table is not None}
+    if not {"dlq", "rejects"} <= opened.keys():
+        return {}
+    topic = stream.topic.replace("'", "''")
+    mine = f"proof IS NULL AND origin_topic = '{topic}'"
+    homes = f"SELECT slice AS home, {_ORIGIN} FROM rejects WHERE {mine} AND starts_with(slice, '{topic}@')"
+    rows = query_all(
+        opened,
+        f"{left_over(opened, mine, more=('reason', 'key'))}, homes AS ({homes}) "
+        f"SELECT l.*, h.home FROM left_over l JOIN homes h ON {same('l', 'h')} WHERE l.published",
+    )
+    return {Origin.of_row(row): _published(row) for row in rows}
+
+
+def _see_published_to(stream: Stream, on: Collection[str], lies_on: set[str]) -> None:
+    """A name that is no topic of the DLQ is told; it would mean no record, which looks like success.
+
+    On a tier that is declared no more records may lie still.
+    """
+    topics = [*stream.tier_topics, stream.parked_topic]
+    topics += sorted(lies_on - set(topics))
+    if strange := sorted(set(on) - set(topics)):
+        raise ConfigurationError(
+            f"nothing is published to {', '.join(strange)} by stream {stream.name}",
+            found=f"its DLQ topics are {', '.join(topics)}",
+            remedy="name one of them",
+        )
 
 
 def _aged(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:

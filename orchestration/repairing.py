@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from orchestration.requests import PastRun, Repair, Request, Stopped
     from orchestration.turns import Turn
     from orchestration.verdicts import Attempts
+    from resources.given_up import GivenUp
     from resources.lake import Lake
     from resources.ledger import Ledger
 
@@ -61,6 +62,7 @@ class _Seen:
         lost: keys that Dagster is to hold, and does not.
         retired: those of the page whose keys were retired.
         strange: keys that Dagster holds and the ledger does not.
+        given_up: the slices that were given up when the tick began, wherever the page is.
         cursor: where the next tick looks.
     """
 
@@ -72,6 +74,7 @@ class _Seen:
     lost: Sequence[str]
     retired: Collection[str]
     strange: Sequence[str]
+    given_up: Sequence[GivenUp]
     cursor: str
 
 
@@ -123,10 +126,11 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     let_go = {**gate.accepted, **released(ledger, seen.lacking), **_tried_again(ledger, seen.lacking)}
     floor = _floor(ledger, stream, gate.breaker)
     runs = forgiven(past_runs(instance, stream, seen.order, now), floor, let_go)
-    decided = _decide(instance, stream, seen, gate, runs, _still_given_up(ledger, stream, seen, gate, floor), now)
-    if decided.repair.given_up:
-        known = histories(decided.repair.given_up, runs)
-        ledger.given_up.add(stream.name, {key: one.ended for key, one in known.items()}, now)
+    still = _still_given_up(ledger, seen, gate, floor)
+    decided = _decide(instance, stream, seen, gate, runs, still, now)
+    # Those of before are in the ledger, but for those that a person released since this tick read it.
+    if fresh := [key for key in decided.repair.given_up if key not in still]:
+        ledger.given_up.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
     live = [piece for key, piece in seen.slices.items() if key not in seen.retired]
     forgotten = forgotten_events(instance, stream, live, seen.there)
     return Tick(
@@ -151,9 +155,10 @@ def _look(
     retired = ledger.retired.among([piece.key for piece in page])
     lost = _lost([piece for piece in page if piece.key not in retired], order, now)
     strange, suspects = _suspects(instance, ledger, stream, order)
+    given_up = ledger.given_up.open(stream.name)
     # One that was given up and that somebody materialised since is done, wherever the page is.
-    given_up = ledger.get([one.slice_key for one in ledger.given_up.open(stream.name)][:PAGE])
-    slices = {piece.key: piece for piece in (*suspects, *given_up, *page)}
+    looked_after = ledger.get([one.slice_key for one in given_up[:PAGE]])
+    slices = {piece.key: piece for piece in (*suspects, *looked_after, *page)}
     with guarded(lake_guard(ledger, lake, stream)):
         see_lake_there(ledger, lake)
         there = standing.attempts(lake, stream, list(slices))
@@ -164,7 +169,7 @@ def _look(
         ledger.retired.recall(damaged, now)
         lost += [key for key in damaged if key not in set(order)]
     main = frozenset(key for key, piece in slices.items() if piece.topic == stream.topic)
-    return _Seen(slices, main, there, lacking, [*order, *lost], lost, retired, strange, cursor)
+    return _Seen(slices, main, there, lacking, [*order, *lost], lost, retired, strange, given_up, cursor)
 
 
 def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, now: datetime) -> _Gate:
@@ -184,18 +189,17 @@ def _tried_again(ledger: Ledger, lacking: Collection[str]) -> dict[str, datetime
     return {key: one.released_at for key, one in found.items() if one.released_at is not None}
 
 
-def _still_given_up(ledger: Ledger, stream: Stream, seen: _Seen, gate: _Gate, floor: datetime | None) -> set[str]:
+def _still_given_up(ledger: Ledger, seen: _Seen, gate: _Gate, floor: datetime | None) -> set[str]:
     """The slices that stay given up; forgotten are those that are done, and those whose failures count no more."""
-    found = ledger.given_up.open(stream.name)
-    done = {one.slice_key for one in found if one.slice_key in seen.slices and one.slice_key not in seen.lacking}
-    accepted = {
-        key for key, at in gate.accepted.items() if any(one.slice_key == key and one.since < at for one in found)
-    }
-    forgiven_ = {one.slice_key for one in found if floor is not None and one.since < floor}
-    over = done | accepted | forgiven_
-    if over:
-        ledger.given_up.end(sorted(over))
-    return {one.slice_key for one in found} - over
+
+    def over(one: GivenUp) -> bool:
+        done = one.slice_key in seen.slices and one.slice_key not in seen.lacking
+        return done or any(at is not None and one.since < at for at in (floor, gate.accepted.get(one.slice_key)))
+
+    ended = {one.slice_key for one in seen.given_up if over(one)}
+    if ended:
+        ledger.given_up.end(sorted(ended))
+    return {one.slice_key for one in seen.given_up} - ended
 
 
 def _away(instance: dg.DagsterInstance, keys: Sequence[str], runs: Sequence[PastRun]) -> set[str]:

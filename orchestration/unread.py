@@ -85,8 +85,8 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
     state, planned = kafka.topic_state(topic), ledger.planned(stream.name, topic)
     # Planned ends of another topic under the same name say nothing of this one.
     same = planned if planned is not None and planned.generation.topic_id == state.topic_id else None
-    unread = _unread(ledger, same, read) if same else []
-    starts = _starts(state, same, unread)
+    unread, last = _unread(ledger, same, read) if same else ([], None)
+    starts = _starts(state, same, unread, last)
     waiting = {
         p: OffsetRange(start, seen.last_stable)
         for p, seen in state.partitions.items()
@@ -96,22 +96,26 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
     return _ages(kafka, topic, waiting, [piece.key for piece in unread], starts, sure=sure)
 
 
-def _unread(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> list[Slice]:
-    """The oldest slices of a topic that are not in raw, without what is recorded as lost of them."""
+def _unread(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> tuple[list[Slice], Slice | None]:
+    """The oldest slices of a topic that are not in raw, without what is recorded as lost of them.
+
+    And the last that was looked at, if there are more.
+    """
     topic = planned.generation
     tried = ledger.attempts_at(topic.stream, topic.topic, topic.topic_id)
     # No attempt commits before the ledger gave it a number.
     keys = [key for key, number in tried.items() if (not number if read is None else key not in read)]
     losses = ledger.losses(topic.stream, topic.topic) if keys else []
-    found = [left_to_read(piece, losses) for piece in ledger.get(keys[:SLICES_ASKED])]
-    return [piece for piece in found if piece.offsets]
+    asked = ledger.get(keys[:SLICES_ASKED])
+    left = [left_to_read(piece, losses) for piece in asked]
+    return [piece for piece in left if piece.offsets], asked[-1] if len(keys) > SLICES_ASKED else None
 
 
-def _starts(state: TopicState, planned: Planned | None, unread: Sequence[Slice]) -> dict[int, int]:
+def _starts(state: TopicState, planned: Planned | None, unread: Sequence[Slice], last: Slice | None) -> dict[int, int]:
     """For each partition where the first of these slices begins that has some of it; else where the plan ends."""
     ends = positions(planned, state) if planned else {}
-    if len(unread) == SLICES_ASKED:  # of more, nothing is known of a partition behind these
-        ends |= {p: offsets.end for p, offsets in unread[-1].ranges.items()}
+    if last is not None:  # nothing is known of a partition behind it
+        ends |= {p: offsets.end for p, offsets in last.ranges.items()}
     first: dict[int, int] = {}
     for piece in unread:
         for partition, offsets in piece.ranges.items():

@@ -6,7 +6,7 @@ What belongs here: storing and reading them. What does not: when a slice is give
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -74,20 +74,16 @@ class GivenUps:
 
     def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
         """Keep that slices are given up after so many runs; of one that is given up already the first time stays."""
-        fresh = [key for key, one in self._missing(runs).items() if one is None or one.released_at is not None]
-        if not fresh:
-            return
         try:
             with schema.transaction(self._engine(), writes=True) as connection:
-                connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(fresh)))
-                rows = [{"slice_key": key, "stream": stream, "since": now, "runs": runs[key]} for key in fresh]
-                connection.execute(insert(_TABLE), rows)
+                known = schema.rows_of(connection, _TABLE, [*runs])
+                before = {row.slice_key for row in known if row.released_at is None}
+                if fresh := [key for key in runs if key not in before]:
+                    connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(fresh)))
+                    rows = [{"slice_key": key, "stream": stream, "since": now, "runs": runs[key]} for key in fresh]
+                    connection.execute(insert(_TABLE), rows)
         except IntegrityError:
-            return  # another tick was first
-
-    def _missing(self, keys: Collection[str]) -> dict[str, GivenUp | None]:
-        known = self.of([*keys])
-        return {key: known.get(key) for key in keys}
+            return  # PostgreSQL: another tick was first
 
     def end(self, keys: Sequence[str]) -> None:
         """Forget slices that are done, or whose failures count no more; what a person released stays as a record."""

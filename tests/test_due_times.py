@@ -116,6 +116,25 @@ def test_where_nothing_waits_or_can_be_read_there_are_none(ledger: Ledger) -> No
     assert (away.waiting, away.times, away.error) == (4, None, None)
 
 
+@pytest.mark.parametrize("ms", [10**15, 10**18, 253_402_300_799_000])
+def test_where_a_clock_names_a_year_that_there_is_not_there_are_none(ledger: Ledger, ms: int) -> None:
+    """A producer sets the times of another system's topic: status and audit ended with a ValueError.
+
+    The last of them is the end of the year 9999, which a delay goes beyond.
+    """
+
+    class Message:
+        def timestamp(self) -> tuple[int, int]:
+            return 1, ms
+
+    class Clock(Tier):
+        def read(self, *_: object, **__: object) -> Iterator[Any]:
+            return iter([Message()])
+
+    found = look(ledger, Clock({0: 9, 1: 0}))
+    assert (found.waiting, found.times, found.error) == (4, None, None)
+
+
 def test_page_and_json_have_both(ledger: Ledger) -> None:
     one, none = look(ledger, Tier({0: 100, 1: 40})), look(ledger, Tier({0: 5, 1: 0}))
     assert one.times is not None

@@ -122,6 +122,29 @@ def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) 
     assert measured(ours).over, "what fails again is given up anew"
 
 
+@pytest.mark.parametrize("during", ["_tried_again", "_still_given_up", "_decide"])
+def test_a_release_during_a_tick_is_not_undone(
+    repairing_: Repairing, during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tick that had begun before gave the slice up anew, and what the person decided was forgotten."""
+    ours = repairing_
+    ours.tick()
+    time.sleep(0.01)
+    step = getattr(repairing, during)
+
+    def released(*asked: Any) -> Any:
+        found = step(*asked)
+        assert ours.ledger.given_up.release(ONE.key, by="ann", because="mended", now=datetime.now(UTC))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(repairing, during, released)
+        ours.tick()
+    assert not measured(ours).over
+    asked = [key for keys, _, _ in ours.tick()[0] for key in keys]
+    assert asked == [ONE.key, TWO.key]
+
+
 def test_a_slice_that_somebody_materialised_is_given_up_no_more(repairing_: Repairing) -> None:
     ours = repairing_
     ours.tick()

@@ -87,6 +87,28 @@ def test_a_person_pauses_and_resumes_by_command(ours: Ours) -> None:
     assert ours.ledger.paused.of(stream) == {}
 
 
+def test_whoever_comes_second_is_told(ours: Ours) -> None:
+    """Both were told that they had paused it, or resumed it."""
+    mine = Asked(FIRST, sure=True, by="ann")
+    first = Pause(FIRST, NOW, "bob")
+    with pytest.raises(ConfigurationError, match="is paused by bob"):
+        act(ours.ledger, STREAM, mine, NOW, lambda _: ours.ledger.paused.pause("orders", first))
+    assert ours.ledger.paused.of("orders") == {FIRST: first}
+    with pytest.raises(ConfigurationError, match="is not paused"):
+        act(ours.ledger, STREAM, replace(mine, resume=True), NOW, lambda _: ours.ledger.paused.resume("orders", FIRST))
+
+
+def test_a_resume_takes_no_reason_since_nothing_keeps_it(ours: Ours) -> None:
+    ours.ledger.paused.pause("orders", Pause(FIRST, NOW, "ann"))
+    assert "No such option" in ours.run("resume-tier", "orders", FIRST, "--because", "moved").output
+    jobs = build_defs(streams=[STREAM]).get_repository_def()
+    taken = {
+        name: set(jobs.get_job(f"orders_{name}").all_node_defs[0].config_schema.config_type.fields)
+        for name in ("pause_tier", "resume_tier")
+    }
+    assert taken == {"pause_tier": {"record", "by", "because", "topic"}, "resume_tier": {"record", "by", "topic"}}
+
+
 def test_only_what_is_retried_can_be_paused(ours: Ours) -> None:
     for topic in ("orders", STREAM.parked_topic, "elsewhere"):
         with pytest.raises(ConfigurationError, match="is no topic of stream orders whose records are retried"):

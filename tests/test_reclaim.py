@@ -323,6 +323,22 @@ def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(
     assert taking.act().meant == {}
 
 
+def test_a_topic_that_nothing_is_published_to_is_told(taking: Taking) -> None:
+    """A typo means no record, which looks like success."""
+    taking.world.write()
+    ledger, lake, _ = taking.where
+    for stream in (STREAM, replace(STREAM, name="new")):
+        with pytest.raises(ConfigurationError, match=r"nothing is published to orders\.dql\.2") as caught:
+            act(ledger, lake, stream, Asked(on=["orders.dql.2", PARKED]), taking.log.append)
+        assert f"{STREAM.tier_topics[1]}, {PARKED}" in str(caught.value)
+    assert taking.act(on=STREAM.tier_topics).meant == {}, "there nothing lies"
+    taking.reject_in_tier()
+    taking.world.write()
+    fewer = replace(STREAM, tiers=STREAM.tiers[:1])
+    found = act(ledger, lake, fewer, Asked(on=[STREAM.tier_topics[1]]), taking.log.append)
+    assert [*found.meant] == [X], "of a tier that is declared no more the records are taken back as well"
+
+
 def test_rejected_after_that_it_is_parked_once_and_can_be_taken_back_again(taking: Taking) -> None:
     """Also where what a tier's slice said of the older copy was published later: it was being finished meanwhile."""
     taking.reject_in_tier()

@@ -136,6 +136,27 @@ def test_of_very_many_slices_the_oldest_are_looked_at(deployed: Deployed, monkey
     assert (deployed.ages().starts, len(deployed.ages().waiting)) == ({0: 10, 1: 10}, 2)
 
 
+def test_of_very_many_slices_those_that_are_lost_hide_none_behind_them(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that were looked at some are lost: what lies behind the last passed for read."""
+    monkeypatch.setattr(unread, "SLICES_ASKED", 2)
+    hole = OffsetRange(0, 20)
+    deployed.ledger.record_loss([Loss("orders", "orders", 0, p, hole, "expired", "ann", NOW) for p in (0, 1)])
+    ages = deployed.ages()
+    assert (ages.starts, minutes(ages)) == ({0: 20, 1: 20}, {0: 80, 1: 80})
+
+
+def test_where_no_more_are_unread_than_are_looked_at_the_rest_is_read(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "SLICES_ASKED", 2)
+    deployed.read(*range(2, 6))
+    hole = Loss("orders", "orders", 0, 0, OffsetRange(0, 20), "expired", "ann", NOW)
+    deployed.ledger.record_loss([hole])
+    assert deployed.ages().starts == {0: 60, 1: 0}
+
+
 def alert_of(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> Any:
     kept = str(90 * 60_000)
     monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(kept, "x")})
