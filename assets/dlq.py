@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from assets import rejects
@@ -35,7 +35,7 @@ from resources.lake import count_in, proofs_in, query_arrow, slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import create_table, replace_slices, rows_at
 from resources.transactions import Mark, Transactions
-from resources.vanished_topics import expected
+from resources.vanished_topics import vanished
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,7 +89,8 @@ def materialise(work: Work) -> list[SliceReport]:
         create_table(work.spark, work.lake.path(work.stream.name, TABLE), COLUMNS, SEARCHED)
         with clock.phase("publish"):
             rejected = [piece for piece in open_ if decisions[piece.key].rows]
-            topics = ensure(work.kafka, work.stream, expected(work.ledger, work.stream)) if rejected else {}
+            gone = partial(vanished, work.ledger, work.stream)
+            topics = ensure(work.kafka, work.stream, gone) if rejected else {}
             sent = dict.fromkeys([piece.key for piece in open_], 0)
             read = decided.version
             for piece in rejected:

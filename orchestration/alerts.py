@@ -7,7 +7,9 @@ alert begins and ends (`highwater.alerting`), or sending it (`resources.webhook`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from highwater.alerting import Alert, Measure, after, told
@@ -38,7 +40,24 @@ SLICES = 20
 DEPLOYMENT = "the deployment"
 LEASE_SECONDS = 60.0
 Tell = Callable[[Alert], None]
-Measuring = Callable[["Ledger", "Kafka", "Lake", "Stream"], Measure | None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A stream, and what one tick asks about it."""
+
+    ledger: Ledger
+    kafka: Kafka
+    lake: Lake
+    stream: Stream
+
+    @cached_property
+    def in_raw(self) -> Collection[str] | None:
+        """The slices that stand in raw, read once; None if the lake cannot be asked now."""
+        return in_raw(self.ledger, self.lake, self.stream)
+
+
+Measuring = Callable[[Asked], Measure | None]
 
 
 def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], tell: Tell) -> list[str]:
@@ -73,16 +92,18 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
 
 
 def _measured(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str]) -> Iterator[Measure]:
-    def asked(measure: Measuring) -> list[guards.Guard]:
+    asked = Asked(ledger, kafka, lake, stream)
+
+    def guards_of(measure: Measuring) -> list[guards.Guard]:
         names = ASKS.get(measure, ())
         return [lake_guard(ledger, lake, stream) if name == LAKE else kafka_guard(ledger, kafka) for name in names]
 
     for measure in MEASURES:
         try:
-            with guarded(*asked(measure)):
+            with guarded(*guards_of(measure)):
                 if LAKE in ASKS.get(measure, ()):
                     see_lake_there(ledger, lake)
-                found = measure(ledger, kafka, lake, stream)
+                found = measure(asked)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
         except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others
@@ -92,10 +113,10 @@ def _measured(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: l
                 yield found
 
 
-def _reject_ratio(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
-    del kafka
-    keys = [piece.key for piece in ledger.slices(stream.name, stream.topic, newest=SLICES)]
-    proofs = lake.committed(stream.name, "events", keys).values()
+def _reject_ratio(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    keys = [piece.key for piece in asked.ledger.slices(stream.name, stream.topic, newest=SLICES)]
+    proofs = asked.lake.committed(stream.name, "events", keys).values()
     records, rejects = (sum(proof.counts.get(name, 0) for proof in proofs) for name in ("raw", "rejects"))
     if not records:
         return None
@@ -110,9 +131,9 @@ def _reject_ratio(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> M
     )
 
 
-def _parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
-    del kafka
-    count, limit = count_parked(ledger, lake, stream), stream.alerts.parked
+def _parked(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    count, limit = count_parked(asked.ledger, asked.lake, stream), stream.alerts.parked
     return Measure(
         stream.name,
         "parked records",
@@ -123,12 +144,12 @@ def _parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure
     )
 
 
-def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
+def _late_retries(asked: Asked) -> Measure | None:
+    stream = asked.stream
     if not stream.delays:
         return None
     try:
-        read = in_raw(ledger, lake, stream)
-        found = [_lateness(ledger, kafka, stream, topic, read) for topic in stream.delays]
+        found = [_lateness(asked, topic) for topic in stream.delays]
     except TopicVanishedError as error:
         return Measure(stream.name, "age of retries", error.problem, "no tier is gone", over=True, remedy=error.remedy)
     late, limit = max(late for late, _ in found), stream.alerts.retries_late
@@ -145,32 +166,32 @@ def _late_retries(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> M
     )
 
 
-def _lateness(
-    ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: Collection[str] | None
-) -> tuple[timedelta, bool]:
+def _lateness(asked: Asked, topic: str) -> tuple[timedelta, bool]:
     """How long after its due time a tier's oldest record still is not in raw; and whether all could be asked.
 
     Raises:
         TopicVanishedError: the tier is not there any more.
         DependencyAwayError: Kafka or the ledger is away.
     """
+    stream = asked.stream
     try:
-        ages = unread_ages(ledger, kafka, stream, topic, read)
-        if topic in stream.foreign_topics and not stamped_by_broker(kafka, topic):
+        ages = unread_ages(asked.ledger, asked.kafka, stream, topic, asked.in_raw)
+        if topic in stream.foreign_topics and not stamped_by_broker(asked.kafka, topic):
             return timedelta(0), True  # what just came may bear the time of its first publication, days ago
     except TopicAbsentError:
-        if (gone := vanished(ledger, stream, topic)) is not None:
+        if (gone := vanished(asked.ledger, stream, topic)) is not None:
             raise gone from None
         return timedelta(0), True  # nothing was published to it yet
     age = ages.oldest or timedelta(0)
     return max(age - stream.delays[topic] * (1 + JITTER), timedelta(0)), ages.sure
 
 
-def _retention_left(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
-    kept = retention(topic_settings(kafka, stream.topic))
+def _retention_left(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    kept = retention(topic_settings(asked.kafka, stream.topic))
     if kept is None:
         return None
-    ages = unread_ages(ledger, kafka, stream, stream.topic, in_raw(ledger, lake, stream))
+    ages = unread_ages(asked.ledger, asked.kafka, stream, stream.topic, asked.in_raw)
     left = kept - (ages.oldest or timedelta(0))
     # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
     limit = min(stream.alerts.retention_left, kept / 2)
@@ -187,9 +208,9 @@ def _retention_left(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) ->
     )
 
 
-def _breaker(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
-    del kafka, lake
-    found = ledger.breakers.circuit(stream.name)
+def _breaker(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found = asked.ledger.breakers.circuit(stream.name)
     return Measure(
         stream.name,
         "circuit breaker",
@@ -201,9 +222,9 @@ def _breaker(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measur
     )
 
 
-def _held(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
-    del kafka, lake
-    found = ledger.holds.open(stream.name)
+def _held(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found = asked.ledger.holds.open(stream.name)
     return Measure(
         stream.name,
         "held",
@@ -214,9 +235,9 @@ def _held(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure |
     )
 
 
-def _given_up(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
-    del kafka, lake
-    found = ledger.given_up.open(stream.name)
+def _given_up(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found = asked.ledger.given_up.open(stream.name)
     return Measure(
         stream.name,
         "given up",
@@ -230,10 +251,10 @@ def _given_up(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measu
     )
 
 
-def _published_late(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
-    del kafka
+def _published_late(asked: Asked) -> Measure | None:
+    stream = asked.stream
     now = datetime.now(UTC)
-    found = behind(ledger, lake, stream)
+    found = behind(asked.ledger, asked.lake, stream)
     if found is None:
         return None
     late, limit = found.age(now), stream.alerts.published_late
@@ -249,9 +270,9 @@ def _published_late(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) ->
     )
 
 
-def _reclaimed_late(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Measure | None:
-    del kafka
-    found, limit = taken_back.waiting(ledger, lake, stream), stream.alerts.reclaimed_late
+def _reclaimed_late(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found, limit = taken_back.waiting(asked.ledger, asked.lake, stream), stream.alerts.reclaimed_late
     age = datetime.now(UTC) - found[0].since if found else timedelta(0)
     records = sum(one.records for one in found)
     return Measure(

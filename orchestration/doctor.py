@@ -14,6 +14,7 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -28,7 +29,7 @@ from resources.lake import open_table
 from resources.permissions import permitted
 from resources.topic_facts import stamped_by_broker, topic_facts
 from resources.transactions import Transactions
-from resources.vanished_topics import expected
+from resources.vanished_topics import vanished
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -141,7 +142,7 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
 def _dlq(deployment: Deployment, stream: Stream) -> Tried:
     what = f"DLQ topics of {stream.name}"
     try:
-        text, warning = see_no_drift(deployment.kafka(), stream, expected(deployment.ledger(), stream))
+        text, warning = see_no_drift(deployment.kafka(), stream, partial(vanished, deployment.ledger(), stream))
     except HighwaterError as error:
         return Tried(what, error=error)
     return Tried(what, text, warning=warning)

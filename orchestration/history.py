@@ -25,6 +25,9 @@ MEMORY = timedelta(days=1)
 RECORDS = 2_000
 # Dagster's daemon starts a retry within seconds; after so long it is taken for lost.
 RETRY_GRACE = timedelta(minutes=5)
+# Ticks ask of the same runs again and again, for an hour while a slice waits: a megabyte of memory.
+RUNS_KNOWN = 10_000
+_AWAY: dict[str, bool] = {}
 
 
 def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
@@ -93,7 +96,21 @@ def _time_of_end(record: RunRecord) -> datetime:
 
 
 def dependency_was_away(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Whether a step of a run failed because a dependency was away, Spark for example, and not by what it was to do."""
+    """Whether a step of a run failed because a dependency was away, Spark for example, and not by what it was to do.
+
+    Args:
+        instance: Dagster's instance.
+        run_id: a run that ended. Its log is read once: the answer stays.
+    """
+    known = _AWAY.get(run_id)
+    if known is None:
+        if len(_AWAY) >= RUNS_KNOWN:
+            _AWAY.clear()
+        known = _AWAY[run_id] = _failed_by_what_was_away(instance, run_id)
+    return known
+
+
+def _failed_by_what_was_away(instance: dg.DagsterInstance, run_id: str) -> bool:
     failures = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     texts = [entry.dagster_event.step_failure_data for entry in failures if entry.dagster_event is not None]
     return any(data.error is not None and DependencyAwayError.__name__ in data.error.to_string() for data in texts)

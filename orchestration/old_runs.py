@@ -41,16 +41,19 @@ class OldRuns:
         older_than: runs that ended longer ago.
         deleted: how many of them name no live key.
         kept: how many of them name one.
+        more: whether later ones were left to the next maintenance.
     """
 
     older_than: timedelta
     deleted: int
     kept: int
+    more: bool = False
 
     @property
     def line(self) -> str:
         """The same in a sentence."""
         text = f"runs: {self.deleted:,} that ended over {self.older_than.days} days ago are deleted with their logs"
+        text += "; those behind them are looked at next time" if self.more else ""
         return f"{text}; {self.kept:,} stay, slices with a live key were made by them" if self.kept else text
 
 
@@ -64,16 +67,18 @@ def delete_runs(instance: dg.DagsterInstance, stream: Stream, now: datetime, *, 
         return None
     live = _ordinals(instance.get_dynamic_partitions(stream.partitions_name))
     gone: list[str] = []
-    kept = 0
+    kept, more = 0, False
     for run in _ended_before(instance, stream, now - age):
+        if more := len(gone) == MOST_RUNS:
+            break
         if _names_live(run.tags, live):
             kept += 1
-        elif len(gone) < MOST_RUNS:
+        else:
             gone.append(run.run_id)
     for run_id in gone if sure else ():
         instance.compute_log_manager.delete_logs(prefix=[run_id])
         instance.delete_run(run_id)
-    return OldRuns(age, len(gone), kept)
+    return OldRuns(age, len(gone), kept, more)
 
 
 def _ended_before(instance: dg.DagsterInstance, stream: Stream, before: datetime) -> Iterator[dg.DagsterRun]:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from assets.reclaims import NUMBER
@@ -25,7 +26,7 @@ from highwater.reclaims import numbers, stale
 from highwater.slices import OffsetRange
 from orchestration.redriving import headers_of, key_of, redrive
 from resources.lake import count_in, query
-from resources.vanished_topics import expected, vanished
+from resources.vanished_topics import vanished
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -180,7 +181,8 @@ def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, 
     if not asked.sure:
         log("a dry run: nothing was done")
     elif asked.because is None:
-        for sent in redrive(kafka, lake, stream, parked.places, parked.ends, expected(ledger, stream)):
+        gone = partial(vanished, ledger, stream)
+        for sent in redrive(kafka, lake, stream, parked.places, parked.ends, gone):
             log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
     else:
         count = discard(ledger, stream, parked, by=asked.by, reason=asked.because, now=datetime.now(UTC))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from highwater.declaration import Stream
-    from highwater.errors import TopicVanishedError
     from highwater.slices import OffsetRange
+    from resources.dlq_topics import Gone
     from resources.kafka import Kafka
     from resources.lake import Lake
 
@@ -79,7 +79,7 @@ def redrive(
     stream: Stream,
     wanted: Collection[tuple[int, int]],
     ends: Mapping[int, OffsetRange],
-    expected: Mapping[str, TopicVanishedError],
+    gone: Gone,
 ) -> Iterator[int]:
     """Send records back to the first tier, as they are, in transactions; yields how many are sent so far.
 
@@ -91,7 +91,7 @@ def redrive(
         stream: its declaration.
         wanted: partition and offset of the records on the parked topic.
         ends: to where it is read.
-        expected: topics that must be there, each with the error that it is if it is not.
+        gone: the error that it is that a DLQ topic is absent; None if it may be created.
 
     Raises:
         ConfigurationError: the stream has no tier.
@@ -109,7 +109,7 @@ def redrive(
         )
     if not wanted:
         return
-    topics, to = ensure(kafka, stream, expected), stream.tier_topics[0]
+    topics, to = ensure(kafka, stream, gone), stream.tier_topics[0]
     rooms = {topic: shape.room for topic, shape in topics.items()}
     name, sent, stay = f"highwater.pub.redrive.{stream.name}", 0, _Stay()
     with Transactions(kafka, name, stream.parked_topic, most_bytes=min(rooms.values())) as transactions:

@@ -5,11 +5,10 @@ What belongs here: their settings, and why. What does not: what is sent to them 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.envelope import MOST_BYTES
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from highwater.errors import TopicVanishedError
     from resources.kafka import Kafka
 
-NOTHING: Mapping[str, TopicVanishedError] = MappingProxyType({})
 REQUEST_SECONDS = 10.0
 # A retry that fails for a week is found by somebody; a tier must never lose what still waits.
 LEAST_RETENTION = timedelta(days=7)
@@ -51,19 +49,23 @@ class Shape:
         return int(self.config[ROOM])
 
 
-def ensure(kafka: Kafka, stream: Stream, expected: Mapping[str, TopicVanishedError] = NOTHING) -> dict[str, Shape]:
+# Of an absent topic the error that it is that it is not there; None if it may be created.
+Gone = Callable[[str], "TopicVanishedError | None"]
+
+
+def ensure(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[str, Shape]:
     """Create the tiers and the parked topic where they are absent, and check those that are there.
 
     Args:
         kafka: is looked at.
         stream: the declaration.
-        expected: topics that must be there, each with the error that it is if it is not: none of them is created.
+        gone: is asked of each topic that is absent. While there is an error none is created.
 
     Returns:
         How they are set up, or must be.
 
     Raises:
-        TopicVanishedError: one of those that are expected is not there.
+        TopicVanishedError: a topic is absent that may not be created.
         TopicDriftError: a topic is set up so that records could be lost or come too early; found, wanted and the
             command that mends it are in the text.
         TopicAbsentError: the main topic is gone.
@@ -74,8 +76,7 @@ def ensure(kafka: Kafka, stream: Stream, expected: Mapping[str, TopicVanishedErr
     # Who owns a foreign topic may let it grow: that must not stop what is rejected of the main topic.
     wanted = _wanted(stream, main)
     rooms = _rooms(kafka, wanted)
-    for topic in expected.keys() & wanted.keys() - rooms.keys():
-        raise expected[topic]
+    _see_none_gone(wanted.keys() - rooms.keys(), gone)
     if len(rooms) < len(wanted):
         roomy = _wanted(stream, main, _there(kafka, stream.foreign_topics).values())
         for topic in wanted.keys() - rooms.keys():
@@ -131,9 +132,7 @@ def _accepted(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
     return stream.publishes.topic, main, replace(main, config=needed)
 
 
-def see_no_drift(
-    kafka: Kafka, stream: Stream, expected: Mapping[str, TopicVanishedError] = NOTHING
-) -> tuple[str, bool]:
+def see_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> tuple[str, bool]:
     """Check the topics that are there, and create none; returns what was found, in words, and whether it is a warning.
 
     They should have room for what the stream's foreign topics hold, too; what finds none is parked by reference.
@@ -144,13 +143,18 @@ def see_no_drift(
     others = _there(kafka, stream.foreign_topics).values()
     wanted = _wanted(stream, _shape(kafka, stream.topic), others)
     rooms = _rooms(kafka, wanted)
-    for topic in expected.keys() & wanted.keys() - rooms.keys():
-        raise expected[topic]
+    _see_none_gone(wanted.keys() - rooms.keys(), gone)
     for topic, room in rooms.items():
         if int(room) < (most := wanted[topic].room):
             text = f"{topic} takes no record above {int(room):,} bytes, the topics that are read hold up to {most:,}"
             return f"{text}: {configure(kafka.bootstrap, topic, f'{ROOM}={most}')}", True
     return f"{len(rooms)} of {len(wanted)} are there, and set up as they must be", False
+
+
+def _see_none_gone(absent: Collection[str], gone: Gone) -> None:
+    for topic in sorted(absent):
+        if (error := gone(topic)) is not None:
+            raise error
 
 
 def _rooms(kafka: Kafka, wanted: Mapping[str, Shape]) -> dict[str, str]:

@@ -119,6 +119,8 @@ class Ledger:
         Raises:
             UnknownSliceError: one of them was never planned or is no key; the topic's last slice is named.
         """
+        if not keys:
+            return []
         with self._reading() as connection:
             found = {row.slice_key: slice_of(row) for row in schema.rows_of(connection, schema.slices, keys)}
         for key in keys:
@@ -190,7 +192,8 @@ class Ledger:
             table.c.stream == stream, table.c.topic == topic, table.c.topic_id == topic_id
         )
         with self._reading() as connection:
-            return {row.slice_key: row.attempt for row in connection.execute(query.order_by(table.c.ordinal))}
+            # 100,000 rows by the names of their columns would take twice as long.
+            return dict(connection.execute(query.order_by(table.c.ordinal)).tuples().all())
 
     def _slices_query(self, stream: str, topic: str | None, after: str | None) -> Select[Any]:
         table = schema.slices

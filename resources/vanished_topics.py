@@ -62,12 +62,6 @@ def _parked(stream: Stream) -> TopicVanishedError:
     )
 
 
-def expected(ledger: Ledger, stream: Stream) -> dict[str, TopicVanishedError]:
-    """Those of the stream's own DLQ topics that must be there, each with the error that it is if it is not."""
-    found = {topic: vanished(ledger, stream, topic) for topic in (*stream.tier_topics, stream.parked_topic)}
-    return {topic: error for topic, error in found.items() if error is not None}
-
-
 def is_there(kafka: Kafka, topic: str) -> bool:
     """Whether a topic is there.
 
@@ -94,7 +88,7 @@ def make_anew(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> None:
         TopicVanishedError: another of the stream's DLQ topics vanished too.
         TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as `ensure`.
     """
-    ensure(kafka, stream, {name: error for name, error in expected(ledger, stream).items() if name != topic})
+    ensure(kafka, stream, lambda name: None if name == topic else vanished(ledger, stream, name))
     deadline = time.monotonic() + HEARD_SECONDS
     while not is_there(kafka, topic) and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY)

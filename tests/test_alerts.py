@@ -183,13 +183,13 @@ def test_what_the_lake_tells_is_measured(tmp_path: Path) -> None:
     written.write()
     away = Kafka(f"{LOOPBACK}:{free_port()}")
     stream = replace(STREAM, alerts=Alerts(reject_ratio=0.6, parked=5))
-    asked = (written.ledger, away, written.lake, stream)
-    ratio, parked = alerts._reject_ratio(*asked), alerts._parked(*asked)
+    asked = alerts.Asked(written.ledger, away, written.lake, stream)
+    ratio, parked = alerts._reject_ratio(asked), alerts._parked(asked)
     assert ratio is not None
     assert parked is not None
     assert (ratio.over, ratio.value) == (False, "60% of 10 records of the newest 1 slices")
     assert (parked.over, parked.value) == (True, "6 wait for a person")
-    beyond = alerts._reject_ratio(*asked[:3], replace(STREAM, alerts=Alerts(reject_ratio=0.59)))
+    beyond = alerts._reject_ratio(replace(asked, stream=replace(STREAM, alerts=Alerts(reject_ratio=0.59))))
     assert beyond is not None
     assert beyond.over
 

@@ -646,9 +646,9 @@ def test_the_planner_and_retries_ask_for_raw_alone_while_it_is_open() -> None:
 
 def test_the_breaker_is_an_alert_while_it_is_not_closed(ledger: Ledger) -> None:
     nothing: Any = None
-    closed = alerts._breaker(ledger, nothing, nothing, STREAM)
+    closed = alerts._breaker(alerts.Asked(ledger, nothing, nothing, STREAM))
     opened(ledger)
-    open_ = alerts._breaker(ledger, nothing, nothing, STREAM)
+    open_ = alerts._breaker(alerts.Asked(ledger, nothing, nothing, STREAM))
     assert closed is not None
     assert open_ is not None
     assert (closed.over, open_.over) == (False, True)

@@ -72,7 +72,7 @@ def repairing_(tmp_path: Path) -> Iterator[Repairing]:
 
 def measured(ours: Repairing) -> Any:
     unused: Any = None
-    return alerts._given_up(ours.ledger, unused, unused, STREAM)
+    return alerts._given_up(alerts.Asked(ours.ledger, unused, unused, STREAM))
 
 
 def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_given_up(
@@ -188,3 +188,27 @@ def test_what_fails_because_spark_is_away_is_not_given_up(
     _, tick = ours.tick()
     assert measured(ours).over == given_up
     assert ("waiting for the next attempt" in tick.message) != given_up
+
+
+def test_of_a_run_the_log_is_read_once_while_its_slice_waits(
+    repairing_: Repairing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While Spark was away each tick read a log for every slice."""
+    ours = repairing_
+    time.sleep(0.01)
+    failed_by(ours, ONE.key, "DependencyAwayError: Spark is away")
+    read: list[str] = []
+    all_logs = dg.DagsterInstance.all_logs
+
+    def counted(instance: dg.DagsterInstance, run_id: str, **asked: Any) -> Any:
+        read.append(run_id)
+        return all_logs(instance, run_id, **asked)
+
+    monkeypatch.setattr(dg.DagsterInstance, "all_logs", counted)
+    for _ in range(3):
+        assert f"1 waiting for the next attempt: {ONE.key}" in ours.tick()[1].message
+    assert len(read) == 1
+    failed_by(ours, ONE.key, "UnbalancedError: rows are missing")
+    ours.tick()
+    assert measured(ours).over, "another run is another answer"
+    assert len(read) == 2

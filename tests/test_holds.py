@@ -399,7 +399,7 @@ def test_a_hold_is_told_everywhere(ledger: Ledger, tmp_path: Path) -> None:
     from dev.processes import LOOPBACK, free_port
 
     nothing: Any = None
-    measured = alerts._held(ledger, nothing, nothing, STREAM)
+    measured = alerts._held(alerts.Asked(ledger, nothing, nothing, STREAM))
     assert measured is not None
     assert not measured.over
     assert alerts._held in alerts.MEASURES
@@ -411,7 +411,7 @@ def test_a_hold_is_told_everywhere(ledger: Ledger, tmp_path: Path) -> None:
         "orders@0000002 is held since 2026-03-01 12:00:00 UTC by 3 records, the first is orders partition 2 offset 41, "
         "unresolved: customer_id is not in reference/customers; attempt 1 at 12:00:00"
     )
-    measured = alerts._held(ledger, nothing, nothing, STREAM)
+    measured = alerts._held(alerts.Asked(ledger, nothing, nothing, STREAM))
     assert measured is not None
     assert (measured.over, measured.value) == (True, text)
     status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})

@@ -253,7 +253,7 @@ def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(tak
         stale_for = replace(told, since=datetime.now(UTC) - timedelta(minutes=waited))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(taken_back, "waiting", lambda *_, one=stale_for: [one])
-            measure = alerts._reclaimed_late(world.ledger, nothing, world.lake, stream)
+            measure = alerts._reclaimed_late(alerts.Asked(world.ledger, nothing, world.lake, stream))
         assert measure is not None
         assert (measure.over, measure.remedy) == (over, f"{command} orders@0000000")
     world.ledger.retired.retire("orders", [FIRST.key], NOW)
@@ -266,7 +266,7 @@ def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(tak
     world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 1})
     world.write()
     assert taken_back.waiting(*asked) == []
-    none = alerts._reclaimed_late(world.ledger, nothing, world.lake, stream)
+    none = alerts._reclaimed_late(alerts.Asked(world.ledger, nothing, world.lake, stream))
     assert none is not None
     assert (none.over, none.value) == (False, "none waits to be decided anew")
 

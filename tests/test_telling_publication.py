@@ -231,10 +231,10 @@ def test_explain_tells_what_became_of_a_slice(scene: Scene) -> None:
 def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = scene.plan(0, p0=(0, 2))
     stream = replace(scene.tables.stream, alerts=Alerts(published_late=timedelta(minutes=10)))
-    asked = (scene.tables.ledger, cast("Any", None), scene.tables.lake)
+    asked = alerts.Asked(scene.tables.ledger, cast("Any", None), scene.tables.lake, stream)
     unsent = replace(stream, publishes=None)
-    assert alerts._published_late(*asked, unsent) is None
-    assert [(one.over, one.value) for one in [alerts._published_late(*asked, stream)] if one] == [
+    assert alerts._published_late(replace(asked, stream=unsent)) is None
+    assert [(one.over, one.value) for one in [alerts._published_late(asked)] if one] == [
         (False, "none waits to be sent")
     ]
     scene.decide(piece, 0, 1)
@@ -242,7 +242,7 @@ def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene, m
     for minutes, over in ((9, False), (11, True)):
         waited = replace(told_now, since=datetime.now(UTC) - timedelta(minutes=minutes))
         monkeypatch.setattr(alerts, "behind", lambda *_, one=waited: one)
-        found = alerts._published_late(*asked, stream)
+        found = alerts._published_late(asked)
         assert found is not None
         told = f"the oldest that is not sent to orders.accepted was accepted 0:{minutes:02}:"
         assert (found.over, found.value.startswith(told)) == (over, True)

@@ -161,8 +161,8 @@ def alert_of(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> Any:
     kept = str(90 * 60_000)
     monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(kept, "x")})
     stream = replace(STREAM, alerts=Alerts(retention_left=timedelta(minutes=30), retries_late=timedelta(minutes=30)))
-    asked = deployed.ledger, deployed.kafka, deployed.lake, stream
-    return alerts._retention_left(*asked) if deployed.topic == "orders" else alerts._late_retries(*asked)
+    asked = alerts.Asked(deployed.ledger, deployed.kafka, deployed.lake, stream)
+    return alerts._retention_left(asked) if deployed.topic == "orders" else alerts._late_retries(asked)
 
 
 def test_the_alert_of_retention_names_the_slice_that_nobody_reads(
@@ -175,6 +175,25 @@ def test_the_alert_of_retention_names_the_slice_that_nobody_reads(
     deployed.read(3, 4, 5)
     under = alert_of(deployed, monkeypatch)
     assert (under.over, "explain" in under.remedy) == (False, False)
+
+
+def test_raw_is_opened_once_a_tick(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two measures that need it opened it."""
+    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting("1000000000", "x")})
+    monkeypatch.setattr(alerts, "MEASURES", (alerts._retention_left, alerts._late_retries))
+    opened: list[str] = []
+    holds = Lake.holds
+
+    def counted(lake: Lake, stream: str, table: str) -> set[str]:
+        opened.append(table)
+        return holds(lake, stream, table)
+
+    monkeypatch.setattr(Lake, "holds", counted)
+    deployed.read(*range(6))
+    lines: list[str] = []
+    found = [*alerts._measured(deployed.ledger, deployed.kafka, deployed.lake, STREAM, lines)]
+    assert ([one.what for one in found], lines) == (["retention before unread records", "age of retries"], [])
+    assert opened == ["raw"]
 
 
 def test_a_retry_that_is_planned_and_not_read_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

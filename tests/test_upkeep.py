@@ -24,7 +24,7 @@ from highwater.errors import ConfigurationError, DeclarationError, DependencyAwa
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from highwater.upkeep import Horizon, Key, Part, candidates, to_compact
-from orchestration import repairing, retiring, ticks
+from orchestration import old_runs, repairing, retiring, ticks
 from orchestration.cli import main
 from orchestration.explaining import explain
 from orchestration.old_runs import delete_runs
@@ -222,9 +222,14 @@ def test_runs_that_name_no_live_key_go_with_their_logs_when_they_are_old(
     young = delete_runs(ours.instance, ours.stream, NOW + timedelta(days=29), sure=True)
     assert young is not None
     assert (young.deleted, young.kept) == (0, 0)
+    monkeypatch.setattr(old_runs, "MOST_RUNS", 2)
+    some = delete_runs(ours.instance, ours.stream, later, sure=False)
+    assert some is not None
+    assert (some.deleted, some.more, "those behind them are looked at next time" in some.line) == (2, True, True)
+    monkeypatch.setattr(old_runs, "MOST_RUNS", 3)
     dry = delete_runs(ours.instance, ours.stream, later, sure=False)
     assert dry is not None
-    assert (dry.deleted, dry.kept) == (3, 2)
+    assert (dry.deleted, dry.kept, dry.more) == (3, 2, False)
     assert ours.runs() == {*stays, *goes, other, goes_on}
     assert delete_runs(ours.instance, ours.stream, later, sure=True) == dry
     assert ours.runs() == {*stays, other, goes_on}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,12 @@ from orchestration.plan_status import _dlq
 from orchestration.reclaiming import Asked
 from orchestration.reclaiming import act as reclaim
 from orchestration.retries import plan_tier
+from resources import dlq_topics
 from resources.dlq_topics import ensure, see_no_drift
 from resources.kafka import PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger
-from resources.vanished_topics import expected, vanished
+from resources.vanished_topics import vanished
 from tests.scene import Scene
 from tests.support import LONG_TIERS, Message, make_stream, send
 from tests.test_audit import MAIN, Written
@@ -44,6 +46,7 @@ STREAM = replace(
 )
 [TIER] = STREAM.tier_topics
 PARKED = STREAM.parked_topic
+MAIN_SHAPE = dlq_topics.Shape(1, 1, {"max.message.bytes": "1000000", "min.insync.replicas": "1"})
 
 
 @dataclass
@@ -94,7 +97,7 @@ def told(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
                 tick: Any = ticks.retry(instance, resources, STREAM).message
             except Exception as error:  # noqa: BLE001 - what is raised is what is looked at
                 tick = error
-        alert = alerts._late_retries(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM)
+        alert = alerts._late_retries(alerts.Asked(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM))
         status = {one.topic: one.error for one in _dlq(ledger, kafka, STREAM)}
         return {"tick": tick, "alert": alert, "status": status}
 
@@ -138,8 +141,7 @@ def test_a_tier_that_was_recreated_or_cut_off_is_an_error_in_tick_and_status(
 
 def test_topics_that_nothing_was_published_to_are_no_error(tmp_path: Path) -> None:
     fresh = Ledger(f"sqlite:///{tmp_path / 'fresh.sqlite'}")
-    assert expected(fresh, STREAM) == {}
-    assert vanished(fresh, STREAM, OTHERS) is None
+    assert [vanished(fresh, STREAM, topic) for topic in (TIER, PARKED, OTHERS)] == [None, None, None]
 
 
 def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledger) -> None:
@@ -154,6 +156,33 @@ def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledg
         look(ledger, kafka, lake, STREAM, Choice())
     assert f"highwater reclaim orders --on {PARKED}" in caught.value.remedy
     assert isinstance(_dlq(ledger, kafka, STREAM)[-1].error, TopicVanishedError)
+
+
+@pytest.mark.parametrize("look", [ensure, see_no_drift])
+def test_the_ledger_is_asked_of_absent_topics_alone(
+    look: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each publication asked it of every topic of the DLQ."""
+    kafka: Any = SimpleNamespace(bootstrap="here")
+    there = {"orders": MAIN_SHAPE, **dlq_topics._wanted(STREAM, MAIN_SHAPE)}
+    asked: list[str] = []
+
+    def shape(_: Any, topic: str) -> dlq_topics.Shape:
+        if topic not in there:
+            raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
+        return there[topic]
+
+    def gone(topic: str) -> TopicVanishedError:
+        asked.append(topic)
+        return TopicVanishedError(f"{topic} is gone", remedy="restore it")
+
+    monkeypatch.setattr(dlq_topics, "_shape", shape)
+    look(kafka, STREAM, gone)
+    assert asked == []
+    del there[PARKED]
+    with pytest.raises(TopicVanishedError, match=f"{PARKED} is gone"):
+        look(kafka, STREAM, gone)
+    assert asked == [PARKED]
 
 
 def test_a_tier_that_vanished_is_made_anew_by_its_acceptance_alone(
@@ -171,13 +200,13 @@ def test_a_tier_that_vanished_is_made_anew_by_its_acceptance_alone(
         return bool(plan_tier(scene.ledger, scene.kafka, stream, tier, due).slices)
 
     wait_until(cut, 30, "its slice")
-    known = expected(scene.ledger, stream)
-    assert set(ensure(scene.kafka, stream, known)) == {tier, stream.parked_topic}
+    gone = partial(vanished, scene.ledger, stream)
+    assert set(ensure(scene.kafka, stream, gone)) == {tier, stream.parked_topic}
     scene.admin.delete_topics([tier])[tier].result(30)
     wait_until(lambda: tier not in scene.kafka.topics(), 30, "the tier's end")
     for asked in (ensure, see_no_drift):
         with pytest.raises(TopicVanishedError, match=tier):
-            asked(scene.kafka, stream, known)
+            asked(scene.kafka, stream, gone)
     assert tier not in scene.kafka.topics(), "publication has not made it anew"
     shown = scene.run("status", "orders")
     assert (shown.exit_code, f"TopicVanishedError: topic {tier}" in shown.output) == (2, True)
@@ -193,7 +222,7 @@ def test_a_tier_that_vanished_is_made_anew_by_its_acceptance_alone(
     wait_until(cut, 30, "the next slice")
     [_, after] = scene.ledger.slices("orders", tier)
     assert (after.generation, after.ordinal, after.ranges) == (1, 1, {0: OffsetRange(0, 2)})
-    ensure(scene.kafka, stream, expected(scene.ledger, stream))
+    ensure(scene.kafka, stream, gone)
 
 
 # What waited there: over tables that are written row by row
