@@ -123,7 +123,7 @@ class Burst:
         figures.published = len(read_topics(self._bootstrap, [PARKED]).get(PARKED, ()))
         # At once, or the breaker would take it for its probe as long as no other slice waits in raw.
         asked = Asked([judged.slice_key], sure=True, by="demo", because="a wrong serializer, since mended")
-        act(self._ledger, asked, datetime.now(UTC), lambda _: None, STREAM)
+        act(self._ledger, [STREAM], asked, datetime.now(UTC), lambda _: None)
         self._write_sound()
 
     def _materialise(self) -> None:

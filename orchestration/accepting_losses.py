@@ -77,10 +77,10 @@ def _anew(
     if topic == stream.topic or is_there(kafka, topic):
         return None, []
     gone = vanished(ledger, stream, topic)
-    if gone is None or topic not in stream.tier_topics:
-        if gone is not None:
-            raise gone
+    if gone is None:
         return None, []
+    if topic not in stream.tier_topics:
+        raise gone
     if not sure:
         return as_made(kafka, stream, topic), [f"{topic} is gone, and would be made anew"]
     make_anew(ledger, kafka, stream, topic)

@@ -6,12 +6,13 @@ which is the routing's as always (`highwater.routing`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
+from orchestration.named_slices import slices_of
 from resources.breakers import Acceptance
 
 if TYPE_CHECKING:
@@ -36,15 +37,15 @@ class Asked:
     because: str = ""
 
 
-def act(ledger: Ledger, asked: Asked, now: datetime, log: Callable[[str], object], stream: str | None = None) -> int:
+def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, log: Callable[[str], object]) -> int:
     """Let slices through, or tell what is known of them; returns how many were not let through before.
 
     Args:
         ledger: holds plans and judgements.
+        streams: the names of those that the slices may be of.
         asked: what is asked.
         now: the time, in UTC.
         log: gets what is found and done, in sentences.
-        stream: the stream that the slices must be of; any if None.
 
     Raises:
         UnknownSliceError: one of them was never planned.
@@ -52,14 +53,7 @@ def act(ledger: Ledger, asked: Asked, now: datetime, log: Callable[[str], object
     """
     if asked.sure and not asked.by:
         raise ConfigurationError("nobody is named who accepts the rejects", remedy="name a person with `by`")
-    pieces = ledger.get(list(asked.slices))
-    for piece in pieces:
-        if stream is not None and piece.stream != stream:
-            raise ConfigurationError(
-                f"{piece.key} is no slice of {stream}",
-                found=f"stream {piece.stream}",
-                remedy="name slices of one stream",
-            )
+    pieces = slices_of(ledger, streams, asked.slices)
     if not pieces:
         raise ConfigurationError("no slice is named", remedy="name the slices whose rejects are accepted")
     judgements, known = ledger.breakers.judgements([*asked.slices]), ledger.breakers.accepted([*asked.slices])

@@ -36,7 +36,9 @@ from orchestration.terminal import (
     print_json,
     print_lines,
     print_table,
+    see_named,
     told,
+    told_lines,
 )
 
 if TYPE_CHECKING:
@@ -184,8 +186,7 @@ def _accept(
 ) -> None:
     if sure and dry:
         raise click.UsageError("--yes and --dry-run contradict each other")
-    if sure and not by:
-        raise click.UsageError("--yes needs --by NAME: it is accepted by a person")
+    see_named(by, sure=sure, why="it is accepted by a person")
     from orchestration.accepting_losses import Asked, act
 
     asked = Asked(topic, set(partitions) or None, divergence, sure, by or "")
@@ -197,7 +198,7 @@ def _accept(
     if found.nothing:
         print_lines([f"nothing of {stream} is lost: there is nothing to accept"])
         return
-    print_lines([*lines, "recorded" if sure else "a dry run: nothing was recorded; add --yes --by NAME"])
+    print_lines(told_lines([*lines, "recorded"] if sure else lines, sure=sure))
 
 
 @main.command()

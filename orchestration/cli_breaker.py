@@ -17,7 +17,9 @@ from orchestration.terminal import (
     deployment_of,
     print_json,
     print_lines,
+    see_named,
     sure_option,
+    told_lines,
 )
 
 
@@ -40,11 +42,11 @@ def accept_rejects(
 
     For records that nothing will mend. The slices are decided whatever the breaker's state is, and do not change it.
     """
-    if sure and not by:
-        raise click.UsageError("--yes needs --by NAME: a person decides it")
+    see_named(by, sure=sure)
     lines: list[str] = []
-    fresh = act(deployment.ledger(), Asked(slices, sure, by, because), datetime.now(UTC), lines.append)
+    asked = Asked(slices, sure, by, because)
+    fresh = act(deployment.ledger(), deployment.streams(), asked, datetime.now(UTC), lines.append)
     if as_json:
         print_json({"slices": list(slices), "done": sure, "fresh": fresh, "lines": lines})
         return
-    print_lines(lines if sure else [*lines, "a dry run: nothing was recorded; add --yes --by NAME"])
+    print_lines(told_lines(lines, sure=sure))

@@ -17,7 +17,9 @@ from orchestration.terminal import (
     deployment_of,
     print_json,
     print_lines,
+    see_named,
     sure_option,
+    told_lines,
 )
 
 
@@ -43,12 +45,11 @@ def release_hold(
     The records that hold it are rejected: they go to the first tier, where the stream has tiers, or with --park to the
     parked topic.
     """
-    if sure and not by:
-        raise click.UsageError("--yes needs --by NAME: a person decides it")
+    see_named(by, sure=sure)
     lines: list[str] = []
     asked = Asked(slice_key, park, sure, by, because)
     hold = act(deployment.ledger(), deployment.streams(), asked, datetime.now(UTC), lines.append)
     if as_json:
         print_json({"hold": hold.to_plain(), "done": sure, "lines": lines})
         return
-    print_lines(lines if sure else [*lines, "a dry run: nothing was recorded; add --yes --by NAME"])
+    print_lines(told_lines(lines, sure=sure))

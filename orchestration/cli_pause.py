@@ -19,7 +19,9 @@ from orchestration.terminal import (
     deployment_of,
     print_json,
     print_lines,
+    see_named,
     sure_option,
+    told_lines,
 )
 
 
@@ -54,8 +56,7 @@ def resume_tier(deployment: Deployment, /, **asked: Any) -> None:
 
 
 def _act(deployment: Deployment, *, stream: str, topic: str, resume: bool, as_json: bool, **asked: Any) -> None:
-    if asked["sure"] and not asked["by"]:
-        raise click.UsageError("--yes needs --by NAME: a person decides it")
+    see_named(asked["by"], sure=asked["sure"])
     lines: list[str] = []
     wanted = Asked(topic, resume, **asked)
     found = act(deployment.ledger(), deployment.stream(stream), wanted, datetime.now(UTC), lines.append)
@@ -63,4 +64,4 @@ def _act(deployment: Deployment, *, stream: str, topic: str, resume: bool, as_js
         pause = None if found is None else found.to_plain()
         print_json({"stream": stream, "topic": topic, "was_paused": pause, "done": wanted.sure, "lines": lines})
         return
-    print_lines(lines if wanted.sure else [*lines, "a dry run: nothing was recorded; add --yes --by NAME"])
+    print_lines(told_lines(lines, sure=wanted.sure))

@@ -17,7 +17,9 @@ from orchestration.terminal import (
     deployment_of,
     print_json,
     print_lines,
+    see_named,
     sure_option,
+    told_lines,
 )
 
 
@@ -37,12 +39,11 @@ def retry_slice(
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
     """Let SLICE be requested again that was given up after its last attempt."""
-    if sure and not by:
-        raise click.UsageError("--yes needs --by NAME: a person decides it")
+    see_named(by, sure=sure)
     lines: list[str] = []
     asked = Asked(slice_key, sure, by, because)
     found = act(deployment.ledger(), deployment.streams(), asked, datetime.now(UTC), lines.append)
     if as_json:
         print_json({"given_up": found.to_plain(), "done": sure, "lines": lines})
         return
-    print_lines(lines if sure else [*lines, "a dry run: nothing was recorded; add --yes --by NAME"])
+    print_lines(told_lines(lines, sure=sure))

@@ -88,10 +88,10 @@ def _accept_rejects(context: dg.OpExecutionContext, stream: "Stream") -> None:
     asked = context.op_config
     act(
         context.resources.ledger.open(),
+        [stream.name],
         Asked(asked["slices"], asked["record"], asked["by"], asked["because"]),
         datetime.now(UTC),
         context.log.info,
-        stream.name,
     )
 
 

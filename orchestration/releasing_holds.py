@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from highwater.errors import ConfigurationError
 from highwater.holding import Release
 from highwater.routing import destination
+from orchestration.named_slices import slices_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -58,13 +59,7 @@ def act(
     """
     if asked.sure and not asked.by:
         raise ConfigurationError("nobody is named who releases the slice", remedy="name a person with `by`")
-    [piece] = ledger.get([asked.slice_key])
-    if piece.stream not in streams:
-        raise ConfigurationError(
-            f"{piece.key} is no slice of {', '.join(streams)}",
-            found=f"stream {piece.stream}",
-            remedy="name a slice of that stream",
-        )
+    [piece] = slices_of(ledger, streams, [asked.slice_key])
     hold = ledger.holds.of([piece.key]).get(piece.key)
     if hold is None or hold.release is not None:
         raise _nothing_to_release(piece.key, hold)

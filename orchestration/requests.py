@@ -119,8 +119,8 @@ class RepairRules:
     """How often and how soon repair asks again.
 
     Args:
-        attempts: runs in a day that may leave a slice undone before a person has to look. With the waits below the
-            sixth follows 62 minutes after the first: an outage of an hour heals by itself.
+        attempts: runs in a day that may leave a slice undone before it is given up. With the waits below the sixth
+            follows 62 minutes after the first: an outage of an hour heals by itself.
         first_wait: after the first run that left it undone; doubled after each further one.
         longest_wait: no wait is longer.
         grace: a slice younger than this is left to the planner, whose request may be on its way.
@@ -147,7 +147,8 @@ class Repair:
         due: slices to ask for now, with the attempt.
         in_flight: slices that a run is working on or will.
         waiting: slices whose next attempt is not due, with the time it is.
-        given_up: slices that too many runs left undone: a person has to look.
+        given_up: slices that too many runs left undone. Who asks decides until when: repair until a person lets them
+            be tried again, publication until those runs are a day old.
         held_back: slices that are due and above the tick's limit.
     """
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
+from orchestration.named_slices import slices_of
 
 if TYPE_CHECKING:
     from resources.given_up import GivenUp
@@ -51,13 +52,7 @@ def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, l
     """
     if asked.sure and not asked.by:
         raise ConfigurationError("nobody is named who lets the slice be tried again", remedy="name a person with `by`")
-    [piece] = ledger.get([asked.slice_key])
-    if piece.stream not in streams:
-        raise ConfigurationError(
-            f"{piece.key} is no slice of {', '.join(streams)}",
-            found=f"stream {piece.stream}",
-            remedy="name a slice of that stream",
-        )
+    [piece] = slices_of(ledger, streams, [asked.slice_key])
     found = ledger.given_up.of([piece.key]).get(piece.key)
     if found is None or found.released_at is not None:
         raise _not_given_up(piece.key)

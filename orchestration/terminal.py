@@ -117,6 +117,21 @@ sure_option = click.option("--yes", "sure", is_flag=True, help="Do it. Without i
 by_option = click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
 
 
+def see_named(by: str | None, *, sure: bool, why: str = "a person decides it") -> None:
+    """See that somebody is named where a decision is to be recorded.
+
+    Raises:
+        click.UsageError: nobody is.
+    """
+    if sure and not by:
+        raise click.UsageError(f"--yes needs --by NAME: {why}")
+
+
+def told_lines(lines: Sequence[str], *, sure: bool) -> list[str]:
+    """What was found and done of a decision; of one that was not to be recorded, also how it is."""
+    return [*lines] if sure else [*lines, "a dry run: nothing was recorded; add --yes --by NAME"]
+
+
 def error_plain(error: HighwaterError) -> dict[str, Any]:
     values = {"problem": error.problem, "stored": error.stored, "found": error.found, "remedy": error.remedy}
     return {"error": type(error).__name__, **{name: value for name, value in values.items() if value is not None}}

@@ -565,10 +565,14 @@ class Repairing:
         )
 
     def fail_often(self, key: str) -> None:
-        """As often as repair asks in a day."""
+        """As often as repair asks in a day.
+
+        A run whose end is not reported has ended at the beginning of a second, which is before what came just ahead.
+        """
         for _ in range(REPAIR.attempts):
-            tags = {"dagster/partition": key, "highwater/stream": "orders"}
-            self.instance.add_run(dg.DagsterRun("orders_slice", tags=tags, status=dg.DagsterRunStatus.FAILURE))
+            run = dg.DagsterRun("orders_slice", tags={"dagster/partition": key, "highwater/stream": "orders"})
+            self.instance.add_run(run)
+            self.instance.report_run_failed(run)
 
     def tick(self) -> tuple[list[tuple[list[str], bool, str]], ticks.Tick]:
         """Keys, whether raw alone, and who asks; and the tick."""
@@ -711,13 +715,13 @@ def test_what_cannot_be_accepted_is_told(ledger: Ledger) -> None:
 
     ledger.add([ONE])
     for asked, stream, error in (
-        (Asked([ONE.key], sure=True), None, ConfigurationError),
-        (Asked([]), None, ConfigurationError),
+        (Asked([ONE.key], sure=True), "orders", ConfigurationError),
+        (Asked([]), "orders", ConfigurationError),
         (Asked([ONE.key]), "payments", ConfigurationError),
-        (Asked(["orders@0000009"]), None, UnknownSliceError),
+        (Asked(["orders@0000009"]), "orders", UnknownSliceError),
     ):
         with pytest.raises(error):
-            act(ledger, asked, NOON, lambda _: None, stream)
+            act(ledger, [stream], asked, NOON, lambda _: None)
 
 
 @pytest.mark.parametrize(
