@@ -11,6 +11,7 @@ dies in between leaves slices that are begun and not done, and the next one look
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -53,7 +54,8 @@ class Retained:
     Args:
         age: how long the stream keeps them.
         rows: for each slice that lost its rows how many these were, the oldest slice first.
-        kept: how many slices that were planned long enough ago keep theirs, by reason.
+        kept: how many slices that were planned long enough ago keep theirs, by reason; no slice is looked at beyond
+            those that one maintenance takes.
         back: slices whose rows were put back, since a run began to work on them.
         notes: further sentences.
     """
@@ -128,21 +130,19 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
         return Retained(age)
     there = {key: proof for key, proof in work.lake.committed(stream.name, RAW).items() if not aged(proof)}
     wanted = planned_before({key: proof.piece.planned_at for key, proof in there.items()}, age, now)
-    found, kept = list[str](), dict[str, int]()
-    if wanted:
-        needed = _needed(work, instance, wanted, now)
-        found, kept = free(wanted, replace(needed, in_dlq=in_dlq(work.ledger, work.lake, stream)))
-    chosen: list[str] = []
-    counts: dict[str, int] = {}
-    for some in portions(found, PAGE):
-        times, rows = _newest(table, some)
-        chosen += old_enough(some, times, age, now)
-        counts |= rows
-        if len(chosen) > MOST_SLICES:
+    if not wanted:
+        return Retained(age)
+    needed = replace(_needed(work, instance, now), in_dlq=in_dlq(work.ledger, work.lake, stream))
+    old, kept = dict[str, int](), Counter[str]()
+    for some in portions(wanted, PAGE):
+        found, stay = free(some, replace(needed, whole=complete(work.lake, stream, some)))
+        kept.update(stay)
+        times, rows = _newest(table, found) if found else ({}, {})
+        old |= {key: rows[key] for key in old_enough(found, times, age, now)}
+        if len(old) > MOST_SLICES:
             break
-    mine = {key: counts[key] for key in chosen[:MOST_SLICES]}
     more = [f"{MOST_SLICES:,} slices are what one maintenance takes: the next one goes on"]
-    return Retained(age, mine, kept, notes=more if len(chosen) > MOST_SLICES else ())
+    return Retained(age, dict([*old.items()][:MOST_SLICES]), kept, notes=more if len(old) > MOST_SLICES else ())
 
 
 def _newest(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
@@ -153,13 +153,12 @@ def _newest(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dic
     return {row["slice"]: row["us"] for row in rows}, {row["slice"]: row["n"] for row in rows}
 
 
-def _needed(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: datetime) -> Needed:
-    """What keeps rows of these slices now, the DLQ left out."""
+def _needed(work: Work, instance: dg.DagsterInstance, now: datetime) -> Needed:
+    """What keeps rows now, but for the DLQ and slices that are not whole."""
     ledger, lake, stream = work.ledger, work.lake, work.stream
     live = list(instance.get_dynamic_partitions(stream.partitions_name))
     return Needed(
         named=named_keys(instance, stream, live, now),
-        whole=complete(lake, stream, keys),
         taken_back={one.slice_key for one in waiting(ledger, lake, stream)},
     )
 
@@ -190,31 +189,38 @@ def _done(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
     stream, erasures = work.stream, work.ledger.erasures
     back = _settle(work, instance, _open(work, now), now)
     told = _look(work, instance, age, now)
-    if not told.rows:
-        return replace(told, back=back)
+    # A run that began and ended since then may have rejected records of them.
+    late = in_dlq(work.ledger, work.lake, stream) if told.rows else set()
+    wanted = [key for key in told.rows if key not in late]
+    if not wanted:
+        return replace(told, rows={}, back=back)
     reason = f"raw is kept for {hours(age)}"
     number = erasures.add(Erasure(stream.name, BY_AGE, reason, BY, now))
     gone: dict[str, int] = {}
-    for some in portions([*told.rows], stream.limits.slices_a_run):
-        mine = replace(work, slices=work.ledger.get(some))
-        recorded = _recorded(mine)
+    # Each round reads all that was ever recorded, in ledger and lake, so there are few.
+    for some in portions(wanted, PAGE):
+        recorded = _recorded(work, some)
         erasures.begin(number, [*recorded.values()])
         erased.keep(work.ledger, work.lake, stream.name)
+        mine = replace(work, slices=work.ledger.get(some))
         taken = take(mine, {key: one.rows[AGED] for key, one in recorded.items()})
         returned = _settle(work, instance, taken, now)
         gone |= {key: recorded[key].rows[AGED] for key in taken if key not in returned}
         back = [*back, *returned]
-        work.log(f"raw: {len(gone):,} of {len(told.rows):,} slices lost their rows")
+        work.log(f"raw: {len(gone):,} of {len(wanted):,} slices lost their rows")
     erased.keep(work.ledger, work.lake, stream.name)
     return replace(told, rows=gone, back=back)
 
 
-def _recorded(work: Work) -> dict[str, Erased]:
-    """What each of the slices loses: all that it holds."""
+def _recorded(work: Work, keys: Sequence[str]) -> dict[str, Erased]:
+    """What each of the slices loses: all that it holds. The question sorts rows, so it is asked of few at a time."""
     table = work.lake.table(work.stream.name, RAW)
     assert table is not None, "the slices' rows were just read there"
-    held = rows_in_raw(table, work.slices)
-    return {key: Erased(key, rows.held, {AGED: rows.rows}) for key, rows in held.items()}
+    found: dict[str, Erased] = {}
+    for some in portions(keys, work.stream.limits.slices_a_run):
+        held = rows_in_raw(table, work.ledger.get(some))
+        found |= {key: Erased(key, rows.held, {AGED: rows.rows}) for key, rows in held.items()}
+    return found
 
 
 def _open(work: Work, now: datetime) -> list[str]:
@@ -228,12 +234,16 @@ def _open(work: Work, now: datetime) -> list[str]:
 def _settle(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: datetime) -> list[str]:
     """See that nobody needed what was taken of slices, and put it back where somebody did; returns those slices.
 
-    What others made of a record since is no reason: the DLQ has it whole, as it is rejected now.
+    What others made of a record since is no reason: the DLQ has it whole, as it is rejected now. A slice that has its
+    rows is not done: none were taken, or they were read from Kafka again.
     """
-    if not keys:
+    gone = [key for key, proof in work.lake.committed(work.stream.name, RAW, keys).items() if aged(proof)]
+    if not gone:
         return []
-    needed = _needed(work, instance, keys, now)
-    wanted = [key for key in keys if needed.why(key) is not None]
-    back = put_back(replace(work, slices=work.ledger.get(wanted))) if wanted else []
-    work.ledger.erasures.done([key for key in keys if key not in wanted], BY_AGE, datetime.now(UTC))
+    needed = replace(_needed(work, instance, now), whole=complete(work.lake, work.stream, gone))
+    wanted = [key for key in gone if needed.why(key) is not None]
+    back: list[str] = []
+    for some in portions(wanted, work.stream.limits.slices_a_run):
+        back += put_back(replace(work, slices=work.ledger.get(some)))
+    work.ledger.erasures.done([key for key in gone if key not in wanted], BY_AGE, datetime.now(UTC))
     return back

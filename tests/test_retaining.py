@@ -11,21 +11,23 @@ from typing import Any, cast
 
 import dagster as dg
 import pytest
+from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets import aging, erased, events
+from assets import aging, events
 from assets.commit import Standing
 from assets.raw import _Read
 from assets.work import Work
-from highwater.declaration import Retention
+from highwater.declaration import Retention, Stream
 from highwater.envelope import Origin
-from highwater.erasing import BY_AGE, Erasure, digest_of, until
+from highwater.erasing import BY_AGE, Erased, Erasure, digest_of, until
 from highwater.errors import DeclarationError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.plans import Discard
 from highwater.proof import Proof
 from highwater.reclaims import Reclaim
 from highwater.retention import AGED_FROM, Needed, aged, free, old_enough, planned_before, records
+from highwater.slices import Slice
 from orchestration import erasing, gap_checks, maintaining, rebuilding, retaining
 from orchestration.completeness import hold_against_topic
 from orchestration.erasing import Asked
@@ -33,10 +35,14 @@ from orchestration.explaining import explain
 from orchestration.locating import locate
 from orchestration.maintaining import Report, TableReport
 from orchestration.maintenance_job import _observe
+from orchestration.offset_queries import Rows, rows_in_raw
 from orchestration.origin_counts import count_ends
 from orchestration.parked import Choice
 from orchestration.reclaiming import look as look_to_reclaim
 from orchestration.retaining import Retained
+from orchestration.retiring import complete
+from resources.erasures import Erasures
+from resources.lake import Lake
 from resources.ledger import Ledger
 from resources.upkeep import Stock
 from tests.test_erasing import Committed
@@ -107,7 +113,6 @@ def test_a_slice_is_as_old_as_its_newest_record_and_its_plan() -> None:
 def test_what_is_not_offered_is_refused(retention: Retention, told: str) -> None:
     with pytest.raises(DeclarationError, match=told):
         replace(STREAM, retention=retention)
-    assert replace(STREAM, retention=Retention(raw=DAY)).retention.events is None
 
 
 def test_what_went_by_its_age_is_no_erased_key() -> None:
@@ -122,21 +127,21 @@ class Step:
 
     Args:
         world: its tables.
-        dies: where it dies: `keep 1` is as the table of the lake follows for the first time, `commit` behind a commit.
+        dies: where it dies, one of `POINTS`: the step that was done last.
     """
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.world, self.dies, self.keeps, self.stream = world, "", 0, KEPT
+        self.world, self.dies, self.stream = world, "", KEPT
         self.meanwhile: Callable[[], object] = lambda: None
         self.instance = dg.DagsterInstance.ephemeral()
-        self.keep = erased.keep
         for _ in range(2):  # those that the tables have
             world.ledger.next_attempts(world.keys)
         monkeypatch.setattr(gap_checks, "topic_settings", lambda *_: None)
         monkeypatch.setattr(maintaining, "_maintained", lambda task: task)
         monkeypatch.setattr(aging, "_commit", self.commit)
         monkeypatch.setattr(aging, "_held", self.held)
-        monkeypatch.setattr(erased, "keep", self.kept)
+        for after, (name, before) in {"begin": ("begin", "add"), "done": ("done", "")}.items():
+            monkeypatch.setattr(Erasures, name, self.dying(getattr(Erasures, name), before, after))
 
     def held(self, work: Work, proofs: Mapping[str, Proof]) -> list[dict[str, Any]]:
         """The rows as the versions have them that the proofs name."""
@@ -154,6 +159,7 @@ class Step:
         self, work: Work, standing: Standing, rows: Sequence[Any], proofs: Sequence[Proof], *, most: int
     ) -> None:
         del work, most
+        self.see("keep")
         mine = {proof.key: proof for proof in proofs}
         assert {key: proof.attempt > standing.attempt(key) for key, proof in mine.items()} == dict.fromkeys(mine, True)
         self.world.proofs["raw"].update(mine)
@@ -162,13 +168,18 @@ class Step:
         self.meanwhile()
         self.see("commit")
 
-    def kept(self, ledger: Ledger, lake: Any, stream: str) -> int:
-        self.keeps += 1
-        self.see(f"keep {self.keeps}")
-        return self.keep(ledger, lake, stream)
+    def dying(self, do: Callable[..., None], before: str, after: str) -> Callable[..., None]:
+        """A method of the ledger's record, and the points on both sides of it."""
+
+        def done(*told: Any) -> None:
+            self.see(before)
+            do(*told)
+            self.see(after)
+
+        return done
 
     def see(self, point: str) -> None:
-        if self.dies == point:
+        if point and self.dies == point:
             self.dies = ""
             raise TemporaryError(f"killed at {point}", remedy="none")
 
@@ -323,20 +334,20 @@ def test_what_is_wrong_downstream_is_found_without_raw(step: Step, world: World,
     assert told[what] in text
 
 
-POINTS = ["keep 1", "keep 2", "commit", "keep 3"]
+# The steps of retention, each in the ledger (add, begin, done), the table that follows it (keep), or raw (commit).
+POINTS = ["add", "begin", "keep", "commit", "done"]
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", POINTS[1:])
 def test_wherever_it_dies_the_next_one_finishes_it(step: Step, world: World, point: str) -> None:
     step.dies = point
-    with pytest.raises(TemporaryError, match="killed"):
+    with pytest.raises(TemporaryError, match=f"killed at {point}"):
         step.maintain()
-    gone = point in POINTS[2:]
-    assert held(world) == ({FIRST.key} if gone else {*world.keys})
+    assert held(world) == ({FIRST.key} if point in {"commit", "done"} else {*world.keys})
     assert world.red() == {}
     fresh = Ledger(f"sqlite:///{Path(world.lake.root).parent / 'rebuilt.sqlite'}")
     rebuilt = rebuilding.act(fresh, world.lake, KAFKA, KEPT, [], lambda _: None, sure=True)
-    assert ("2 slices lost rows of raw by their age" in rebuilt.lines) == gone
+    assert ("2 slices lost rows of raw by their age" in rebuilt.lines) == (point != "begin")
     world.ledger = fresh  # as it were lost, too
     for _ in range(9):
         fresh.next_attempts(world.keys)
@@ -345,6 +356,24 @@ def test_wherever_it_dies_the_next_one_finishes_it(step: Step, world: World, poi
     assert world.red() == {}
     recorded = [it for one in fresh.erasures.recorded("orders") for it in one.slices.values()]
     assert {one.slice_key for one in recorded if one.done_at} == {world.second.key, RETRIED.key}
+
+
+@pytest.mark.parametrize("point", POINTS[:3])
+def test_what_was_begun_and_not_taken_is_not_done(step: Step, world: World, point: str) -> None:
+    """It was said to be done of slices that held all of their rows."""
+    step.dies = point
+    with pytest.raises(TemporaryError, match="killed"):
+        step.maintain()
+    step.stream = replace(KEPT, retention=Retention(raw=9999 * DAY))  # declared so meanwhile: nothing is old enough
+    assert dict(step.maintain().rows) == {}
+    assert held(world) == {*world.keys}
+    both = [world.second.key, RETRIED.key]
+    [recorded] = world.ledger.erasures.recorded("orders")
+    assert {key: one.done_at for key, one in recorded.slices.items()} == dict.fromkeys(both if point != "add" else [])
+    step.stream = KEPT
+    assert [*step.maintain().rows] == both
+    found = [it for one in world.ledger.erasures.recorded("orders") for it in one.slices.values()]
+    assert (len(found), [one for one in found if one.done_at is None]) == (2 if point == "add" else 4, [])
 
 
 def begin_a_run(step: Step) -> None:
@@ -411,9 +440,14 @@ def test_slices_whose_records_were_taken_back_keep_their_rows(step: Step, world:
 
 
 def test_rows_that_were_read_anew_since_they_were_recorded_stay(step: Step, world: World) -> None:
-    work = replace(step.work(), slices=[world.second, RETRIED])
-    assert aging.take(work, {world.second.key: 1, RETRIED.key: 3}) == [RETRIED.key]
+    work, both = replace(step.work(), slices=[world.second, RETRIED]), [world.second.key, RETRIED.key]
+    number = world.ledger.erasures.add(Erasure("orders", BY_AGE, "", "", NOW))
+    world.ledger.erasures.begin(number, [Erased(key, {}, {}) for key in both])
+    assert aging.take(work, dict(zip(both, (1, 3), strict=True))) == [RETRIED.key]
     assert held(world) == {FIRST.key, world.second.key}
+    assert retaining._settle(work, step.instance, both, NOW) == []
+    [recorded] = world.ledger.erasures.recorded("orders")
+    assert [key for key, one in recorded.slices.items() if one.done_at] == [RETRIED.key]
 
 
 def test_the_job_shows_what_went_on_the_page_of_raw(step: Step) -> None:
@@ -432,6 +466,62 @@ def test_one_maintenance_takes_a_bounded_number_of_slices_the_oldest_first(
     first, second = step.maintain(), step.maintain()
     assert ([*first.rows], [*second.rows]) == ([world.second.key], [RETRIED.key])
     assert [len(one.notes) for one in (first, second)] == [1, 0]
+
+
+def test_no_slice_is_looked_at_beyond_those_that_one_maintenance_takes(
+    step: Step, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def looking(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+        looked.extend(keys)
+        return complete(lake, stream, keys)
+
+    monkeypatch.setattr(retaining, "complete", looking)
+    monkeypatch.setattr(retaining, "MOST_SLICES", 1)
+    monkeypatch.setattr(retaining, "PAGE", 1)
+    give_up(world)
+    found = step.maintain(sure=False)
+    assert ([*found.rows], len(found.notes)) == ([FIRST.key], 1)
+    assert looked == [FIRST.key, world.second.key], "the second one tells that there are more"
+
+
+def test_few_rounds_take_all(step: Step, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads the whole record of what went; only the question for offsets is asked of few slices at a time."""
+    rounds, asked = list[int](), list[int]()
+
+    def taking(work: Work, recorded: Mapping[str, int]) -> list[str]:
+        rounds.append(len(work.slices))
+        return aging.take(work, recorded)
+
+    def asking(raw: DeltaTable, pieces: Sequence[Slice]) -> dict[str, Rows]:
+        asked.append(len(pieces))
+        return rows_in_raw(raw, pieces)
+
+    monkeypatch.setattr(retaining, "take", taking)
+    monkeypatch.setattr(retaining, "rows_in_raw", asking)
+    step.stream = replace(KEPT, limits=replace(KEPT.limits, slices_a_run=1))
+    give_up(world)
+    assert dict(step.maintain().rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
+    assert (held(world), rounds, asked) == (set(), [3], [1, 1, 1])
+    assert world.red() == {}
+
+
+def test_records_that_were_rejected_during_the_look_keep_the_rows(
+    step: Step, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run began and ended in between, so that nothing names the slice."""
+
+    def decided_anew(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+        for name in ("rejects", "dlq"):
+            [row] = world.of(name, origin_offset=2)
+            world.rows[name].append({**row, "slice": world.second.key, "origin_offset": 6})
+        world.write()
+        return complete(lake, stream, keys)
+
+    monkeypatch.setattr(retaining, "complete", decided_anew)
+    assert [*step.maintain().rows] == [RETRIED.key]
+    assert held(world) == {FIRST.key, world.second.key}
 
 
 def test_an_erasure_that_goes_on_is_waited_for(step: Step, world: World) -> None:
