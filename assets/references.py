@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.envelope import Envelope, Header, Place, Reference
+from highwater.envelope import Envelope, Header, Place, Reference, headers_of
 from highwater.errors import UnbalancedError
 from resources.lake import query, slice_is_one_of, stream_rows
 
@@ -86,7 +86,7 @@ def came_as(found: Original) -> Reference | None:
 
 def original_of(row: Mapping[str, Any]) -> Original:
     """The record that a row of raw or of rejects holds."""
-    return Original(row["key"], row["value"], [(one["key"], one["value"]) for one in row["headers"] or ()])
+    return Original(row["key"], row["value"], headers_of(row))
 
 
 def originals_of(rows: pa.Table) -> Iterator[Original]:

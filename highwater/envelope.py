@@ -186,6 +186,11 @@ def unwrapped(headers: Iterable[Header]) -> Sequence[Header]:
     return [header for header in headers if not header[0].startswith(PREFIX)]
 
 
+def headers_of(row: Mapping[str, Any]) -> list[Header]:
+    """The headers of a row of raw or of rejects, in their order."""
+    return [(header["key"], header["value"]) for header in row["headers"] or ()]
+
+
 def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = None) -> Envelope | None:
     """The envelope of a record on a DLQ topic; None where one is missing or cannot be believed.
 

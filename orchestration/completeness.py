@@ -7,10 +7,11 @@ What belongs here: the comparison of slices that Kafka still holds. What does no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from highwater.envelope import headers_of
 from highwater.errors import HighwaterError
 from highwater.gaps import places_in
 from highwater.history import digest
@@ -152,10 +153,6 @@ def _in_raw(lake: Lake, stream: Stream, piece: Slice) -> dict[Place, str]:
     columns = '"partition", "offset", arrow_cast("timestamp", \'Int64\') AS us, key, value, headers'
     where = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
     return {
-        (row["partition"], row["offset"]): _whole(row["us"] // 1000, row["key"], row["value"], _headers(row))
+        (row["partition"], row["offset"]): _whole(row["us"] // 1000, row["key"], row["value"], headers_of(row))
         for row in stream_rows(raw, f"SELECT {columns} FROM t WHERE {where}")
     }
-
-
-def _headers(row: Mapping[str, Any]) -> list[Header]:
-    return [(header["key"], header["value"]) for header in row["headers"] or ()]

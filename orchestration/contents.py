@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from assets.parsing import field_columns
 from highwater.envelope import ORIGIN, Origin
 from highwater.retention import aged
-from orchestration.origin_checks import RECORD, SAMPLES, copy_of, told
+from orchestration.origin_checks import RECORD, SAMPLES, enveloped, told
 from orchestration.verdicts import Verdict
 from resources.lake import proofs_in, query, slice_is_one_of, stream_batches, stream_rows
 
@@ -114,7 +114,8 @@ def _of_tier(
     mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
     read: defaultdict[Origin, list[bytes]] = defaultdict(list)
     for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}"):
-        read[copy_of(stream, piece, row).origin].append(row["value"])
+        origin, *_ = enveloped(stream, piece, row)
+        read[origin].append(row["value"])
     compared, unlike = 0, list[_Unlike]()
     for row in query(events, f"SELECT {_ORIGIN}, {_chosen(columns)} FROM t e WHERE {mine}"):
         copies = read[Origin.of_row(row)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN_TOPIC, Origin, opened
+from highwater.envelope import ORIGIN_TOPIC, Origin, headers_of, opened
 from highwater.errors import ConfigurationError, HighwaterError
 from highwater.foreign import identity, named
 from highwater.gaps import places_in
@@ -169,7 +169,7 @@ def _aged(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, here: Origin
 
 def _origin(ledger: Ledger, stream: Stream, here: Origin, row: Mapping[str, Any]) -> Origin:
     """The origin of a record that waits for a retry: what its headers say, or where it lies."""
-    headers = _headers(row["headers"])
+    headers = headers_of(row)
     envelope = opened(headers, stream.is_origin)
     if envelope is not None:
         return envelope.origin
@@ -186,10 +186,6 @@ def _origin(ledger: Ledger, stream: Stream, here: Origin, row: Mapping[str, Any]
 
 def _lost(loss: Loss, piece: Slice | None) -> Located:
     return Located("lost", f"{loss.reason}, accepted by {loss.accepted_by}, generation {loss.generation}", piece=piece)
-
-
-def _headers(found: Any) -> list[tuple[str, bytes | None]]:
-    return [(header["key"], header["value"]) for header in found or ()]
 
 
 def _text(key: Any) -> str | None:

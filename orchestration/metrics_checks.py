@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from assets.minute_rows import declared, quoted, scale_of, schema, statuses_of
 from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, day_of, time_of
+from highwater.portions import portions
+from highwater.proof import Proof
 from orchestration.origin_checks import SAMPLES
 from orchestration.verdicts import Verdict
 from resources.lake import proofs_in, query, slice_is_one_of
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.proof import Proof
     from resources.lake import Lake
 
 FOLLOWS = "metrics_follow_events"
@@ -58,9 +59,10 @@ def _followed(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verd
     metrics, events = lake.table(stream.name, TABLE), lake.table(stream.name, "events")
     if metrics is None or events is None:
         return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of metrics"))
-    decided, made = proofs_in(events, keys), proofs_in(metrics, keys)
+    decided, made = proofs_in(events, keys), _made(metrics, keys)
     settled = [key for key in keys if key in decided and key in made and decided[key].attempt == made[key].attempt]
-    touched = _touched(events, metrics, settled) if settled else {}
+    there = _minutes(events, slice_is_one_of(settled)) if settled else {}
+    touched = {key: made[key].minutes | there.get(key, set()) for key in settled}
     compared = _compared(stream, metrics, events, {minute for found in touched.values() for minute in found})
     return {
         key: _judged(touched[key], compared) if key in touched else _behind(decided.get(key), made.get(key))
@@ -76,7 +78,7 @@ class _Compared:
     moving: Collection[int] = ()
 
 
-def _behind(decided: Proof | None, made: Proof | None) -> Verdict:
+def _behind(decided: Proof | None, made: _Made | None) -> Verdict:
     if decided is None or made is None:
         text = f"the slice is not in {'events' if decided is None else TABLE}"
     else:
@@ -97,22 +99,27 @@ def _judged(touched: Collection[int], compared: _Compared) -> Verdict:
     return Verdict(passed=False, text=text, numbers=numbers, samples=samples[:SAMPLES])
 
 
-def _touched(events: DeltaTable, metrics: DeltaTable, keys: Sequence[str]) -> dict[str, set[int]]:
-    """For each slice the minutes of its events, and those that it had events in when metrics followed it."""
-    found: dict[str, set[int]] = {key: set() for key in keys}
-    mine = slice_is_one_of(keys)
-    times = f"SELECT slice, arrow_cast(event_time, 'Int64') AS us FROM t WHERE proof IS NULL AND {mine}"
+@dataclass(frozen=True)
+class _Made:
+    """What metrics say of a slice: the attempt that they follow, and the minutes that its events had then."""
+
+    attempt: int
+    minutes: set[int]
+
+
+def _made(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, _Made]:
+    rows = query(metrics, f"SELECT proof, {_LINKED} FROM t WHERE proof IS NOT NULL AND {slice_is_one_of(keys)}")
+    told = ((Proof.from_json(row["proof"]), row["linked"] or ()) for row in rows)
+    return {proof.key: _Made(proof.attempt, {us // _US for us in linked}) for proof, linked in told}
+
+
+def _minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:
+    """By slice the minutes of some events."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    times = f"SELECT slice, arrow_cast(event_time, 'Int64') AS us FROM t WHERE proof IS NULL AND {where}"
     for row in query(events, f"SELECT DISTINCT slice, {_MINUTE} AS minute FROM ({times})"):
         found[row["slice"]].add(row["minute"])
-    for key, minutes in _named(metrics, keys).items():
-        found[key] |= minutes
     return found
-
-
-def _named(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, set[int]]:
-    """For each slice the minutes that its events had when metrics followed it."""
-    rows = query(metrics, f"SELECT slice, {_LINKED} FROM t WHERE proof IS NOT NULL AND {slice_is_one_of(keys)}")
-    return {row["slice"]: {us // _US for us in row["linked"] or ()} for row in rows}
 
 
 def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: Collection[int]) -> _Compared:
@@ -120,22 +127,41 @@ def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: 
     if not minutes:
         return _Compared({})
     standing = _standing(stream, metrics, minutes)
-    near = _Asked(stream, _within(minutes))
-    wrong = _unlike(stream, standing, near.answered(events), minutes)
-    if not wrong:
-        return _Compared({})
+    wrong = _unlike(stream, standing, _Asked(stream, minutes).answered(events), minutes)
+    # Most often a slice was decided a moment ago, which its events in those hours tell.
+    moving = _seeing(wrong, _unfollowed(metrics, events, wrong)) if wrong else set()
+    left = wrong.keys() - moving
+    if not left:
+        return _Compared({}, moving)
     decided, made = proofs_in(events), proofs_in(metrics)
     again = [key for key, proof in made.items() if key not in decided or decided[key].attempt != proof.attempt]
     late = [*decided.keys() - made.keys(), *again]
-    said = _Asked(stream, _within(wrong), whole=True, late=late).answered(events)
-    unsettled = said.moving | (_said_before(metrics, again) if again else set())
-    moving = {m for m in wrong if any(at in unsettled for at in range(m - HOUR_MINUTES + 1, m + 1))}
-    return _Compared(_unlike(stream, standing, said, wrong.keys() - moving), moving)
+    said = _Asked(stream, left, whole=True, late=late).answered(events)
+    more = _seeing(left, said.moving | (_said_before(metrics, again) if again else set()))
+    return _Compared(_unlike(stream, standing, said, left - more), moving | more)
+
+
+def _seeing(minutes: Collection[int], unsettled: Collection[int]) -> set[int]:
+    """Those of the minutes whose hour holds one of the others."""
+    return {m for m in minutes if any(at in unsettled for at in range(m - HOUR_MINUTES + 1, m + 1))}
+
+
+def _unfollowed(metrics: DeltaTable, events: DeltaTable, minutes: Collection[int]) -> set[int]:
+    """The minutes, in the hours of some, of events of slices that metrics do not follow."""
+    near: defaultdict[str, set[int]] = defaultdict(set)
+    for within in _within(minutes):
+        for key, found in _minutes(events, within).items():
+            near[key] |= found
+    if not near:
+        return set()
+    decided, made = proofs_in(events, [*near]), proofs_in(metrics, [*near])
+    late = [key for key, proof in decided.items() if key not in made or made[key].attempt != proof.attempt]
+    return {minute for key in late for minute in near[key]}
 
 
 def _said_before(metrics: DeltaTable, keys: Sequence[str]) -> set[int]:
     """The minutes of events that slices had before they were decided anew, and those with the same versions."""
-    found = {minute for minutes in _named(metrics, keys).values() for minute in minutes}
+    found = {minute for made in _made(metrics, keys).values() for minute in made.minutes}
     rows = query(metrics, f"SELECT arrow_cast(minute, 'Int64') AS us, {_LINKED} FROM t WHERE proof IS NULL")
     return found | {row["us"] // _US for row in rows if any(us // _US in found for us in row["linked"] or ())}
 
@@ -154,32 +180,32 @@ class _Asked:
 
     Args:
         stream: the stream.
-        within: the SQL condition of the events whose minutes are asked for.
-        whole: whether versions of their keys at other times take part: a version counts once, wherever it stands.
+        minutes: those that are asked for, and the hours that end with them.
+        whole: whether versions of the same keys at other times take part: a version counts once, wherever it stands.
         late: slices that metrics do not follow.
     """
 
     stream: Stream
-    within: str
+    minutes: Collection[int]
     whole: bool = False
     late: Sequence[str] = ()
 
     def answered(self, events: DeltaTable) -> _Said:
         sums: defaultdict[int, dict[str | None, tuple[int, Decimal]]] = defaultdict(dict)
         moving = set()
-        for row in query(events, self._sql):
-            if row["events"]:
-                sums[row["minute"]][row["status"]] = (row["events"], row["amount"] or Decimal(0))
-            if row["late"]:
-                moving.add(row["minute"])
+        for within in _within(self.minutes):
+            for row in query(events, self._sql(within)):
+                if row["events"]:
+                    sums[row["minute"]][row["status"]] = (row["events"], row["amount"] or Decimal(0))
+                if row["late"]:
+                    moving.add(row["minute"])
         return _Said(sums, moving)
 
-    @property
-    def _sql(self) -> str:
+    def _sql(self, within: str) -> str:
         metrics = declared(self.stream)
         # An integer is summed as a decimal, which cannot overflow.
         amount = quoted(metrics.amount) if scale_of(self.stream) else f"CAST({quoted(metrics.amount)} AS DECIMAL(28,0))"
-        among = f"key IN (SELECT key FROM t WHERE proof IS NULL AND {self.within})" if self.whole else self.within
+        among = f"key IN (SELECT key FROM t WHERE proof IS NULL AND {within})" if self.whole else within
         late = slice_is_one_of(self.late) if self.late else "false"
         return f"""
             SELECT minute, status, count(*) FILTER (WHERE place = 1) AS events,
@@ -189,24 +215,25 @@ class _Asked:
                                             origin_offset, origin_generation) AS place,
                          max(late) OVER (PARTITION BY key, version) AS late
                   FROM (SELECT key, version, arrow_cast(event_time, 'Int64') AS us, {quoted(metrics.status)} AS status,
-                               {amount} AS amount, {self.within} AS inside, CASE WHEN {late} THEN 1 ELSE 0 END AS late,
+                               {amount} AS amount, {within} AS inside, CASE WHEN {late} THEN 1 ELSE 0 END AS late,
                                origin_timestamp, origin_partition, origin_offset, origin_generation
                         FROM t WHERE proof IS NULL AND {among}))
             WHERE inside GROUP BY minute, status"""
 
 
-def _within(minutes: Collection[int]) -> str:
-    """The SQL condition of the events of these minutes and of the hours that end with them."""
+def _within(minutes: Collection[int]) -> list[str]:
+    """The SQL conditions, each for one question, of the events of these minutes and of the hours that end with them.
+
+    No minute is in two of them.
+    """
     ranges: list[list[int]] = []
     for minute in sorted(minutes):
         if ranges and minute - HOUR_MINUTES < ranges[-1][1]:
             ranges[-1][1] = minute + 1
         else:
             ranges.append([minute - HOUR_MINUTES + 1, minute + 1])
-    if len(ranges) > MOST_RANGES:
-        ranges = [[ranges[0][0], ranges[-1][1]]]
-    told = (f"(event_time >= {_time(start)} AND event_time < {_time(end)})" for start, end in ranges)
-    return f"({' OR '.join(told)})"
+    told = [f"(event_time >= {_time(start)} AND event_time < {_time(end)})" for start, end in ranges]
+    return [f"({' OR '.join(some)})" for some in portions(told, MOST_RANGES)]
 
 
 def _time(minute: int) -> str:

@@ -104,6 +104,8 @@ def held_on_topics(kafka: Kafka, lake: Lake, stream: Stream, pieces: Sequence[Sl
     Raises:
         DependencyAwayError: the lake could not be read; a topic that could not be is told as such.
     """
+    if not pieces:
+        return []
     found = [_counted(kafka, topic, wanted, _of_dlq) for topic, wanted in sorted(_sent(lake, stream, pieces).items())]
     accepted = _accepted(lake, stream, pieces)
     if stream.publishes is not None and accepted:
@@ -115,7 +117,7 @@ def _sent(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[str, dict
     """By topic what the table dlq says; what was sent before a lost lake was rebuilt is no slice's any more."""
     dlq, found = lake.table(stream.name, "dlq"), dict[str, dict[Copy, datetime]]()
     planned = {piece.key: piece.planned_at for piece in pieces}
-    if dlq is None or not planned:
+    if dlq is None:
         return found
     columns = f"slice, {_ORIGIN}, next_topic, {count_in(dlq, NUMBER)} AS number, published_at"
     for row in query(dlq, f"SELECT {columns} FROM t WHERE proof IS NULL AND {slice_is_one_of(planned)}"):
@@ -128,7 +130,7 @@ def _sent(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[str, dict
 def _accepted(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[Copy, datetime]:
     """What the table published says: of each origin the record that was sent last."""
     table = lake.table(stream.name, sent.TABLE) if stream.publishes else None
-    if table is None or not pieces:
+    if table is None:
         return {}
     planned = {piece.key: piece.planned_at for piece in pieces}
     sql = f"SELECT slice, {_ORIGIN}, revision, published_at FROM t WHERE proof IS NULL AND {slice_is_one_of(planned)}"

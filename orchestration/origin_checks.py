@@ -12,13 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.envelope import ORIGIN, Origin, opened
+from highwater.envelope import ORIGIN, Origin, headers_of, opened
 from highwater.reclaims import numbers, stale
 from highwater.retention import aged
 from orchestration.plan_checks import another_plan
-from orchestration.standing import conservation
+from orchestration.standing import CONSERVED, conservation
 from orchestration.verdicts import Verdict
-from resources.lake import proofs_in, query, query_all, slice_is_one_of, stream_rows
+from resources.lake import proofs_in, query, query_all, sized, slice_is_one_of, stream_rows
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -40,17 +40,17 @@ def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequ
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    counted = conservation(lake, stream, keys)
-    tables = {name: lake.table(stream.name, name) for name in ("raw", "events", "rejects")}
-    opened_ = {name: table for name, table in tables.items() if table is not None}
-    if len(opened_) < len(tables):
+    tables = {name: table for name in CONSERVED if (table := lake.table(stream.name, name)) is not None}
+    proofs = {name: sized(table, proofs_in(table, keys)) for name, table in tables.items()}
+    counted = conservation(tables, proofs, keys)
+    if len(tables) < len(CONSERVED):
         return counted
     pieces = {piece.key: piece for piece in ledger.get(keys)}
-    decisions = proofs_in(opened_["events"], keys)
-    wrong = _misplaced(opened_, stream, pieces, decisions, numbers(ledger.reclaims.of(stream.name)))
+    wrong = _misplaced(tables, stream, pieces, proofs, numbers(ledger.reclaims.of(stream.name)))
     found = {}
     for key, verdict in counted.items():
-        problem = None if key not in decisions else another_plan(pieces[key], decisions[key], "events")
+        decision = proofs["events"].get(key)
+        problem = None if decision is None else another_plan(pieces[key], decision, "events")
         found[key] = _accounted(verdict, problem, wrong[key])
     return found
 
@@ -70,7 +70,7 @@ def _misplaced(
     tables: Mapping[str, DeltaTable],
     stream: Stream,
     pieces: Mapping[str, Slice],
-    decisions: Mapping[str, Proof],
+    proofs: Mapping[str, Mapping[str, Proof]],
     taken_back: Mapping[Origin, int],
 ) -> dict[str, list[dict[str, Any]]]:
     """For each slice the origins that are not in exactly one place, or stand there otherwise than in raw.
@@ -78,7 +78,7 @@ def _misplaced(
     Of a slice whose rows of raw went by their age it is told what stands in two places, or beyond what was planned.
     """
     found: dict[str, list[dict[str, Any]]] = {key: [] for key in pieces}
-    gone = {key for key, proof in proofs_in(tables["raw"], [*pieces]).items() if aged(proof)}
+    decisions, gone = proofs["events"], {key for key, proof in proofs["raw"].items() if aged(proof)}
     for row in _asked(tables, _TWICE, gone):
         found[row["slice"]].append(told("in two places", Origin.of_row(row)))
     for key in sorted(gone):
@@ -182,7 +182,7 @@ def _misplaced_of_tier(
     """
     mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
     asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}")
-    copies = Counter(copy_of(stream, piece, row) for row in asked)
+    copies = Counter(_copy_of(stream, piece, row) for row in asked)
     read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
     for one, times in copies.items():
         read[one.origin] += times
@@ -212,7 +212,7 @@ _TIME = "arrow_cast(origin_timestamp, 'Int64') AS us"
 _PLACED = {"events": f"{_TIME}, arrow_cast(key, 'Binary') AS key", "rejects": f"{_TIME}, key, value, headers"}
 
 
-class Copy(NamedTuple):
+class _Copy(NamedTuple):
     """A record on a tier.
 
     Args:
@@ -227,16 +227,23 @@ class Copy(NamedTuple):
     as_reject: str
 
 
-def copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> Copy:
-    """What a row of raw, of a tier's slice, is a copy of: of itself if it has no envelope."""
-    headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
-    envelope = opened(headers, stream.is_origin)
-    if envelope is None:
-        origin, taken_back, us = Origin(piece.topic, piece.generation, row["partition"], row["offset"]), 0, row["us"]
-    else:
-        origin, taken_back, us = envelope.origin, envelope.reclaims, envelope.timestamp * 1000
+def _copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> _Copy:
+    origin, taken_back, us = enveloped(stream, piece, row)
     whole = {**row, "us": us}
-    return Copy(origin, taken_back, _digest({"us": us, "key": row["key"]}), _digest(whole))
+    return _Copy(origin, taken_back, _digest({"us": us, "key": row["key"]}), _digest(whole))
+
+
+def enveloped(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int]:
+    """What a row of raw, of a tier's slice, is a copy of: of itself if it has no envelope.
+
+    Returns:
+        The record's identity, how often it had been taken back from the DLQ when this copy was published, and its
+        timestamp in microseconds since 1970.
+    """
+    envelope = opened(headers_of(row), stream.is_origin)
+    if envelope is None:
+        return Origin(piece.topic, piece.generation, row["partition"], row["offset"]), 0, row["us"]
+    return envelope.origin, envelope.reclaims, envelope.timestamp * 1000
 
 
 def _digest(row: Mapping[str, Any]) -> str:

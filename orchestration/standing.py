@@ -24,27 +24,31 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from resources.lake import Lake
 
+# The tables that hold the records of a slice.
+CONSERVED = ("raw", "events", "rejects")
 
-def conservation(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+
+def conservation(
+    tables: Mapping[str, DeltaTable], proofs: Mapping[str, Mapping[str, Proof]], keys: Sequence[str]
+) -> dict[str, Verdict]:
     """For each slice whether its records are accounted for, by the proofs of its commits and the rows that are there.
+
+    Args:
+        tables: those of `CONSERVED` that were ever created, as they were opened.
+        proofs: by table the proofs in it, with their rows.
+        keys: the slices.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    tables = ("raw", "events", "rejects")
-    proofs = {table: lake.committed(stream.name, table, keys) for table in tables}
-    rows = {table: _rows(lake, stream, table, keys) for table in tables}
+    rows = {name: rows_by_slice(table, keys) for name, table in tables.items()}
     return {
         key: conserved(
-            {table: proofs[table].get(key) for table in tables}, {table: rows[table].get(key, 0) for table in tables}
+            {name: proofs.get(name, {}).get(key) for name in CONSERVED},
+            {name: rows.get(name, {}).get(key, 0) for name in CONSERVED},
         )
         for key in keys
     }
-
-
-def _rows(lake: Lake, stream: Stream, table: str, keys: Sequence[str]) -> dict[str, int]:
-    opened = lake.table(stream.name, table)
-    return {} if opened is None else rows_by_slice(opened, keys)
 
 
 def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:

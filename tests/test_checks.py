@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.standing import attempts, conservation, version_order
+from orchestration.origin_checks import offsets_accounted_for
+from orchestration.standing import attempts, version_order
 from resources.lake import Lake
 from tests.conftest import create_topic
 from tests.support import Message, make_bench, order_message
@@ -61,10 +62,10 @@ def delete(bench: Bench, table: str, where: str) -> None:
 def test_sound_slices_pass(done: tuple[Bench, Slice, Slice]) -> None:
     bench, first, second = done
     keys = [first.key, second.key]
-    accounted = conservation(bench.lake, bench.stream, keys)
+    accounted = offsets_accounted_for(bench.ledger, bench.lake, bench.stream, keys)
     assert [accounted[key].text for key in keys] == [
-        "3 raw = 2 events + 1 rejects + 0 tombstones + 0 superseded",
-        "3 raw = 2 events + 0 rejects + 1 tombstones + 0 superseded",
+        "3 raw = 2 events + 1 rejects + 0 tombstones + 0 superseded, origin by origin",
+        "3 raw = 2 events + 0 rejects + 1 tombstones + 0 superseded, origin by origin",
     ]
     assert all(verdict.passed for verdict in accounted.values())
     assert all(verdict.passed for verdict in version_order(bench.lake, bench.stream, keys).values())
@@ -78,7 +79,7 @@ def test_a_row_that_is_gone_fails_its_slice_and_no_other(done: tuple[Bench, Slic
     column = "offset" if table == "raw" else "origin_offset"
     offset = 2 if table == "rejects" else 1
     delete(bench, table, f"{column} = {offset}")
-    accounted = conservation(bench.lake, bench.stream, [first.key, second.key])
+    accounted = offsets_accounted_for(bench.ledger, bench.lake, bench.stream, [first.key, second.key])
     assert not accounted[first.key].passed
     # Delta's log counts the rows of raw, and follows what was done to them; the numbers of the split do not.
     told = "2 raw, and 3 in events 2" if table == "raw" else f"the commit of {table} recorded"
@@ -121,6 +122,6 @@ def test_folded_slices_are_still_known(done: tuple[Bench, Slice, Slice], monkeyp
 
 def test_without_tables_nothing_passes(bench: Bench, tmp_path: Path) -> None:
     piece = bench.plan(0, p0=(0, 0))
-    assert not conservation(bench.lake, bench.stream, [piece.key])[piece.key].passed
+    assert not offsets_accounted_for(bench.ledger, bench.lake, bench.stream, [piece.key])[piece.key].passed
     assert not version_order(bench.lake, bench.stream, [piece.key])[piece.key].passed
     assert attempts(bench.lake, bench.stream).lacking(piece.key) == ("raw", "events", "rejects", "dlq", "current")

@@ -1,7 +1,7 @@
 """Metrics against simple models: whatever the order, the repetition and the moment of a crash, one answer.
 
-The tables of events are written here, row by row; the expected minutes are worked out from the same rows in plain
-Python, by means of their own.
+The tables of events are written here, row by row; the expected minutes are worked out from the same rows by a plain
+model (`tests.plain_minutes`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import json
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from decimal import ROUND_HALF_UP, Decimal, localcontext
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,9 @@ from orchestration import metrics_checks
 from orchestration.standing import attempts
 from resources.lake import Lake
 from resources.ledger import Ledger
+from tests.plain_minutes import STATUSES, minutes_of
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-STATUSES = ("placed", "paid", "refunded", "canceled")
 
 
 @dataclass(frozen=True)
@@ -55,36 +55,6 @@ class Event:
     @property
     def time(self) -> datetime:
         return NOON + timedelta(seconds=self.seconds)
-
-
-Key = tuple[str, int]
-Row = Mapping[str, Any]
-
-
-def expected(events: Iterable[Event]) -> dict[datetime, dict[str, Any]]:
-    """The minutes as the definition has them: nothing is kept from one call to the next."""
-    first: dict[Key, Event] = {}
-    for event in sorted(events, key=lambda e: (e.published, e.offset)):
-        first.setdefault((event.key, event.version), event)
-    minutes: defaultdict[datetime, list[Event]] = defaultdict(list)
-    for event in first.values():
-        minutes[event.time.replace(second=0, microsecond=0)].append(event)
-    return {minute: _row(minute, minutes) for minute in minutes}
-
-
-def _row(minute: datetime, minutes: Mapping[datetime, Sequence[Event]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"events": len(minutes[minute])}
-    for status in STATUSES:
-        amounts = [Decimal(e.amount) for e in minutes[minute] if e.status == status]
-        row[f"{status}_events"], row[f"{status}_amount"] = len(amounts), sum(amounts, Decimal(0))
-    hour = [e for m in minutes for e in minutes[m] if minute - timedelta(minutes=59) <= m <= minute]
-    paid = [Decimal(e.amount) for e in hour if e.status == "paid"]
-    row["hour_events"], row["hour_amount"] = len(paid), sum(paid, Decimal(0))
-    with localcontext() as exact:
-        exact.prec = 60
-        mean = (row["hour_amount"] / len(paid)).quantize(Decimal("0.000001"), ROUND_HALF_UP) if paid else None
-    row["hour_mean"] = mean
-    return row
 
 
 class Measured:
@@ -155,7 +125,9 @@ class Measured:
 
     def see(self) -> None:
         """See that the table is what the events come to."""
-        assert self.table() == expected(event for events in self.held.values() for event in events)
+        assert self.table() == minutes_of(
+            _columns(self.piece(ordinal), event) for ordinal, events in self.held.items() for event in events
+        )
 
 
 def _schema() -> Any:

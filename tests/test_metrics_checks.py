@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from highwater.proof import Proof
+from orchestration import metrics_checks
 from orchestration.metrics_checks import FOLLOWS, metrics_follow_events
 from orchestration.verdicts import Verdict
+from resources.lake import proofs_in, query
 from tests.test_metrics import Event, Measured
 
 # In seconds.
@@ -79,7 +82,8 @@ def test_a_version_that_counts_elsewhere_once_its_slice_is_decided_anew_raises_n
     made.decide(1, Event("a", 1, 0, amount="9.00", offset=5), Event("b", 1, 0, offset=6))
     made.measure(0, 1)
     made.decide(0)
-    assert verdict(made, 1).passed, "it counts in the other minute as soon as metrics follow"
+    found = verdict(made, 1)
+    assert (found.passed, found.numbers["not_settled"]) == (True, 1), "it counts there as soon as metrics follow"
 
 
 def test_a_minute_that_lost_its_events_is_told(made: Measured) -> None:
@@ -98,3 +102,58 @@ def test_the_mean_is_rounded_away_from_0_half_way(made: Measured) -> None:
     assert verdict(made, 0).passed, verdict(made, 0).text
     change(made, lambda rows: [row.update(hour_mean=None) for row in rows if row["proof"] is None])
     assert verdict(made, 0).samples == [{"minute": "2026-03-01 12:00", "problem": "hour_mean is None, not 0.010313"}]
+
+
+def test_a_slice_that_was_decided_a_moment_ago_does_not_set_all_events_in_motion(
+    made: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its events tell which minutes wait; nothing is asked of slices that have none in these hours."""
+    asked: list[object] = []
+
+    def looking(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Proof]:
+        asked.append(keys)
+        return proofs_in(table, keys)
+
+    monkeypatch.setattr(metrics_checks, "proofs_in", looking)
+    made.decide(0, Event("a", 1, 0), Event("b", 1, HOUR / 2))
+    made.decide(2, Event("d", 1, 2 * DAY))
+    made.measure(0, 2)
+    made.decide(1, Event("c", 1, 0, offset=5))
+    found = verdict(made, 0)
+    assert (found.passed, found.numbers["not_settled"]) == (True, 2)
+    keys = [made.piece(ordinal).key for ordinal in (0, 1)]
+    assert [sorted(cast("list[str]", one)) for one in asked] == [keys[:1], keys, keys]
+    # What is wrong besides is looked for as before.
+    DeltaTable(made.lake.path("orders", "events")).delete("key = 'b'")
+    found = verdict(made, 0)
+    assert (found.passed, found.numbers["not_settled"]) == (True, 2)
+    made.decide(1, Event("c", 1, -DAY, offset=5))
+    found = verdict(made, 0)
+    assert (found.passed, found.numbers["unlike"], found.numbers["not_settled"]) == (False, 1, 0)
+    assert None in asked
+
+
+def test_minutes_that_lie_far_apart_are_asked_for_in_parts(made: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were asked for from the first to the last, with all events in between."""
+    monkeypatch.setattr(metrics_checks, "MOST_RANGES", 2)
+    minutes: set[int] = set()
+
+    def looking(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
+        found = query(table, sql)
+        minutes.update(row["minute"] for row in found if "minute" in row)
+        return found
+
+    monkeypatch.setattr(metrics_checks, "query", looking)
+    # The same version is told on two days, in different parts; the earlier origin counts.
+    days = [Event(f"k{day}", 1, 2 * day * DAY, offset=day) for day in range(5)]
+    made.decide(0, *days, Event("k4", 1, 60, amount="9.00", offset=9))
+    made.decide(1, *[Event(f"m{day}", 1, (2 * day + 1) * DAY, offset=20 + day) for day in range(5)])
+    made.measure(0, 1)
+    found = verdict(made, 0)
+    assert (found.passed, found.numbers["minutes"]) == (True, 6), found.text
+    assert [within.count(">=") for within in metrics_checks._within(minutes)] == [2, 2, 1]
+    noon = 29_539_440  # 2026-03-01 12:00
+    assert minutes == {noon + 2 * day * 24 * 60 for day in range(5)} | {noon + 1}
+    change(made, lambda rows: [row.update(events=7) for row in rows if row["proof"] is None])
+    found = verdict(made, 0)
+    assert (found.passed, found.numbers["unlike"]) == (False, 5)

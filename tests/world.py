@@ -26,6 +26,7 @@ from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger
 from resources.spark_tables import name_of, parts_of
+from tests.plain_minutes import minute_of, minutes_of
 from tests.support import make_stream, order
 
 STREAM = make_stream("orders")
@@ -145,8 +146,10 @@ class World:
         self._day = copies
         self._retried()
         if stream.metrics:
-            self.rows["metrics"] = minutes_of(self.rows["events"])
-        self.minutes = {key: {_minute(row) for row in self.of("events", slice=key)} for key in self.keys}
+            self.rows["metrics"] = [
+                {"slice": f"{at:%Y-%m-%d}", "minute": at, **row} for at, row in minutes_of(self.rows["events"]).items()
+            ]
+        self.minutes = {key: {minute_of(row) for row in self.of("events", slice=key)} for key in self.keys}
         for one in self.pieces:
             self._prove(one)
         self.topics = Topics(
@@ -305,41 +308,6 @@ class World:
         """The checks that fail, each with the slices in which it does."""
         found = {n: [key for key, one in v.items() if not one.passed] for n, v in self.verdicts(keys).items()}
         return {name: failing for name, failing in found.items() if failing}
-
-
-def minutes_of(events: Iterable[Row]) -> list[Row]:
-    """The rows of metrics, reckoned plainly: a version counts once, where its earliest origin stands."""
-    first: dict[tuple[str, int], Row] = {}
-    place = ("origin_timestamp", "origin_partition", "origin_offset", "origin_generation")
-    for row in sorted(events, key=lambda row: [row[name] for name in place]):
-        first.setdefault((row["key"], row["version"]), row)
-    found: dict[datetime, Row] = {}
-    for row in first.values():
-        at = _minute(row)
-        one = found.setdefault(at, {"slice": f"{at:%Y-%m-%d}", "minute": at, "events": 0, **_NOTHING})
-        one["events"] += 1
-        one[f"{row['status']}_events"] += 1
-        one[f"{row['status']}_amount"] += row["amount"]
-    for at, one in found.items():
-        hour = [row for other, row in found.items() if timedelta(0) <= at - other < timedelta(hours=1)]
-        one["hour_events"] = sum(row["paid_events"] for row in hour)
-        one["hour_amount"] = sum((row["paid_amount"] for row in hour), Decimal(0))
-        # All orders of the scene have one amount.
-        one["hour_mean"] = Decimal("12.50") if one["hour_events"] else None
-    return list(found.values())
-
-
-_NOTHING = {
-    f"{status}_{what}": 0 if what == "events" else Decimal(0)
-    for status in ("placed", "paid", "refunded", "canceled")
-    for what in ("events", "amount")
-}
-
-
-def _minute(row: Row) -> datetime:
-    found = row["event_time"].replace(second=0, microsecond=0)
-    assert isinstance(found, datetime)
-    return found
 
 
 def _columns(origin: Origin) -> Row:
