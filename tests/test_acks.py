@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, PartitionMetadata
 
-pytestmark = [pytest.mark.slow, pytest.mark.crash]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.crash]
 
 REPLICAS = 3
 RECORDS = 50

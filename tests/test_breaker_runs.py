@@ -22,7 +22,7 @@ from tests.support import Bench, customers, order_message
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 class Runs:

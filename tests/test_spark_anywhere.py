@@ -70,12 +70,14 @@ def test_a_connect_server_takes_the_slice(
     require_tables(tmp_path, bootstrap, sent)
 
 
+@pytest.mark.long
 def test_a_session_in_the_process_itself_takes_the_slice(tmp_path: Path, bootstrap: str, sent: str) -> None:
     conf_dir = write_conf_dir(tmp_path, "local", {**local_conf(tmp_path, driver_memory_mb=1024), **SMALL_QUERIES})
     take_slice(tmp_path, bootstrap, sent, {**environment(conf_dir), settings.SPARK_MASTER: "local[2]"})
     require_tables(tmp_path, bootstrap, sent)
 
 
+@pytest.mark.long
 def test_a_standalone_master_with_two_workers_takes_the_slice(tmp_path: Path, bootstrap: str, sent: str) -> None:
     with SparkStandalone(tmp_path) as cluster:
         take_slice(tmp_path, bootstrap, sent, {**cluster.driver_environment(), settings.SPARK_MASTER: cluster.master})
