@@ -219,6 +219,8 @@ class Kafka:
             error = message.error()
             if error and error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - the library's public name
                 raise _expired(message, open_)
+            if error and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                continue  # the client asks for a coordinator that a reader without commits has no use for
             if error and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - likewise
                 raise self.away(error)
             partition = message.partition()

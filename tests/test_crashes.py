@@ -352,6 +352,7 @@ def attempts(deployment: Deployment, key: str) -> list[int]:
     return [deployment.proofs(table)[key]["attempt"] for table in TABLES]
 
 
+@pytest.mark.long
 def test_two_runs_of_a_slice_at_once(series: Series) -> None:
     """Two processes begin each slice together; one commits, the other takes its split over."""
     keys = planned(series, 2)

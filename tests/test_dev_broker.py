@@ -88,6 +88,7 @@ def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert not wrong.alive
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.crash
 def test_a_cluster_of_three_goes_on_without_one(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Java:
     return java
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_broker_and_spark_run_on_the_java_of_the_wheel(tmp_path: Path, wheel: Java) -> None:
     from pyspark.sql import SparkSession

@@ -190,6 +190,39 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
     assert topics() == {"control"}
 
 
+class Told:
+    """Stands in for a message, or for an error in the place of one."""
+
+    def __init__(self, code: int | None = None) -> None:
+        from confluent_kafka import KafkaError
+
+        self._error = None if code is None else KafkaError(code)
+
+    def error(self) -> Any:
+        return self._error
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 7
+
+
+def test_who_may_not_use_a_group_still_reads() -> None:
+    """The client asks for a group's coordinator although nothing is committed; its error comes amid records."""
+    from confluent_kafka import KafkaError
+
+    def reading(*told: Told) -> list[Any]:
+        left = [*told]
+        consumer = SimpleNamespace(poll=lambda _: left.pop(0), incremental_unassign=lambda _: None)
+        return [*Kafka("127.0.0.1:1")._records(consumer, "orders", {0: OffsetRange(7, 8)}, 1)]
+
+    record = Told()
+    assert reading(Told(KafkaError.GROUP_AUTHORIZATION_FAILED), record) == [record]
+    with pytest.raises(DependencyAwayError):
+        reading(Told(KafkaError.TOPIC_AUTHORIZATION_FAILED), record)
+
+
 def test_a_broker_that_is_away_is_told_within_seconds() -> None:
     kafka = Kafka(f"{LOOPBACK}:{free_port()}")
     began = time.monotonic()

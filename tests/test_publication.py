@@ -70,6 +70,7 @@ def test_killed_at_every_point_each_reject_is_published_once(bench: Bench) -> No
     assert published.sent == RECORDS
 
 
+@pytest.mark.long
 def test_a_mark_that_expired_is_known_from_the_ledger(bench: Bench) -> None:
     publishing = Publishing(bench)
     assert publishing.children.end("recorded") == -signal.SIGKILL
@@ -79,6 +80,7 @@ def test_a_mark_that_expired_is_known_from_the_ledger(bench: Bench) -> None:
         publishing.see_each_once()
 
 
+@pytest.mark.long
 def test_the_mark_of_another_plan_is_not_counted(bench: Bench) -> None:
     """The ledger was lost, and another slice has the key of one that was published."""
     publishing = Publishing(bench)

@@ -194,6 +194,7 @@ def first_life(bench: Bench) -> None:
     bench.materialise(*due(bench, 2), *due(bench, 1))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> None:
     from confluent_kafka import TopicPartition

@@ -111,6 +111,7 @@ def test_whatever_became_of_current_it_is_what_the_events_say(
     assert differences(work, Look.take(work)).none
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_runs_go_on_while_current_is_rebuilt(folded: Bench) -> None:
     """What is decided between the look and the commit is neither overwritten nor forgotten."""

@@ -360,6 +360,7 @@ def test_an_older_version_that_arrives_late_changes_nothing(bench: Bench) -> Non
     assert (row["version"], str(row["amount"]), row["updated_by_slice"]) == (2, "2.00", f"{bench.stream.topic}@0000000")
 
 
+@pytest.mark.long
 def test_folded_slices_say_the_same_and_can_be_materialised_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,6 +506,7 @@ def test_a_field_that_is_added_to_a_stream_becomes_a_column(bench: Bench) -> Non
     assert {key: row["note"] for key, row in bench.current().items()} == {"o1": None, "o2": "seen", "o3": "too"}
 
 
+@pytest.mark.long
 def test_runs_that_began_before_a_field_was_added_write_on(bench: Bench) -> None:
     """One of them decides a folded slice anew: it took the new column from every row of the fold."""
     from concurrent.futures import ThreadPoolExecutor
