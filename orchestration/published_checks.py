@@ -104,7 +104,7 @@ def _altered(stream: Stream, events: DeltaTable, published: DeltaTable, key: str
         rows = rows.filter(rows[one.name].is_valid())
     if not len(rows):
         return []
-    prints = event_json.fingerprints(event_json.values(stream, rows).to_pylist())
+    prints = event_json.fingerprints(event_json.values(stream, rows))
     same = [ours == theirs for ours, theirs in zip(prints, rows["#print"].to_pylist(), strict=True)]
     found = rows.select(list(ORIGIN)).to_pylist() if any(same) else []
     return sorted(Origin.of_row(row) for row, alike in zip(found, same, strict=False) if not alike)
