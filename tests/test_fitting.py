@@ -298,6 +298,7 @@ def test_a_reference_whose_row_raw_lacks_stays_parked_and_is_told() -> None:
         stay.raise_for(TIER, 1_000, "broker:9092")
 
 
+@pytest.mark.slow
 def test_the_broker_takes_what_fits_and_names_what_it_refuses(
     bootstrap: str, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,7 @@ def test_a_run_in_flight_keeps_repair_away(ticking: Callable[..., Ticking]) -> N
     assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[3]]
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_is_gone_is_ended_and_its_slices_are_asked_for(
     ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
