@@ -113,6 +113,7 @@ def standing_still() -> Iterator[str]:
         server.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_spark_server_that_stands_still_at_a_commit_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked of it before the write was told in Spark's words, and counted against the stream's breaker."""
@@ -128,6 +129,7 @@ def test_a_spark_server_that_stands_still_at_a_commit_is_away(monkeypatch: pytes
         close_session(session)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_spark_server_that_stands_still_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It neither refused nor answered, and PySpark waited for it for ever: the run looked alive, with its lease."""

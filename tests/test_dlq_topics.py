@@ -39,6 +39,7 @@ def config(bootstrap: str, topic: str) -> dict[str, str]:
     return {name: entry.value for name, entry in entries.items()}
 
 
+@pytest.mark.slow
 def test_absent_topics_are_created_as_safe_as_the_main_topic(stream: Stream, bootstrap: str) -> None:
     kafka = Kafka(bootstrap)
     for _ in range(2):
