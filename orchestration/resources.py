@@ -182,12 +182,10 @@ def _local(found: Settings) -> "SparkSession":
 
 
 def close_session(session: "SparkSession") -> None:
-    """End a Connect session on its server; a session of this process stays for the next one who asks."""
-    from resources.spark import is_connect, try_once
+    """End a session that `open_session` opened."""
+    from resources.spark import close
 
-    if is_connect(session):
-        try_once(session)
-        session.stop()
+    close(session)
 
 
 @contextmanager

@@ -94,11 +94,15 @@ def connect(remote: str) -> SparkSession:
 
 
 def prepare(session: SparkSession) -> SparkSession:
-    """Set what our queries rely on; returns the session."""
+    """Set what our queries rely on; returns the session, or closes it where that fails."""
     if is_connect(session):
         _give_up_in_time(session)
-    for name, value in SESSION_CONF.items():
-        session.conf.set(name, value)
+    try:
+        for name, value in SESSION_CONF.items():
+            session.conf.set(name, value)
+    except BaseException:
+        close(session)
+        raise
     return session
 
 
@@ -120,6 +124,20 @@ def try_once(session: SparkSession) -> None:
     """Let what is still to be asked of a Connect server be asked once: whoever ends need not wait for it again."""
     if is_connect(session):
         vars(session)["_client"].set_retry_policies([])
+
+
+def close(session: SparkSession) -> None:
+    """End a Connect session on its server; a session of this process stays for the next one who asks.
+
+    PySpark closes a session once more when it is collected, with the threads that all sessions of the process share.
+    The collector runs in any thread: in one of those it ended the next query in an error, or waited for ever for the
+    `stop` that waited for it. So a session that is closed has nothing left to close.
+    """
+    if not is_connect(session):
+        return
+    try_once(session)
+    session.stop()
+    vars(session)["_client"].close = lambda: None
 
 
 def interrupt(session: SparkSession) -> None:

@@ -99,11 +99,11 @@ def spark(spark_server: SparkConnect) -> Iterator[SparkSession]:
     """A Connect session, shared by tests that neither interrupt it nor change its settings."""
     from pyspark.sql import SparkSession
 
-    from resources.spark import prepare
+    from resources.spark import close, prepare
 
     session = prepare(SparkSession.builder.remote(spark_server.remote).create())
     yield session
-    session.stop()
+    close(session)
 
 
 @pytest.fixture

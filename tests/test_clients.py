@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import time
 import urllib.request
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,7 +37,7 @@ from orchestration import mirror
 from orchestration.requests import RANGE_END, RANGE_START
 from orchestration.resources import close_session, open_session
 from resources.kafka import READER, Kafka
-from resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, delta_errors
+from resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, close, connect, delta_errors
 from resources.spark_tables import replace_slices
 from tests.support import STAGES, Bench, Message, committed_offsets, make_bench, order_message, quick, rest
 from tests.test_sensors import Ticking
@@ -146,6 +148,29 @@ def test_a_spark_server_that_stands_still_is_away(monkeypatch: pytest.MonkeyPatc
         assert time.monotonic() - began < 30
         with pytest.raises(DependencyAwayError, match="Spark failed at sc://"):
             open_session(Settings.from_environment({SPARK_REMOTE: remote}))
+
+
+def test_a_session_that_is_over_leaves_the_threads_of_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may come at any time, in any thread, to one that was closed or could not be prepared."""
+    from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Answers
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    quick(monkeypatch, seconds=2)
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    away = f"sc://{LOOPBACK}:{free_port()}"
+    with pytest.raises(DependencyAwayError):
+        open_session(Settings.from_environment({SPARK_REMOTE: away}))
+    assert ConnectSession.getActiveSession() is None, "what could not be prepared is closed"
+    over = connect(away)
+    close(over)
+    seen = weakref.ref(over)
+    # Made by the session of another that works meanwhile.
+    threads = Answers._get_or_create_release_thread_pool()
+    del over
+    gc.collect()
+    assert seen() is None
+    assert threads.submit(int).result(timeout=10) == 0
+    Answers.shutdown()
 
 
 def test_what_is_silent_is_given_up_within_the_time_that_is_documented() -> None:
