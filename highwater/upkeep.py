@@ -106,7 +106,7 @@ class Part:
     """A partition of a table by its log.
 
     Args:
-        key: the partition: a slice key, or one of a fold.
+        key: the partition: a slice key, or one of a fold; empty for a table without partitions.
         files: the sizes of its files, in bytes.
     """
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from assets.work import Work
 
-WITHOUT_A_JVM = (METRICS, PUBLISHED)
+WITHOUT_A_JVM = (METRICS, PUBLISHED, erased.TABLE)
 # A night's slices are folded even where a run would wait for more: readers begin the day with few partitions.
 FOLD_FROM = 10
 # Whose unfinished decisions read which table at an old version, by the number in their proofs.
@@ -170,7 +170,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
     busy = in_flight(past_runs(instance, stream, order, now)) if instance else frozenset()
     later = _read_later(work)
     found = []
-    for name in tables_of(stream):
+    for name in (*tables_of(stream), erased.TABLE):
         table = work.lake.table(stream.name, name)
         if table is None:
             continue

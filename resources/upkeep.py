@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
+# The one partition of a table that has none.
+WHOLE = ""
+
 
 @dataclass(frozen=True)
 class Stock:
@@ -55,8 +58,14 @@ def _files(table: DeltaTable) -> Iterator[tuple[str, int]]:
     """Partition and size of each file of the version now."""
     import pyarrow as pa
 
-    columns = pa.table(table.get_add_actions(flatten=True)).select(["partition.slice", "size_bytes"]).to_pydict()
-    yield from zip(columns["partition.slice"], columns["size_bytes"], strict=True)
+    found = pa.table(table.get_add_actions(flatten=True))
+    sizes = found["size_bytes"].to_pylist()
+    keys = found["partition.slice"].to_pylist() if _partitioned(table) else [WHOLE] * len(sizes)
+    yield from zip(keys, sizes, strict=True)
+
+
+def _partitioned(table: DeltaTable) -> bool:
+    return bool(table.metadata().partition_columns)
 
 
 def _live(table: DeltaTable) -> Iterator[tuple[str, int]]:
@@ -125,7 +134,7 @@ def join_files(spark: SparkSession, path: str, keys: Sequence[str]) -> None:
 
 
 def join_small(table: DeltaTable, keys: Sequence[str]) -> None:
-    """`join_files` for a table that is written without a JVM; its caller holds the lease of its writers.
+    """`join_files` for a table that is written without a JVM; its caller holds the lease of its writers, if it has one.
 
     Raises:
         SupersededAttemptError: another writer was first; nothing was written.
@@ -136,7 +145,7 @@ def join_small(table: DeltaTable, keys: Sequence[str]) -> None:
     path = str(table.table_uri)
     with storage(path):
         try:
-            table.optimize.compact(partition_filters=[("slice", "in", list(keys))])
+            table.optimize.compact([("slice", "in", list(keys))] if _partitioned(table) else None)
         except CommitFailedError as error:
             raise SupersededAttemptError(
                 f"another writer of {path} was first", found=_line(error), remedy="nothing: it is tried another time"

@@ -12,7 +12,7 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 
-from assets import events, published, sent
+from assets import erased, events, published, sent
 from assets.aging import put_back
 from assets.layout import Layout
 from assets.origins import SEEN
@@ -22,7 +22,7 @@ from highwater.declaration import Retention, Upkeep
 from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.folding import BASE
-from highwater.upkeep import LONGEST_RUN, Horizon
+from highwater.upkeep import FEWEST_FILES, LONGEST_RUN, Horizon
 from orchestration import maintaining
 from orchestration.build import build_defs
 from orchestration.maintaining import act, horizon_rule
@@ -156,6 +156,33 @@ def test_a_table_without_a_jvm_is_joined_and_cleared(world: World) -> None:
     assert (found.stored, found.stored_bytes) == (found.files, found.bytes)
     assert len([*Path(path).rglob(".*.crc")]) == found.files
     assert sorted(map(str, read_rows(path, "true"))) == before
+
+
+def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each night that takes old rows adds files to it, and its writers hold no lease."""
+    monkeypatch.setattr(maintaining, "tables_of", lambda _: [])  # the others need Spark
+    work = work_of(world)
+
+    def erase(day: int) -> None:
+        number = world.ledger.erasures.add(Erasure("orders", "age", f"day {day}", "maintenance", NOW - timedelta(day)))
+        world.ledger.erasures.begin(number, [Erased(f"orders@{day:07}", {}, {"raw": day})])
+        erased.keep(world.ledger, world.lake, "orders")
+
+    for day in range(FEWEST_FILES):
+        erase(day)
+
+    def beside(table: Any, keys: Any) -> None:
+        erase(99)
+        join_small(table, keys)
+
+    monkeypatch.setattr(maintaining, "join_small", beside)
+    [report] = act(work, None, NOW, sure=True).tables
+    assert (report.table, report.before.files, report.joined) == ("erasures", FEWEST_FILES, 1)
+    table = world.lake.table("orders", "erasures")
+    assert table is not None
+    assert stock_of(table).files == 2, "all that were there, and what came meanwhile"
+    told = [(one.erasure.reason, [*one.slices]) for one in erased.read(world.lake, "orders")]
+    assert told == [(f"day {day}", [f"orders@{day:07}"]) for day in (99, *reversed(range(FEWEST_FILES)))]
 
 
 def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
