@@ -163,7 +163,8 @@ class Transactions:
         """Publish records and the mark that counts them, all or nothing.
 
         Raises:
-            SupersededAttemptError: another run opened the same name: it goes on, or the next one does; this one ends.
+            SupersededAttemptError: another run opened the same name, or the transaction outlived
+                `transaction.timeout.ms` and the broker ended it: that run goes on, or the next one does; this one ends.
             RecordTooLargeError: the broker or the client does not take some of the records, which the error names;
                 nothing of the transaction is visible, and another one may follow.
             DependencyAwayError: the transaction failed; nothing of it is visible, or the next opening finds it whole.
@@ -304,9 +305,11 @@ class Transactions:
         fault = error.args[0]
         if fault.name() in _FENCED or (fault.fatal() and "fenced" in fault.str().lower()):
             return SupersededAttemptError(
-                f"{self._name}: another run publishes the same",
+                f"{self._name}: another run publishes the same, or the broker gave this one's transaction up",
                 found=fault.name(),
-                remedy="nothing: that run goes on, and this one finds what it did",
+                remedy="nothing: that run goes on, or the next one; each finds what was sent. If it comes again and "
+                f"again without another run, see what held this one up for {self.properties['transaction.timeout.ms']} "
+                "ms (transaction.timeout.ms)",
             )
         if fault.name() in _DENIED:
             return ConfigurationError(
