@@ -20,6 +20,7 @@ from highwater.wording import number
 from orchestration.check_results import check_keys
 from orchestration.publication import of_slice
 from orchestration.standing import attempts_of, committed
+from orchestration.worker_leases import living
 from resources.lake import query, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -322,7 +323,6 @@ def _runs(instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mappin
 
     from orchestration.requests import PARTITION, RANGE_START
     from orchestration.stream_assets import table_keys
-    from orchestration.workers import living
 
     ids: set[str] = set()
     for asset in table_keys(stream):

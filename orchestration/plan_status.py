@@ -26,6 +26,7 @@ from orchestration.due_times import Due, due_of
 from orchestration.publication import Behind, behind
 from orchestration.retries import plan_tier
 from orchestration.taken_back import TakenBack, told_of
+from orchestration.worker_leases import living
 from resources.breakers import Judgement
 from resources.given_up import GivenUp
 from resources.guards import open_error, resting, told
@@ -350,7 +351,6 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
 
 
 def _workers(ledger: Ledger, stream: Stream) -> dict[str, datetime]:
-    from orchestration.workers import living
 
     return living(ledger.leases(), stream.name)
 

@@ -1,6 +1,6 @@
 """The workers of runs: the lease by which each tells that it lives, and the end of runs whose worker is gone.
 
-What belongs here: names of these leases, which runs have no worker any more, and telling Dagster so. What does not:
+What belongs here: the names of their leases, which runs have no worker any more, and telling Dagster so. What does not:
 what is asked for again (`orchestration.requests`), or leases as such (`resources.leases`).
 
 Dagster's default launcher cannot ask a worker whether it lives: worker and code server killed together leave a run
@@ -20,6 +20,7 @@ import dagster as dg
 
 from orchestration.history import RECORDS, is_of
 from orchestration.stream_assets import STREAM_TAG
+from orchestration.worker_leases import KIND, living
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -31,7 +32,6 @@ LEASE_SECONDS = 60.0
 LOOK_AGAIN_SECONDS = 20.0
 # Leases of workers that died are kept for a day, for whoever looks into the ledger.
 KEPT_SECONDS = 86_400.0
-_KIND = "run "
 
 
 def lease_name(run: dg.DagsterRun) -> str:
@@ -41,13 +41,7 @@ def lease_name(run: dg.DagsterRun) -> str:
     """
     streams = {key.path[0] for key in run.asset_selection or ()}
     stream = run.tags.get(STREAM_TAG) or (streams.pop() if len(streams) == 1 else run.job_name)
-    return f"{_KIND}{stream}/{run.run_id}"
-
-
-def living(leases: Mapping[str, datetime], stream: str = "") -> dict[str, datetime]:
-    """Of all leases those of workers, of one stream or of all: by run id when each runs out unless it is renewed."""
-    begin = f"{_KIND}{stream}/" if stream else _KIND
-    return {name.rpartition("/")[2]: ends for name, ends in leases.items() if name.startswith(begin)}
+    return f"{KIND}{stream}/{run.run_id}"
 
 
 def without_worker(started: Mapping[str, datetime], alive: Collection[str], now: datetime) -> list[str]:

@@ -47,6 +47,35 @@ print(json.dumps({
 """
 
 
+# Kafka is away, which is told within a moment.
+ASKING = """
+import sys
+import resources.kafka, resources.topic_facts
+resources.kafka.REQUEST_SECONDS = resources.topic_facts.REQUEST_SECONDS = 0.2
+from orchestration.cli import main
+main(["status"], standalone_mode=False)
+sys.exit("dagster loaded" if "dagster" in sys.modules else 0)
+"""
+
+
+def test_status_does_not_load_dagster(tmp_path: Path) -> None:
+    """It takes longer to load than everything else that the command does."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASKING],
+        env={
+            "PYTHONPATH": str(REPOSITORY),
+            "HIGHWATER_HOME": str(tmp_path),
+            "HIGHWATER_KAFKA_BOOTSTRAP": "127.0.0.1:1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "orders: topic orders, never planned" in done.stdout
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_loading_does_nothing_in_an_empty_environment(tmp_path: Path) -> None:
     """I14, with connections and child processes refused."""

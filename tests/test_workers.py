@@ -15,12 +15,12 @@ from dagster import instance_for_test
 from dev.processes import wait_until
 from orchestration import workers
 from orchestration.resources import LedgerResource
+from orchestration.worker_leases import living
 from orchestration.workers import (
     LEASE_SECONDS,
     LOOK_AGAIN_SECONDS,
     end_runs_without_worker,
     lease_name,
-    living,
     without_worker,
 )
 from resources.leases import RENEWALS_A_TERM, Lease
