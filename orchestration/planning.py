@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 TRIES = 5
 # A tick looks so long at the most for the last records of its slices.
 MARK_SECONDS = 5.0
+# Each look connects anew, which takes longer than what it reads.
+LOOKS_AT_ONCE = 4
 
 Due = Callable[["TopicState", Planned], "TopicState"]
 
@@ -152,17 +155,20 @@ class Planner:
 
     def _marked(self, state: TopicState, result: PlanResult) -> PlanResult:
         """The plan with the fingerprint of the last record of each range."""
-        found: dict[str, Mapping[int, Fingerprint]] = {}
         deadline = time.monotonic() + MARK_SECONDS
+
+        def look(piece: Slice) -> Mapping[int, Fingerprint]:
+            return fingerprints(self._kafka, state.topic, piece.ranges) if time.monotonic() < deadline else {}
+
         # The newest slice first: what comes is held against it. Where time runs out the others go without.
-        for piece in reversed(result.slices):
-            if time.monotonic() < deadline:
-                found[piece.key] = fingerprints(self._kafka, state.topic, piece.ranges)
+        newest = result.slices[::-1]
+        with ThreadPoolExecutor(LOOKS_AT_ONCE) as looks:
+            found = dict(zip((piece.key for piece in newest), looks.map(look, newest), strict=True))
         marks: dict[int, Fingerprint] = {}
         slices = []
         for piece in result.slices:
             # An older mark stays true where no newer one was found.
-            marks = {**piece.marks, **marks, **found.get(piece.key, {})}
+            marks = {**piece.marks, **marks, **found[piece.key]}
             slices.append(replace(piece, marks=marks))
         return replace(result, slices=tuple(slices))
 

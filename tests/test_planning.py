@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -20,9 +23,10 @@ from highwater.errors import (
     TopicRecreatedError,
     TopicTruncatedError,
 )
-from highwater.history import History
+from highwater.history import Fingerprint, History
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import OffsetRange, Slice
+from orchestration import planning
 from orchestration.acceptance import acceptance
 from orchestration.cutting import PlanResult, fair_shares, plan
 from resources.kafka import PartitionState, TopicState
@@ -309,3 +313,36 @@ def test_accepting_a_recreated_topic_starts_with_the_new_one() -> None:
 def test_where_nothing_is_lost_there_is_nothing_to_accept() -> None:
     before = planned({0: 4}, ordinal=0)
     assert acceptance(STREAM, before, topic(led(0, 9)), [unread(0, p0=(0, 4))], by="ann", now=NOON).nothing
+
+
+def _marked(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], object], slices: int = 6) -> list[list[int]]:
+    """The offsets of the marks of so many slices of ten records, each looked at by `look`, with its ordinal."""
+
+    def fingerprints(_: object, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, Fingerprint]:
+        assert topic == "orders"
+        look(ranges[0].start // 10)
+        return {0: Fingerprint(ranges[0].end - 1, "")}
+
+    monkeypatch.setattr(planning, "fingerprints", fingerprints)
+    made = [
+        Slice(
+            "orders", "orders", "Id", 0, n, {0: OffsetRange(10 * n, 10 * n + 10)}, NOON, marks={0: Fingerprint(0, "")}
+        )
+        for n in range(slices)
+    ]
+    nobody = cast("Any", None)
+    result = planning.Planner(nobody, nobody)._marked(topic(led(0, 100)), PlanResult(slices=tuple(made)))
+    return [[mark.offset for mark in piece.marks.values()] for piece in result.slices]
+
+
+def test_the_last_records_of_several_slices_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(planning.LOOKS_AT_ONCE)
+    found = _marked(monkeypatch, lambda _: together.wait(30), 2 * planning.LOOKS_AT_ONCE)
+    assert found == [[10 * n + 9] for n in range(2 * planning.LOOKS_AT_ONCE)]
+
+
+def test_where_looking_takes_too_long_the_newest_slice_has_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes is held against it; the others keep the mark from before."""
+    monkeypatch.setattr(planning, "LOOKS_AT_ONCE", 1)
+    monkeypatch.setattr(planning, "MARK_SECONDS", 0.05)
+    assert _marked(monkeypatch, lambda _: time.sleep(0.1), 3) == [[0], [0], [29]]
