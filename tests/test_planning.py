@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -343,6 +343,7 @@ def test_the_last_records_of_several_slices_are_looked_at_together(monkeypatch: 
 
 def test_where_looking_takes_too_long_the_newest_slice_has_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes is held against it; the others keep the mark from before."""
+    clock = [0.0]
     monkeypatch.setattr(planning, "LOOKS_AT_ONCE", 1)
-    monkeypatch.setattr(planning, "MARK_SECONDS", 0.05)
-    assert _marked(monkeypatch, lambda _: time.sleep(0.1), 3) == [[0], [0], [29]]
+    monkeypatch.setattr(planning, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    assert _marked(monkeypatch, lambda _: clock.append(clock.pop() + planning.MARK_SECONDS), 3) == [[0], [0], [29]]
