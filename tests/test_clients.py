@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
@@ -153,14 +153,20 @@ def test_a_spark_server_that_stands_still_is_away(monkeypatch: pytest.MonkeyPatc
 def test_a_session_that_is_over_leaves_the_threads_of_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector may come at any time, in any thread, to one that was closed or could not be prepared."""
     from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Answers
-    from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     quick(monkeypatch, seconds=2)
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    made: list[Any] = []
+
+    def connected(remote: str) -> Any:
+        made.append(connect(remote))
+        return made[-1]
+
+    monkeypatch.setattr("resources.spark.connect", connected)
     away = f"sc://{LOOPBACK}:{free_port()}"
     with pytest.raises(DependencyAwayError):
         open_session(Settings.from_environment({SPARK_REMOTE: away}))
-    assert ConnectSession.getActiveSession() is None, "what could not be prepared is closed"
+    assert made.pop().is_stopped, "it is not left to the collector"
     over = connect(away)
     close(over)
     seen = weakref.ref(over)
