@@ -351,7 +351,6 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
 
 
 def _workers(ledger: Ledger, stream: Stream) -> dict[str, datetime]:
-
     return living(ledger.leases(), stream.name)
 
 
