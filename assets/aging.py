@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import TYPE_CHECKING
 
 from assets import raw
 from assets.commit import Standing, commit_lock
+from highwater.balancing import balanced
 from highwater.erasing import AGED
 from highwater.retention import AGED_FROM, aged
 from resources.lake import slice_is_one_of
@@ -92,7 +92,7 @@ def _held(work: Work, proofs: Mapping[str, Proof]) -> DataFrame:
         rows_at(work.spark, path, version).where(slice_is_one_of(keys)).drop("proof")
         for version, keys in versions.items()
     ]
-    return reduce(Frame.unionByName, frames)
+    return balanced(Frame.unionByName, frames)
 
 
 def _commit(work: Work, standing: Standing, rows: DataFrame, proofs: Sequence[Proof], *, most: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import or_
 from typing import TYPE_CHECKING
 
 from assets import events
@@ -21,6 +22,7 @@ from assets.events import require
 from assets.layout import TABLE, Layout
 from assets.parsing import field_columns, quoted, sql_type
 from assets.work import SliceReport, Work
+from highwater.balancing import balanced
 from highwater.envelope import ORIGIN
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.folding import BASE, RECENT, Fold, Run, merged_runs
@@ -274,10 +276,5 @@ def _in_runs(runs: Mapping[str, tuple[Run, ...]]) -> Column:
 
     topic = F.substring_index("slice", "@", 1)
     ordinal = F.substring_index("slice", "@", -1).cast("int")
-    found = F.lit(False)  # noqa: FBT003 - a literal column
-    for name, pieces in runs.items():
-        inside = F.lit(False)  # noqa: FBT003 - a literal column
-        for run in pieces:
-            inside = inside | ordinal.between(run.first, run.last)
-        found = found | ((topic == name) & inside)
-    return found
+    inside = [(topic == name) & ordinal.between(run.first, run.last) for name, pieces in runs.items() for run in pieces]
+    return balanced(or_, inside)

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from assets import foreign, reclaims
 from assets.dlq_copies import with_copies
 from highwater import envelope
+from highwater.balancing import balanced
 from highwater.declaration import TOPIC_NAME
 from highwater.envelope import ORIGIN
 from highwater.routing import tier_of
+from resources.conditions import between
 from resources.lake import slice_is_one_of
 from resources.spark_tables import rows_at
 
@@ -54,15 +56,9 @@ def seen_now(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
 
 
 def covering(places: pa.Table) -> str:
-    """A predicate in SQL that holds for these origins, and in each partition for what lies between them."""
-    *where, offset = ORIGIN
-    found = places.group_by(where).aggregate([(offset, "min"), (offset, "max")])
-    return " OR ".join(
-        f"(origin_topic = '{one['origin_topic']}' AND origin_generation = {one['origin_generation']} "
-        f"AND origin_partition = {one['origin_partition']} "
-        f"AND origin_offset BETWEEN {one['origin_offset_min']} AND {one['origin_offset_max']})"
-        for one in found.to_pylist()
-    )
+    """A predicate in SQL that holds for these origins, which are in their order, and for what lies between them."""
+    [first], [last] = places.slice(0, 1).to_pylist(), places.slice(len(places) - 1).to_pylist()
+    return between(first, last)
 
 
 def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen) -> DataFrame:
@@ -78,8 +74,6 @@ def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen
         slices: the slices that they are of.
         seen: what the decisions of slices of foreign topics rest on.
     """
-    from functools import reduce
-
     from pyspark.sql import DataFrame as Frame
     from pyspark.sql import functions as F
 
@@ -90,7 +84,7 @@ def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen
     if len(theirs) < len(slices):
         rest = [piece for piece in slices if piece not in theirs]
         frames.append(_ours(work, raw.where(slice_is_one_of([piece.key for piece in rest])), rest))
-    return reduce(Frame.unionByName, frames)
+    return balanced(Frame.unionByName, frames)
 
 
 def _place() -> dict[str, Column]:
@@ -332,8 +326,6 @@ def _with_held(work: Work, rows: DataFrame, keys: Collection[str]) -> DataFrame:
 
 def _accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Seen) -> DataFrame:
     """For each slice of a tier the origins that stood in events of other slices when it was decided."""
-    from functools import reduce
-
     from pyspark.sql import DataFrame as Frame
     from pyspark.sql import functions as F
 
@@ -346,4 +338,4 @@ def _accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Seen) -> DataF
         .distinct()
         for piece in tiers
     ]
-    return reduce(Frame.unionByName, found)
+    return balanced(Frame.unionByName, found)

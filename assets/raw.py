@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from assets import erased
 from assets.commit import Clock, Standing, commit_until_settled
 from assets.work import SliceReport, Work
+from highwater.balancing import balanced
 from highwater.erasing import microseconds, until
 from highwater.errors import (
     DependencyAwayError,
@@ -277,15 +278,13 @@ def _read(left: Mapping[str, Slice], standing: Standing, work: Work, slices: Seq
 
 def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
     """The records of the slices, each named after its slice, by as few reads as their ranges allow."""
-    from functools import reduce
-
     from pyspark.sql import DataFrame as Frame
 
     groups: dict[tuple[str, int], list[Slice]] = {}
     for piece in slices:
         groups.setdefault((piece.topic, piece.generation), []).append(piece)
     frames = [_fenced(_named(work, group, _topic_rows(work, group)), group) for group in groups.values()]
-    return _without_erased(work, reduce(Frame.unionByName, frames))
+    return _without_erased(work, balanced(Frame.unionByName, frames))
 
 
 def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
@@ -340,8 +339,6 @@ def _digest() -> Column:
 
 
 def _topic_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
-    from functools import reduce
-
     from pyspark.sql import DataFrame as Frame
 
     merged = merge_ranges(slices)
@@ -350,7 +347,7 @@ def _topic_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
         _one_read(work, slices[0].topic, {p: ranges[i] for p, ranges in merged.items() if i < len(ranges)})
         for i in range(reads)
     ]
-    return reduce(Frame.unionByName, frames) if frames else work.spark.createDataFrame([], _KAFKA_COLUMNS)
+    return balanced(Frame.unionByName, frames) if frames else work.spark.createDataFrame([], _KAFKA_COLUMNS)
 
 
 _KAFKA_COLUMNS = (

@@ -18,6 +18,7 @@ from highwater.retention import aged
 from orchestration.plan_checks import another_plan
 from orchestration.standing import CONSERVED, conservation
 from orchestration.verdicts import Verdict
+from resources.conditions import in_none_of
 from resources.lake import proofs_in, query, query_all, sized, slice_is_one_of, stream_rows
 
 if TYPE_CHECKING:
@@ -102,12 +103,8 @@ def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice) -
     """Origins in events and rejects of a slice of the main topic that its plan does not have."""
     if piece.topic != stream.topic:
         return []
-    planned = " OR ".join(
-        f"(origin_partition = {p} AND origin_offset >= {r.start} AND origin_offset < {r.end})"
-        for p, r in piece.ranges.items()
-    )
-    mine = f"origin_generation = {piece.generation} AND ({planned or 'false'})"
-    where = f"proof IS NULL AND {slice_is_one_of([piece.key])} AND NOT ({mine})"
+    spans = ((piece.generation, p, r.start, r.end) for p, r in piece.ranges.items())
+    where = f"proof IS NULL AND {slice_is_one_of([piece.key])} AND {in_none_of(spans)}"
     asked = f"SELECT {_ORIGIN} FROM t WHERE {where}"
     rows = [row for name in ("events", "rejects") for row in query(tables[name], asked)]
     return [told("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]

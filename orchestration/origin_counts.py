@@ -20,6 +20,7 @@ from highwater.retention import records
 from highwater.slices import SliceKey
 from orchestration.left_over import left_over
 from orchestration.stranded import lost_until
+from resources.conditions import in_none_of
 from resources.lake import proofs_in, query_all, rows_in, sized, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -196,19 +197,15 @@ class _Counted:
         conditions = ["proof IS NULL", f"origin_topic = '{topic}'"]
         if open_slices:
             conditions.append(f"NOT {slice_is_one_of([piece.key for piece in open_slices])}")
-        conditions += [
-            f"NOT (origin_generation = {piece.generation} AND origin_partition = {partition} "
-            f"AND origin_offset >= {offsets.start} AND origin_offset < {offsets.end})"
+        undecided = [
+            (piece.generation, partition, offsets.start, offsets.end)
             for piece in open_slices
             if piece.topic == stream.topic
             for partition, offsets in piece.ranges.items()
             if len(offsets)
         ]
-        conditions += [
-            f"NOT (origin_generation = {loss.generation} AND origin_partition = {loss.partition} "
-            f"AND origin_offset >= {loss.offsets.start} AND origin_offset < {loss.offsets.end})"
-            for loss in losses
-        ]
+        lost = [(loss.generation, loss.partition, loss.offsets.start, loss.offsets.end) for loss in losses]
+        conditions.append(in_none_of([*undecided, *lost]))
         self._mine = " AND ".join(conditions)
         self._parked = stream.parked_topic.replace("'", "''")
 

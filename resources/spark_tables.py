@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from operator import and_
 from typing import TYPE_CHECKING
 
+from highwater.balancing import balanced
 from highwater.errors import SupersededAttemptError
 from highwater.proof import user_metadata
 from resources.lake import open_table, slice_is_one_of
@@ -200,9 +202,10 @@ def _if_unchanged(checked: DataFrame, standing: DataFrame, unchanged: Mapping[st
     from pyspark.sql import functions as F
 
     found = standing.agg(F.map_from_entries(F.collect_list(F.struct("slice", "attempt"))).alias("found"))
-    same = F.lit(True)  # noqa: FBT003 - a literal column
-    for key, attempt in unchanged.items():
-        same = same & (F.coalesce(F.try_element_at("found", F.lit(key)), F.lit(0)) == attempt)
+    same = balanced(
+        and_,
+        [F.coalesce(F.try_element_at("found", F.lit(key)), F.lit(0)) == attempt for key, attempt in unchanged.items()],
+    )
     message = F.concat(F.lit(f"{SUPERSEDED}: what the slice rests on changed: "), F.col("found").cast("string"))
     return checked.crossJoin(F.broadcast(found)).select(
         "slice", F.when(same, F.col("proof")).otherwise(F.raise_error(message)).alias("proof")

@@ -1,0 +1,33 @@
+"""Many parts made one, by a tree and not by a chain.
+
+What belongs here: `balanced`. What does not: what the parts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def balanced(combine: Callable[[T, T], T], parts: Sequence[T]) -> T:
+    """All parts in their order, combined two by two: a thousand of them nest ten deep.
+
+    For conditions and unions of Spark whose number grows with the data. A client of Spark Connect sends them as nested
+    messages, of which protobuf reads a hundred levels; a chain of fifty parts is too deep for it.
+
+    Args:
+        combine: makes one of two neighbours; it must be associative.
+        parts: one or more.
+
+    Raises:
+        ValueError: there is no part.
+    """
+    if not parts:
+        raise ValueError("nothing to combine")
+    level = list(parts)
+    while len(level) > 1:
+        pairs = [combine(left, right) for left, right in zip(level[::2], level[1::2], strict=False)]
+        level = pairs + level[len(pairs) * 2 :]
+    return level[0]
