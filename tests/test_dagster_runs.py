@@ -265,7 +265,7 @@ def _running_jobs(server: SparkConnect) -> int:
     return len(rest(server, f"applications/{application['id']}/jobs?status=running"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interrupted_command_stops_its_work_too(
     deployed: tuple[Deployment, DagsterServices], spark_server: SparkConnect, number: signal.Signals
 ) -> None:

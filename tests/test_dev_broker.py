@@ -56,6 +56,7 @@ def test_a_killed_broker_serves_the_same_records_on_the_same_port(tmp_path: Path
     assert not broker.alive
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_broker_that_ended_goes_on_with_its_data_under_another_port(tmp_path: Path) -> None:
     """`make up` the next day: the home is the same, the ports need not be."""

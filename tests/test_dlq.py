@@ -187,69 +187,36 @@ def test_who_stays_unresolved_goes_through_the_tiers_and_is_parked(retried: Benc
     assert bench.rows("events") == []
 
 
-def test_publishing_again_sends_nothing(retried: Bench) -> None:
+def test_what_was_published_is_left_to_the_dlq_and_not_sent_again(retried: Bench) -> None:
+    """A backfill after the customer became known accepts nothing that waits in a tier: it would be there twice."""
     bench = retried
-    bench.send(*[order_message(f"o{n}", 1, n % 3, customer_id="late") for n in range(12)])
-    piece = bench.plan(0, p0=(0, 4), p1=(0, 4), p2=(0, 4))
-    for _ in range(2):
-        bench.materialise(piece)
+    bench.send(*[order_message(f"o{n}", 1, n % 3, customer_id="late") for n in range(12)], order_message("known", 1))
+    main = bench.plan(0, p0=(0, 5), p1=(0, 4), p2=(0, 4))
+    bench.materialise(main)
+    first = published_at(bench)
+    assert len(first) == 12
+    customers(bench.lake, ["c1", "late"])
+    bench.materialise(main)
+    assert ends(bench, "events") == Counter({(main.key, 4): 1})
+    assert ends(bench, "rejects").total() == 12
+    again = published_at(bench)
+    assert {place: at for place, (_, at) in again.items()} == {place: at for place, (_, at) in first.items()}
+    assert all(attempt > first[place][0] for place, (attempt, _) in again.items())
     found = published(bench.bootstrap, bench.stream.tier_topics[0])
     assert Counter(key for _, key, _, _ in found) == Counter({f"o{n}".encode(): 1 for n in range(12)})
     assert {(p, (key or b"")[1:]) for p, key, _, _ in found} == {(n % 3, str(n).encode()) for n in range(12)}
-
-
-def test_what_was_published_is_left_to_the_dlq(retried: Bench) -> None:
-    """A backfill after the customer became known accepts nothing that waits in a tier: it would be there twice."""
-    bench = retried
-    bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1))
-    main = bench.plan(0, p0=(0, 2))
-    bench.materialise(main)
-    [first] = bench.rows("dlq")
-    customers(bench.lake, ["c1", "late"])
-    bench.materialise(main)
-    assert ends(bench, "events") == Counter({(main.key, 1): 1})
-    assert ends(bench, "rejects") == Counter({(main.key, 0): 1})
-    [again] = bench.rows("dlq")
-    assert again["attempt"] > first["attempt"]
-    assert again["published_at"] == first["published_at"], "it was published once, and then"
     [piece] = due(bench)
     bench.materialise(piece)
     bench.materialise(main)
-    assert ends(bench, "events") == Counter({(main.key, 1): 1, (piece.key, 0): 1})
-    assert len(published(bench.bootstrap, bench.stream.tier_topics[0])) == 1
+    assert Counter(row["key"] for row in bench.rows("events")) == Counter(["known", *(f"o{n}" for n in range(12))])
+    assert {row["slice"] for row in bench.rows("events") if row["key"] != "known"} == {piece.key}
+    assert len(published(bench.bootstrap, bench.stream.tier_topics[0])) == 12
 
 
-def test_a_copy_of_what_was_accepted_is_superseded(retried: Bench) -> None:
-    """However often a person sends a corrected record with the origin of the parked one, it settles that one once."""
-    bench = retried
-    bench.send(order_message("o1", 1, customer_id="late"))
-    bench.materialise(bench.plan(0, p0=(0, 1)))
-    [(_, key, value, headers)] = published(bench.bootstrap, bench.stream.tier_topics[0])
-    customers(bench.lake, ["c1", "late"])
-    again = Message(key, value, 0, [*headers])
-    bench.materialise(*due(bench))
-    tier = replace(bench, stream=replace(bench.stream, topic=bench.stream.tier_topics[0]))
-    tier.send(again, again)
-    [piece] = due(bench)
-    reports = bench.materialise(piece)
-    counts = reports["events"][0].counts
-    assert (counts["raw"], counts["events"], counts["rejects"], counts["superseded"]) == (2, 0, 0, 2)
-    assert len(bench.rows("events")) == 1
-
-
-def test_of_several_corrections_in_one_slice_the_first_that_is_right_counts(retried: Bench) -> None:
-    bench = retried
-    bench.send(order_message("o1", 1, amount="twelve"))
-    bench.materialise(bench.plan(0, p0=(0, 1)))
-    [(_, key, _, headers)] = published(bench.bootstrap, bench.stream.parked_topic)
-    corrected = Message(key, order_message("o1", 1).value, 0, [*headers])
-    wrong = Message(key, order_message("o1", 1, amount="ten").value, 0, [*headers])
-    tier = replace(bench, stream=replace(bench.stream, topic=bench.stream.tier_topics[0]))
-    tier.send(wrong, corrected, corrected)
-    [piece] = due(bench)
-    counts = bench.materialise(piece)["events"][0].counts
-    assert (counts["events"], counts["superseded"], counts["rejects"]) == (1, 2, 0)
-    assert [row["origin_topic"] for row in bench.rows("events")] == [bench.stream.topic]
+def published_at(bench: Bench) -> dict[tuple[int, int], tuple[int, datetime]]:
+    """By origin, the attempt that its row in `dlq` is of, and when it was published."""
+    rows = bench.rows("dlq")
+    return {(row["origin_partition"], row["origin_offset"]): (row["attempt"], row["published_at"]) for row in rows}
 
 
 BAD_ENVELOPES: dict[str, dict[str, Any]] = {
@@ -266,23 +233,37 @@ BAD_ENVELOPES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_record_whose_envelope_is_wrong_is_parked_under_its_own_place(retried: Bench) -> None:
+def test_what_people_send_to_a_tier_settles_each_origin_once(retried: Bench) -> None:
+    """Copies of what was accepted, corrections of what was parked, and records whose envelope is wrong."""
     bench = retried
-    bench.send(order_message("o1", 1, customer_id="late"))
-    bench.materialise(bench.plan(0, p0=(0, 1)))
-    [(_, _, _, headers)] = published(bench.bootstrap, bench.stream.tier_topics[0])
+    bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1, amount="twelve"))
+    bench.materialise(bench.plan(0, p0=(0, 2)))
+    [(_, key, value, headers)] = published(bench.bootstrap, bench.stream.tier_topics[0])
+    [(_, parked_key, _, parked)] = published(bench.bootstrap, bench.stream.parked_topic)
+    customers(bench.lake, ["c1", "late"])
+    [first] = due(bench)
+    bench.materialise(first)
+
+    copy = Message(key, value, 0, [*headers])
+    corrected = Message(parked_key, order_message("o2", 1).value, 0, [*parked])
+    wrong = Message(parked_key, order_message("o2", 1, amount="ten").value, 0, [*parked])
     tier = replace(bench, stream=replace(bench.stream, topic=bench.stream.tier_topics[0]))
+    tier.send(copy, copy, wrong, corrected, corrected)
     sound = order_message("o9", 1).value
     for changes in BAD_ENVELOPES.values():
         kept = [*({**dict(headers), **changes} if changes else {}).items()]
         tier.send(Message(b"o9", sound, 1, kept))
-    [piece] = due(bench)
-    bench.materialise(piece)
-    rows = [row for row in bench.rows("rejects") if row["slice"] == piece.key and row["reason"] == "malformed"]
-    assert len(rows) == len(BAD_ENVELOPES)
-    assert {row["origin_topic"] for row in rows} == {tier.stream.topic}
+    [second] = due(bench)
+    counts = bench.materialise(second)["events"][0].counts
+    bad = len(BAD_ENVELOPES)
+    assert (counts["raw"], counts["superseded"], counts["rejects"]) == (5 + bad, 2 + 2, bad)
+    accepted = {row["key"]: (row["slice"], row["origin_topic"]) for row in bench.rows("events")}
+    assert accepted == {"o1": (first.key, bench.stream.topic), "o2": (second.key, bench.stream.topic)}
+    assert len(bench.rows("events")) == 2
+    rows = [row for row in bench.rows("rejects") if row["slice"] == second.key]
+    assert [(row["origin_topic"], row["reason"]) for row in rows] == [(tier.stream.topic, "malformed")] * bad
     assert all("header highwater." in row["detail"] for row in rows)
-    assert len(published(bench.bootstrap, bench.stream.parked_topic)) == len(BAD_ENVELOPES)
+    assert len(published(bench.bootstrap, bench.stream.parked_topic)) == 1 + bad
 
 
 def test_nothing_is_due_before_its_delay(bench: Bench) -> None:
@@ -328,6 +309,7 @@ def test_status_and_acceptance_know_the_tiers(retried: Bench) -> None:
         named(bench.stream, bench.stream.parked_topic)
 
 
+@pytest.mark.long
 def test_a_run_may_take_slices_of_the_topic_and_of_tiers_together(retried: Bench) -> None:
     """As a backfill of a range does: with two copies of an origin in two slices, and one that no slice accepts."""
     bench = retried

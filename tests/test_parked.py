@@ -296,6 +296,7 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     assert {d.discarded_by for d in scene.ledger.discards("orders")} == {"ann", "bob"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None:
     policy = {**ON_REJECT, "unresolved": OnReject.PARK}
