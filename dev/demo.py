@@ -20,7 +20,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from assets.streams import load_streams
-from dev import demo_burst, paths
+from dev import demo_burst, demo_definitions, paths
 from dev.account import Account, account_file
 from dev.compare import Comparison
 from dev.customers import add_customers
@@ -58,9 +58,10 @@ STREAMS = {"orders": (*COMMON, "metrics"), "payments": COMMON}
 # Its records wait ten seconds; those of the next tier wait for longer than the demonstration lasts.
 FIRST_TIER = "orders.dlq.1"
 SEED = 20_260_101
-# Two waves, so that the planner cuts several slices. More of them would cost a run each, and a run some ten seconds of
-# a small machine's processors, most of which go into starting it.
-WAVES: tuple[Mapping[str, int], ...] = ({"orders": 10_000}, {"orders": 12_000})
+# A backlog of two slices, which one run takes: a run costs a small machine's processors some ten seconds, most of which
+# go into starting it.
+ORDERS = 22_000
+MOST_RECORDS = 12_000
 # Payments begin with the burst, while everything starts; so many that are sound come when the breaker has opened. So
 # what it has to wait for passes while orders are taken through their tables and retried. Not scaled: fewer would wait
 # longer for a slice.
@@ -112,7 +113,8 @@ class Demo:
         with self._phase("broker, Spark and Dagster start; the first records are written"):
             stack = Stack(
                 self.home,
-                base=without_configuration(os.environ),
+                base=without_configuration(os.environ)
+                | {demo_definitions.MOST_RECORDS: str(self._scaled(MOST_RECORDS))},
                 short_lived=True,
                 workspace=WORKSPACE,
                 on_broker=self._begin_writing,
@@ -131,14 +133,13 @@ class Demo:
         burst = Burst(Ledger(self._here.ledger_url), target.bootstrap, ask, write_sound)
         with self._progress() as progress:
             watch = _Watch(self, stack, ask, target, progress, burst)
-            with self._phase("the planner cuts the first slices"):
+            with self._phase("the planner cuts the backlog into slices"):
                 self._join_first()
                 watch.until(lambda: all(watch.planned(stream) for stream in STREAMS), "the first slices")
-            with self._phase("a second wave; half of the late customers become known; a burst opens a breaker"):
-                self._write(WAVES[1], target)
+            with self._phase("the backlog is taken; half of the late customers become known; a burst opens a breaker"):
                 watch.until(lambda: watch.decided("orders"), "the first decision")
                 self.figures.resolved = self._release_half()
-                watch.until(lambda: watch.caught_up("orders") and len(watch.slices("orders")) > 1, "the two waves")
+                watch.until(lambda: watch.caught_up("orders"), "the end of the backlog")
             slices = watch.slices("orders")
             with self._phase(f"a backfill of {len(slices)} slices, while what waits in the first tier is tried again"):
                 self._backfill(ask, watch, slices)
@@ -175,7 +176,7 @@ class Demo:
         return reconcile(stream, bootstrap=target.bootstrap, lake=self.lake, home=self.home, all_retried=True)
 
     def _begin_writing(self, stack: Stack) -> None:
-        """Create the topics, and write the first wave while Spark and Dagster start."""
+        """Create the topics, and write the backlog while Spark and Dagster start."""
         target = Target(stack.bootstrap, self.home, self.lake)
         for stream in STREAMS:
             create_topic(target, stream, SOURCES[stream].partitions)
@@ -186,7 +187,7 @@ class Demo:
         try:
             burst = Order(seed=SEED, records=0, burst=demo_burst.RECORDS)
             self._generate(demo_burst.STREAM, target, burst)
-            self._write(WAVES[0], target)
+            self._generate("orders", target, Order(seed=SEED, records=self._scaled(ORDERS)))
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             self._failure.append(error)
 
@@ -202,9 +203,8 @@ class Demo:
         for error in self._failure:
             raise error
 
-    def _write(self, wave: Mapping[str, int], target: Target) -> None:
-        for stream, records in wave.items():
-            self._generate(stream, target, Order(seed=SEED, records=max(1, int(records * self.scale))))
+    def _scaled(self, records: int) -> int:
+        return max(1, int(records * self.scale))
 
     def _generate(self, stream: str, target: Target, order: Order) -> None:
         self.figures.written.append(generate(SOURCES[stream], target, order, self._stop))

@@ -23,13 +23,20 @@ if TYPE_CHECKING:
 COOL_DOWN = timedelta(seconds=20)
 
 
-def declared() -> "list[Stream]":
-    """The shipped streams, with a breaker that asks for its probe soon."""
-    return [replace(stream, breaker=replace(stream.breaker, cool_down=COOL_DOWN)) for stream in load_streams().values()]
+# The variable with the most records of a slice of orders: so few that their backlog is several slices.
+MOST_RECORDS = "DEMO_MOST_RECORDS"
+
+
+def declared(most_records: int) -> "list[Stream]":
+    """The shipped streams, with a breaker that asks for its probe soon, and orders in smaller slices."""
+    streams = load_streams()
+    orders = streams["orders"]
+    streams["orders"] = replace(orders, limits=replace(orders.limits, most_records=most_records))
+    return [replace(stream, breaker=replace(stream.breaker, cool_down=COOL_DOWN)) for stream in streams.values()]
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
     """Everything, built when Dagster asks for it."""
     log_lines.install(os.environ)
-    return build_defs(streams=declared(), environment=os.environ)
+    return build_defs(streams=declared(int(os.environ[MOST_RECORDS])), environment=os.environ)
