@@ -182,11 +182,13 @@ def _open_at(log: foreign.MainLog) -> Column:
 
     time = F.col("named_ms")
     moment = F.coalesce(time, F.unix_millis("timestamp"))
-    found = F.lit(log.generations[0].number if log.generations else None).cast("int")
-    for one in log.generations[1:]:
-        later = moment >= foreign.milliseconds(one.opened_at)
-        found = F.when(later, F.when(time.isNotNull(), F.lit(one.number))).otherwise(found)
-    return found
+    first = log.generations[0].number if log.generations else None
+    # The youngest first; one chain, not one condition in the other: there may be many.
+    found = F.when(F.lit(False), None)  # noqa: FBT003 - a literal column
+    for one in reversed(log.generations[1:]):
+        opened = moment >= foreign.milliseconds(one.opened_at)
+        found = found.when(opened, F.when(time.isNotNull(), F.lit(one.number)))
+    return found.otherwise(F.lit(first)).cast("int")
 
 
 def _with_left(work: Work, rows: DataFrame, version: int) -> DataFrame:

@@ -18,7 +18,7 @@ from highwater.balancing import balanced
 from highwater.declaration import TOPIC_NAME
 from highwater.envelope import ORIGIN
 from highwater.routing import tier_of
-from resources.conditions import between
+from resources.conditions import between, in_one_of
 from resources.lake import slice_is_one_of
 from resources.spark_tables import rows_at
 
@@ -56,9 +56,17 @@ def seen_now(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
 
 
 def covering(places: pa.Table) -> str:
-    """A predicate in SQL that holds for these origins, which are in their order, and for what lies between them."""
+    """A predicate in SQL that holds for these origins, and in each partition for what lies between them.
+
+    Args:
+        places: the columns of `ORIGIN`, in their order; not empty.
+    """
+    *where, offset = ORIGIN
     [first], [last] = places.slice(0, 1).to_pylist(), places.slice(len(places) - 1).to_pylist()
-    return between(first, last)
+    found = places.group_by(where).aggregate([(offset, "min"), (offset, "max")]).to_pylist()
+    spans = ((*(one[name] for name in where), one[f"{offset}_min"], one[f"{offset}_max"] + 1) for one in found)
+    # The first says the same more loosely, so that files and groups of rows are left unread.
+    return f"{between(first, last)} AND {in_one_of(spans)}"
 
 
 def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen) -> DataFrame:

@@ -201,18 +201,14 @@ def _next_topic(stream: Stream, parked: Sequence[str] = ()) -> Column:
         stream: its declaration.
         parked: slices of which a person parks what held them.
     """
-    from functools import reduce
-
     from pyspark.sql import functions as F
 
     def ruled(*, park: bool) -> Column:
-        return reduce(
-            lambda rest, rule: F.when(
-                (F.col("reason") == rule[0]) & (F.col("retries") == rule[1]), destination(stream, *rule, park=park)
-            ).otherwise(rest),
-            rules,
-            F.lit(stream.parked_topic),  # whatever was tried as often as there are tiers
-        )
+        found = F.when(F.col("retries") >= len(stream.tiers), stream.parked_topic)
+        for reason, retries in rules:
+            mine = (F.col("reason") == reason) & (F.col("retries") == retries)
+            found = found.when(mine, destination(stream, reason, retries, park=park))
+        return found.otherwise(stream.parked_topic)
 
     rules = [(reason, retries) for reason in stream.on_reject for retries, _ in enumerate(stream.tiers)]
     usual = ruled(park=False)

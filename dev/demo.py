@@ -20,7 +20,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from assets.streams import load_streams
-from dev import demo_burst, demo_definitions, paths
+from dev import demo_burst, paths
 from dev.account import Account, account_file
 from dev.compare import Comparison
 from dev.customers import add_customers
@@ -62,6 +62,8 @@ SEED = 20_260_101
 # go into starting it.
 ORDERS = 22_000
 MOST_RECORDS = 12_000
+# The variable that tells the definitions.
+MOST_RECORDS_NAME = "DEMO_MOST_RECORDS"
 # Payments begin with the burst, while everything starts; so many that are sound come when the breaker has opened. So
 # what it has to wait for passes while orders are taken through their tables and retried. Not scaled: fewer would wait
 # longer for a slice.
@@ -113,8 +115,7 @@ class Demo:
         with self._phase("broker, Spark and Dagster start; the first records are written"):
             stack = Stack(
                 self.home,
-                base=without_configuration(os.environ)
-                | {demo_definitions.MOST_RECORDS: str(self._scaled(MOST_RECORDS))},
+                base=without_configuration(os.environ) | {MOST_RECORDS_NAME: str(self._scaled(MOST_RECORDS))},
                 short_lived=True,
                 workspace=WORKSPACE,
                 on_broker=self._begin_writing,
@@ -141,6 +142,10 @@ class Demo:
                 self.figures.resolved = self._release_half()
                 watch.until(lambda: watch.caught_up("orders"), "the end of the backlog")
             slices = watch.slices("orders")
+            if len(slices) < 2:
+                raise DemoFailedError(
+                    "the backlog of orders is one slice", found=slices, remedy="report it: two were due"
+                )
             with self._phase(f"a backfill of {len(slices)} slices, while what waits in the first tier is tried again"):
                 self._backfill(ask, watch, slices)
                 watch.until(lambda: watch.caught_up("orders") and watch.retried(), "the retries")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from assets.streams import load_streams
+from dev.demo import MOST_RECORDS, MOST_RECORDS_NAME
 from orchestration import log_lines
 from orchestration.build import build_defs
 
@@ -23,15 +24,12 @@ if TYPE_CHECKING:
 COOL_DOWN = timedelta(seconds=20)
 
 
-# The variable with the most records of a slice of orders: so few that their backlog is several slices.
-MOST_RECORDS = "DEMO_MOST_RECORDS"
-
-
 def declared(most_records: int) -> "list[Stream]":
-    """The shipped streams, with a breaker that asks for its probe soon, and orders in smaller slices."""
+    """The shipped streams, with a breaker that asks for its probe soon, and orders in slices of so many records."""
     streams = load_streams()
     orders = streams["orders"]
-    streams["orders"] = replace(orders, limits=replace(orders.limits, most_records=most_records))
+    fewest = min(orders.limits.fewest_records, most_records)
+    streams["orders"] = replace(orders, limits=replace(orders.limits, most_records=most_records, fewest_records=fewest))
     return [replace(stream, breaker=replace(stream.breaker, cool_down=COOL_DOWN)) for stream in streams.values()]
 
 
@@ -39,4 +37,4 @@ def declared(most_records: int) -> "list[Stream]":
 def defs() -> dg.Definitions:
     """Everything, built when Dagster asks for it."""
     log_lines.install(os.environ)
-    return build_defs(streams=declared(int(os.environ[MOST_RECORDS])), environment=os.environ)
+    return build_defs(streams=declared(int(os.environ.get(MOST_RECORDS_NAME, MOST_RECORDS))), environment=os.environ)

@@ -9,7 +9,7 @@ lies between them, and ranges are rows to look up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from highwater.envelope import ORIGIN
@@ -35,10 +35,20 @@ def _on_side(place: Mapping[str, Any], side: str) -> str:
 def in_none_of(spans: Iterable[Span]) -> str:
     """Holds for origins that lie in none of these ranges of offsets of one topic."""
     rows = ", ".join(map(str, spans))
-    if not rows:
-        return "true"
-    generation, partition, offset = ORIGIN[1:]
+    return f"NOT {_looked_up(rows, ORIGIN[1:-1])}" if rows else "true"
+
+
+def in_one_of(spans: Iterable[tuple[str, int, int, int, int]]) -> str:
+    """Holds for origins that lie in one of these ranges of offsets; each range names its topic first."""
+    rows = ", ".join(f"('{topic}', {', '.join(map(str, span))})" for topic, *span in spans)
+    return _looked_up(rows, ORIGIN[:-1]) if rows else "false"
+
+
+def _looked_up(rows: str, names: Sequence[str]) -> str:
+    offset = ORIGIN[-1]
+    span = ", ".join(f"of_{name}" for name in names)
+    same = " AND ".join(f"span.of_{name} = {name}" for name in names)
     return (
-        f"NOT EXISTS (SELECT 1 FROM (VALUES {rows}) AS span(g, p, first, behind) WHERE span.g = {generation} "
-        f"AND span.p = {partition} AND {offset} >= span.first AND {offset} < span.behind)"
+        f"EXISTS (SELECT 1 FROM (VALUES {rows}) AS span({span}, first, behind) WHERE {same} "
+        f"AND {offset} >= span.first AND {offset} < span.behind)"
     )

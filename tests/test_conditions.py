@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.envelope import ORIGIN, ORIGIN_TYPES
-from resources.conditions import between, in_none_of
+from resources.conditions import between, in_none_of, in_one_of
 from resources.lake import query
 
 # A process of DataFusion's did not outlive three thousand alternatives.
@@ -53,6 +53,25 @@ def test_in_no_range_is_what_python_says(few: DeltaTable, spans: list[tuple[int,
     assert found(few, in_none_of(spans)) == [place for place in PLACES if not held(place)]
 
 
+@given(st.lists(st.tuples(st.sampled_from(["a", "b-c"]), *[st.integers(0, 3)] * 4), max_size=5))
+def test_in_a_range_is_what_python_says(few: DeltaTable, spans: list[tuple[str, int, int, int, int]]) -> None:
+    def held(place: tuple[Any, ...]) -> bool:
+        return any(place[:3] == span[:3] and span[3] <= place[3] < span[4] for span in spans)
+
+    assert found(few, in_one_of(spans)) == [place for place in PLACES if held(place)]
+
+
 def test_thousands_of_partitions_are_looked_up(tmp_path: Path) -> None:
     table = table_of(tmp_path / "many", [("a", 0, p, 7) for p in range(MANY)])
     assert found(table, in_none_of((0, p, 0, 9) for p in range(1, MANY))) == [("a", 0, 0, 7)]
+    assert len(found(table, in_one_of(("a", 0, p, 0, 9) for p in range(1, MANY)))) == MANY - 1
+
+
+def test_what_covers_some_places_holds_for_nothing_between_their_partitions(few: DeltaTable) -> None:
+    import pyarrow as pa
+
+    from assets.origins import covering
+
+    wanted = [("a", 0, 1, 0), ("a", 0, 1, 2), ("a", 1, 0, 1), ("b-c", 0, 0, 0)]
+    places = pa.Table.from_pylist([dict(zip(ORIGIN, place, strict=True)) for place in wanted])
+    assert found(few, covering(places)) == sorted([*wanted, ("a", 0, 1, 1)])

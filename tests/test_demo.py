@@ -136,7 +136,7 @@ def test_the_demonstration_declares_a_shorter_cool_down_and_smaller_slices_and_n
         theirs = shipped[stream.name]
         assert stream.breaker.cool_down < timedelta(minutes=1) < theirs.breaker.cool_down
         if stream.name == "orders":
-            assert stream.limits == replace(theirs.limits, most_records=7)
+            assert stream.limits == replace(theirs.limits, most_records=7, fewest_records=7)
         else:
             assert stream.limits == theirs.limits
         assert replace(stream, breaker=theirs.breaker, limits=theirs.limits) == theirs

@@ -482,6 +482,21 @@ def see_followed(bench: Bench, theirs: str) -> None:
 
 
 @pytest.mark.slow
+def test_spark_tells_the_open_generation_as_python_does(spark: SparkSession) -> None:
+    """Also of a hundred: what is sent to Spark must not nest so deep."""
+    from assets import foreign
+
+    logs = {"one": ONE, "three": THREE, "none": MainLog([])}
+    logs["many"] = MainLog([generation(n, n, p0=0) for n in range(120)])
+    times = [(time, MS + hours * HOUR) for time in (None, MS + 5 * HOUR, MS + 50 * HOUR) for hours in (0, 5, 60)]
+    rows = [(time, datetime.fromtimestamp(appended / 1000, UTC)) for time, appended in times]
+    told = spark.createDataFrame(rows, "named_ms BIGINT, timestamp TIMESTAMP")
+    found = told.select([foreign._open_at(log).alias(name) for name, log in logs.items()]).collect()
+    expected = [tuple(log.open_at(time, appended) for log in logs.values()) for time, appended in times]
+    assert [tuple(row) for row in found] == expected
+
+
+@pytest.mark.slow
 def test_spark_reads_their_headers_as_python_does(spark: SparkSession) -> None:
     from assets import foreign
 
