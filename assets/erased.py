@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from highwater.erasing import Erased, Erasure, Recorded
+from highwater.erasing import BY_AGE, Erased, Erasure, Recorded
 from highwater.gaps import plain_of, ranges_of_plain
 from resources.lake import query
 from resources.small_tables import append
@@ -51,20 +51,26 @@ def schema() -> pa.Schema:
     )
 
 
-def keep(ledger: Ledger, lake: Lake, stream: str) -> int:
+def keep(ledger: Ledger, lake: Lake, stream: str, *, of_keys: bool = False) -> int:
     """Add what the ledger has and the table lacks; returns how many rows that were.
 
     A ledger that was restored from a backup first learns what it lacks itself.
 
+    Args:
+        ledger: the ledger.
+        lake: the lake.
+        stream: the name of the stream.
+        of_keys: erasures of keys alone, for whoever reads records: what went by its age may be read again.
+
     Raises:
         DependencyAwayError: the ledger or the storage is away.
     """
-    there = {_name(one.erasure): one for one in read(lake, stream)}
-    known = ledger.erasures.recorded(stream)
+    there = {_name(one.erasure): one for one in read(lake, stream, of_keys=of_keys)}
+    known = ledger.erasures.recorded(stream, of_keys=of_keys)
     here = {_name(one.erasure): one.slices.keys() for one in known}
     if unknown := [one for name, one in there.items() if name not in here or one.slices.keys() - here[name]]:
         ledger.erasures.learn(unknown)
-        known = ledger.erasures.recorded(stream)
+        known = ledger.erasures.recorded(stream, of_keys=of_keys)
     rows = [row for one in known for row in _lacking(one, there.get(_name(one.erasure)))]
     if rows:
         import pyarrow as pa
@@ -90,14 +96,15 @@ def _lacking(known: Recorded, there: Recorded | None) -> Iterable[dict[str, Any]
             yield {**told, "slice": key, "places": places, "rows": rows, "done_at": one.done_at}
 
 
-def read(lake: Lake, stream: str) -> list[Recorded]:
-    """What the table holds, oldest first, without numbers: these are each ledger's own.
+def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[Recorded]:
+    """What the table holds, of keys alone or all of it, oldest first, without numbers: these are each ledger's own.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
     table = lake.table(stream, TABLE)
-    return [] if table is None else read_from(stream, query(table, "SELECT * FROM t"))
+    which = f"digest <> '{BY_AGE}'" if of_keys else "true"
+    return [] if table is None else read_from(stream, query(table, f"SELECT * FROM t WHERE {which}"))
 
 
 def read_from(stream: str, rows: Sequence[Mapping[str, Any]]) -> list[Recorded]:

@@ -41,7 +41,12 @@ ORIGIN_COLUMNS = (
     "slice STRING, origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, "
     "origin_timestamp TIMESTAMP, attempt INT, retries INT, reclaims INT"
 )
-SEARCHED = ("origin_partition", "origin_offset", "origin_timestamp", "key", "version", "event_time")
+# The last two tell what came back through the DLQ: few files have any of it, and there is a file a slice.
+SEARCHED = (
+    *("origin_partition", "origin_offset", "origin_timestamp", "key", "version", "event_time"),
+    "retries",
+    "reclaims",
+)
 REASONS = (MALFORMED, INVALID, UNRESOLVED)
 
 

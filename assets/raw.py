@@ -295,7 +295,7 @@ def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
     if not gone:
         return rows
     # What is left out must be known for as long as what stays.
-    erased.keep(work.ledger, work.lake, work.stream.name)
+    erased.keep(work.ledger, work.lake, work.stream.name, of_keys=True)
     moments = _literal_map({digest: microseconds(moment) for digest, moment in gone.items()})
     last = F.try_element_at(moments, F.sha2("key", 256))
     return rows.where(last.isNull() | (F.unix_micros("timestamp") > last))

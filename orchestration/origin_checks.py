@@ -18,7 +18,7 @@ from highwater.retention import aged
 from orchestration.plan_checks import another_plan
 from orchestration.standing import CONSERVED, conservation
 from orchestration.verdicts import Verdict
-from resources.conditions import in_none_of
+from resources.conditions import in_none_of, in_one_of
 from resources.lake import proofs_in, query, query_all, sized, slice_is_one_of, stream_rows
 
 if TYPE_CHECKING:
@@ -259,7 +259,9 @@ def _elsewhere(
     if not origins:
         return set()
     least, most = (pick(origin.offset for origin in origins) for pick in (min, max))
-    where = f"proof IS NULL AND slice <> '{piece.key}' AND origin_offset BETWEEN {least} AND {most}"
+    spans = ((*origin, origin.offset + 1) for origin in origins)
+    between = f"origin_offset BETWEEN {least} AND {most} AND {in_one_of(spans)}"
+    where = f"proof IS NULL AND slice <> '{piece.key}' AND {between}"
     later = f"arrow_cast(first_failed_at, 'Int64') > {int(piece.planned_at.timestamp() * 1_000_000)}"
     rejected = f"{where} AND (NOT starts_with(slice, '{stream.topic}@') OR {later})"
     rows = [

@@ -17,7 +17,7 @@ from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import microseconds
 from highwater.reclaims import numbers, stale
 from highwater.retention import records
-from highwater.slices import SliceKey
+from highwater.slices import SliceKey, merge_ranges
 from orchestration.left_over import left_over
 from orchestration.stranded import lost_until
 from resources.conditions import in_none_of
@@ -197,12 +197,12 @@ class _Counted:
         conditions = ["proof IS NULL", f"origin_topic = '{topic}'"]
         if open_slices:
             conditions.append(f"NOT {slice_is_one_of([piece.key for piece in open_slices])}")
+        mine = [piece for piece in open_slices if piece.topic == stream.topic]
         undecided = [
-            (piece.generation, partition, offsets.start, offsets.end)
-            for piece in open_slices
-            if piece.topic == stream.topic
-            for partition, offsets in piece.ranges.items()
-            if len(offsets)
+            (generation, partition, offsets.start, offsets.end)
+            for generation in {piece.generation for piece in mine}
+            for partition, ranges in merge_ranges(one for one in mine if one.generation == generation).items()
+            for offsets in ranges
         ]
         lost = [(loss.generation, loss.partition, loss.offsets.start, loss.offsets.end) for loss in losses]
         conditions.append(in_none_of([*undecided, *lost]))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from highwater.erasing import Erased, Erasure, Recorded
+from highwater.erasing import BY_AGE, Erased, Erasure, Recorded
 from highwater.gaps import Ranges, plain_of, ranges_of_plain
 from resources import ledger_schema as schema
 
@@ -66,16 +66,23 @@ class Erasures:
                 ],
             )
 
-    def recorded(self, stream: str) -> list[Recorded]:
-        """All erasures of a stream with what they took, oldest first."""
+    def recorded(self, stream: str, *, of_keys: bool = False) -> list[Recorded]:
+        """All erasures of a stream with what they took, oldest first.
+
+        Args:
+            stream: its name.
+            of_keys: those of keys alone: what goes by its age is a row a slice, for ever.
+        """
         mine = _SLICES.c.erasure == _KEYS.c.id
         query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream).order_by(_SLICES.c.slice_key)
+        if of_keys:
+            query = query.where(_KEYS.c.digest != BY_AGE)
         taken: dict[int, dict[str, Erased]] = {}
         # The slices first: one that is begun in between belongs to an erasure that is read then.
         with schema.transaction(self._engine(), writes=False) as connection:
             for row in connection.execute(query):
                 taken.setdefault(row.erasure, {})[row.slice_key] = _erased(row)
-        return [Recorded(one, taken.get(one.number, {})) for one in self.of(stream)]
+        return [Recorded(one, taken.get(one.number, {})) for one in self.of(stream) if not (of_keys and one.by_age)]
 
     def slices(self, keys: Sequence[str]) -> dict[str, list[Erased]]:
         """What was erased of slices, by slice; those of which nothing was are left out."""

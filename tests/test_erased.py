@@ -17,7 +17,7 @@ from assets.erased import keep, read
 from assets.sent import Sending
 from assets.work import Work
 from highwater.declaration import Accepted, Stream, Upkeep
-from highwater.erasing import Erased, Erasure, Recorded, digest_of
+from highwater.erasing import BY_AGE, Erased, Erasure, Recorded, digest_of
 from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.slices import OffsetRange
 from orchestration import erasing, gap_checks, maintaining, rebuilding
@@ -86,6 +86,19 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
     ]
     assert {key: replace(one, number=0) for key, [one] in other.erasures.slices(["a", "b"]).items()} == slices
     assert keep(other, lake, "orders") == 0
+
+
+def test_whoever_reads_records_looks_at_the_erasures_of_keys_alone(tmp_path: Path) -> None:
+    """What goes by its age is a row a slice, for ever."""
+    ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
+    number = ledger.erasures.add(Erasure("orders", BY_AGE, "retention", "maintenance", NOON))
+    ledger.erasures.begin(number, [Erased(f"s{n}", {}, {"aged": 1}) for n in range(3)])
+    ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
+    assert keep(ledger, lake, "orders", of_keys=True) == 1
+    assert [one.erasure.digest for one in read(lake, "orders", of_keys=True)] == [O5]
+    assert keep(ledger, lake, "orders") == 1 + 3
+    assert keep(ledger, lake, "orders", of_keys=True) == 0
+    assert len(read(lake, "orders")) == 2
 
 
 class Dies:
