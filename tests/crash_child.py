@@ -34,6 +34,7 @@ from orchestration.requests import RANGE_END, RANGE_START
 from orchestration.resources import KafkaResource, LakeResource, LedgerResource
 from resources import spark, spark_tables
 from tests.crash_support import stream_on
+from tests.support import PAGE_SECONDS
 
 POLL = 0.005
 # A child that never reaches its point must not hold a test for ever.
@@ -209,13 +210,13 @@ def running_jobs(ui: str) -> int:
 
 def _running(ui: str) -> set[int]:
     jobs = f"{ui}/api/v1/applications/{_application(ui)}/jobs?status=running"
-    with urllib.request.urlopen(jobs, timeout=10) as answer:
+    with urllib.request.urlopen(jobs, timeout=PAGE_SECONDS) as answer:
         return {job["jobId"] for job in json.load(answer)}
 
 
 def _application(ui: str) -> str:
     """Asked each time: a server that was killed comes back at its address as another application."""
-    with urllib.request.urlopen(f"{ui}/api/v1/applications", timeout=10) as answer:
+    with urllib.request.urlopen(f"{ui}/api/v1/applications", timeout=PAGE_SECONDS) as answer:
         return str(json.load(answer)[0]["id"])
 
 

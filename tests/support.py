@@ -308,9 +308,13 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+# The first answer of Spark's page took more than ten seconds on a machine that was busy.
+PAGE_SECONDS = 60.0
+
+
 def rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:
     """What Spark's REST interface says below `path`."""
-    with urllib.request.urlopen(f"{server.ui_url}/api/v1/{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{server.ui_url}/api/v1/{path}", timeout=PAGE_SECONDS) as answer:
         found: list[dict[str, Any]] = json.load(answer)
     return found
 

@@ -39,7 +39,17 @@ from orchestration.resources import close_session, open_session
 from resources.kafka import READER, Kafka
 from resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, close, connect, delta_errors
 from resources.spark_tables import replace_slices
-from tests.support import STAGES, Bench, Message, committed_offsets, make_bench, order_message, quick, rest
+from tests.support import (
+    PAGE_SECONDS,
+    STAGES,
+    Bench,
+    Message,
+    committed_offsets,
+    make_bench,
+    order_message,
+    quick,
+    rest,
+)
 from tests.test_sensors import Ticking
 
 if TYPE_CHECKING:
@@ -274,7 +284,7 @@ def answers(server: SparkConnect) -> list[str]:
 
 
 def page(server: SparkConnect, path: str) -> str:
-    with urllib.request.urlopen(f"{server.ui_url}/{path}/", timeout=20) as answer:
+    with urllib.request.urlopen(f"{server.ui_url}/{path}/", timeout=PAGE_SECONDS) as answer:
         text: str = answer.read().decode(errors="replace")
     return text
 

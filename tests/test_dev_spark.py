@@ -15,7 +15,7 @@ from dev.processes import LOOPBACK
 from dev.spark_connect import SparkConnect
 from dev.spark_local import environment, escaped, write_conf_dir
 from tests.conftest import TopicFactory, create_topic
-from tests.support import Message, read_rows, send
+from tests.support import PAGE_SECONDS, Message, read_rows, send
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,10 +56,10 @@ def test_the_server_reads_kafka_and_writes_delta(
 @pytest.mark.slow
 def test_the_jobs_of_the_server_can_be_asked_by_rest(spark: SparkSession, spark_server: SparkConnect) -> None:
     spark.range(10).count()
-    with urllib.request.urlopen(f"{spark_server.ui_url}/api/v1/applications", timeout=10) as answer:
+    with urllib.request.urlopen(f"{spark_server.ui_url}/api/v1/applications", timeout=PAGE_SECONDS) as answer:
         (application,) = json.load(answer)
     address = f"{spark_server.ui_url}/api/v1/applications/{application['id']}/jobs"
-    with urllib.request.urlopen(address, timeout=10) as answer:
+    with urllib.request.urlopen(address, timeout=PAGE_SECONDS) as answer:
         assert len(json.load(answer)) >= 1
 
 
@@ -70,11 +70,11 @@ def test_the_servers_page_shows_no_password(spark: SparkSession, spark_server: S
     options = {"kafka.sasl.jaas.config": jaas, "kafka.ssl.key.password": secret, "kafka.request.timeout.ms": "1000"}
     with pytest.raises(Exception, match=r"(?s)."):
         read(spark, bootstrap, "absent-topic", **options, **{"kafka.default.api.timeout.ms": "2000"}).collect()
-    with urllib.request.urlopen(f"{spark_server.ui_url}/api/v1/applications", timeout=10) as answer:
+    with urllib.request.urlopen(f"{spark_server.ui_url}/api/v1/applications", timeout=PAGE_SECONDS) as answer:
         (application,) = json.load(answer)
     base = f"{spark_server.ui_url}/api/v1/applications/{application['id']}"
     for page in (f"{base}/sql?details=true&length=1000", f"{base}/environment", f"{spark_server.ui_url}/connect/"):
-        with urllib.request.urlopen(page, timeout=10) as answer:
+        with urllib.request.urlopen(page, timeout=PAGE_SECONDS) as answer:
             assert secret not in answer.read().decode()
     assert secret not in spark_server.log.read_text()
 

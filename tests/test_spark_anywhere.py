@@ -17,7 +17,7 @@ from dev.spark_local import SMALL_QUERIES, environment, local_conf, write_conf_d
 from dev.spark_standalone import SparkStandalone
 from highwater import settings
 from resources.lake import Lake
-from tests.support import Message, customers, order_message, read_rows, read_topic, send
+from tests.support import PAGE_SECONDS, Message, customers, order_message, read_rows, read_topic, send
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
@@ -81,7 +81,7 @@ def test_a_session_in_the_process_itself_takes_the_slice(tmp_path: Path, bootstr
 def test_a_standalone_master_with_two_workers_takes_the_slice(tmp_path: Path, bootstrap: str, sent: str) -> None:
     with SparkStandalone(tmp_path) as cluster:
         take_slice(tmp_path, bootstrap, sent, {**cluster.driver_environment(), settings.SPARK_MASTER: cluster.master})
-        with urllib.request.urlopen(f"{cluster.page}/json/", timeout=10) as answer:
+        with urllib.request.urlopen(f"{cluster.page}/json/", timeout=PAGE_SECONDS) as answer:
             (application,) = json.load(answer)["completedapps"]
     assert application["state"] == "FINISHED"
     # A worker keeps a folder for each executor that it ran.
