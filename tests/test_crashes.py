@@ -24,7 +24,7 @@ from dev.processes import wait_until
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
 from tests.crash_support import PARTITIONS, TABLES, Deployment
-from tests.support import forkserver
+from tests.support import forkserver, rest
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
@@ -52,6 +52,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnect]:
     from dev.spark_connect import SparkConnect
 
     with SparkConnect(tmp_path_factory.mktemp("crashes"), extra=SMALL_QUERIES) as started:
+        # The first answer of its page takes seconds, in which a child would be past the point where it is to be killed.
+        wait_until(lambda: bool(rest(started, "applications")), LONGEST, "its page")
         yield started
 
 
