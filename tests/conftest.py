@@ -51,6 +51,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"resources.{module}.REQUEST_SECONDS", 0.5)
 
 
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session's broker is there, and answers late on a machine that stands still for seconds: a run would wait."""
+    if "bench" in request.fixturenames:
+        for module in ("kafka", "groups", "topic_facts", "dlq_topics", "permissions"):
+            monkeypatch.setattr(f"resources.{module}.REQUEST_SECONDS", 60.0)
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """A ledger's, of the test's own."""
