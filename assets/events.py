@@ -43,7 +43,12 @@ ORIGIN_COLUMNS = (
 )
 # The last two tell what came back through the DLQ: few files have any of it, and there is a file a slice.
 SEARCHED = (
-    *("origin_partition", "origin_offset", "origin_timestamp", "key", "version", "event_time"),
+    "origin_partition",
+    "origin_offset",
+    "origin_timestamp",
+    "key",
+    "version",
+    "event_time",
     "retries",
     "reclaims",
 )

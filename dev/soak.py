@@ -22,14 +22,15 @@ from confluent_kafka import KafkaException
 from assets.streams import load_streams
 from dev import paths
 from dev.account import Account, account_file
-from dev.compare import Comparison
+from dev.compare import SHAPES, Comparison
+from dev.compare_versions import NUMBERS, OF_THE_DATA, compare_versions, wrong_versions
 from dev.dagster_questions import Ask, slice_states
 from dev.demo import STREAMS, TooSlowError, fresh_home, without_configuration
 from dev.failing import failing
 from dev.generator import SOURCES, Order, Target, create_topic, generate
 from dev.kills import Killer, schedule
 from dev.processes import exit_status
-from dev.readings import is_covered
+from dev.readings import is_covered, read_rows
 from dev.reconcile import reconcile, report
 from dev.stack import Stack
 from highwater import settings
@@ -37,12 +38,16 @@ from highwater.errors import TemporaryError
 from orchestration.checks import Sources
 from orchestration.origin_counts import count_ends
 from orchestration.publication import behind
+from orchestration.version_checks import over_the_stream
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from dev.failing import Failing
+    from highwater.declaration import Stream
 
 RECORDS, KILLS, SEED = 1_000_000, 100, 20_260_101
 # Seconds between two kills.
@@ -53,7 +58,7 @@ SHARES = {"orders": 0.8, "payments": 0.2}
 LATE_SECONDS = 20.0
 SETTLE_SECONDS = 3600.0
 POLL_SECONDS = 5.0
-# Below it a driver does not live long enough for the second compiler.
+# Records between two kills, about, below which a driver does not live long enough for the second compiler.
 MANY_RECORDS = 200_000
 
 
@@ -81,6 +86,11 @@ class Ordeal:
     def rate(self) -> float:
         """Records a second, so that writing lasts about as long as killing."""
         return self.records / max(1.0, self.kills * (self.least + self.most) / 2)
+
+    @property
+    def short_lived(self) -> bool:
+        """Whether Spark is to start quickly rather than to run fast for hours."""
+        return self.records / (self.kills + 1) < MANY_RECORDS
 
 
 @dataclass
@@ -120,9 +130,11 @@ class Soak:
         Raises:
             TooSlowError: not everything was settled in time.
         """
-        short = self.ordeal.records < MANY_RECORDS
         stack = Stack(
-            self.home, base=without_configuration(os.environ), short_lived=short, on_broker=self._create_topics
+            self.home,
+            base=without_configuration(os.environ),
+            short_lived=self.ordeal.short_lived,
+            on_broker=self._create_topics,
         )
         with ExitStack() as ending:
             ending.enter_context(stack)
@@ -224,17 +236,29 @@ class Soak:
                 verdict.wrong.append(f"{stream}: differences")
             if error := count_ends(self._ledger, lake, load_streams()[stream]).error:
                 verdict.wrong.append(f"{stream}: {error}")
-            red = failing(Sources(self._ledger, kafka, lake), load_streams()[stream])
+            red = [*failing(Sources(self._ledger, kafka, lake), load_streams()[stream])]
             verdict.wrong += [f"{stream}: {one}" for one in red if one.check not in OF_THE_DATA]
+            verdict.wrong += [f"{stream}: {one}" for one in self._alarms(lake, load_streams()[stream], red)]
         verdict.seconds = time.monotonic() - self._began
         return verdict
 
+    def _alarms(self, lake: Lake, stream: Stream, red: Sequence[Failing]) -> list[str]:
+        """Where the checks of what producers wrote say too much or too little: the generator's faults are theirs."""
+        account = Account(account_file(self.home, stream.name))
+        try:
+            written = {(w.entity, w.version) for w in account.written(stream.name) if w.visible is not False}
+        finally:
+            account.close()
+        events = read_rows(lake.path(stream.name, "events"), "proof IS NULL")
+        fields = [*SHAPES[stream.name].types]
+        expected = wrong_versions(events, fields, stream.transitions, stream.first_version, written)
+        over_all = over_the_stream(lake, stream)
+        counts = {check: over_all[check].numbers[name] for check, name in NUMBERS.items() if check in over_all}
+        failed = {check: [one.slice_key for one in red if one.check == check] for check in OF_THE_DATA}
+        return compare_versions(expected, counts, failed)
+
     def _tell(self, what: str) -> None:
         self.console.print(f"[dim]{time.monotonic() - self._began:6.0f} s[/dim]  {what}")
-
-
-# Checks of what producers wrote. The generator's faults are to turn them red, so they tell nothing of the pipeline.
-OF_THE_DATA = frozenset({"one_content_a_version", "transitions_allowed", "no_version_missing"})
 
 
 def tell(console: Console, ordeal: Ordeal, verdict: Verdict) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN
-from resources.lake import count_in
+from resources.lake import count_in, has_column
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -44,7 +44,7 @@ def left_over(tables: Mapping[str, DeltaTable], mine: str, *, more: Sequence[str
     at = "published_at" if "dlq" in tables else "CAST(NULL AS TIMESTAMP) AS published_at"
     events = "events" if "events" in tables else "rejects"
     # Bare, so that files are left unread by their statistics; null is no more than 0 to the comparison.
-    taken_back = f"{NUMBER} > 0" if _number(tables, events) != "0" else "false"
+    taken_back = f"{NUMBER} > 0" if has_column(tables[events], NUMBER) else "false"
     accepted = f"{mine} AND (retries > 0 OR {taken_back})" if "events" in tables else "false"
     wanted = ", ".join([*ORIGIN, "next_topic", *more])
     number = {name: f"{_number(tables, name)} AS {NUMBER}" for name in ("rejects", events, "dlq")}

@@ -403,4 +403,9 @@ def slice_is_one_of(keys: Iterable[str]) -> str:
 
 def count_in(table: DeltaTable, name: str) -> str:
     """A column of counts as SQL: 0 in rows, and in a table, from before it was there."""
-    return f"coalesce({name}, 0)" if any(field.name == name for field in table.schema().fields) else "0"
+    return f"coalesce({name}, 0)" if has_column(table, name) else "0"
+
+
+def has_column(table: DeltaTable, name: str) -> bool:
+    """Whether a table has a column; one that an older version made may not have it yet."""
+    return any(field.name == name for field in table.schema().fields)

@@ -83,7 +83,9 @@ def broker(session_home: Path) -> Iterator[EmbeddedBroker]:
     """A real broker of the session; tests that kill one start their own."""
     from dev.broker import EmbeddedBroker
 
-    with EmbeddedBroker(session_home) as started:
+    # Nobody kills it, so nobody waits for its session to end: on a machine that stood still for five seconds its own
+    # controller took it for dead, and every partition was without a leader.
+    with EmbeddedBroker(session_home, extra={"broker.session.timeout.ms": "600000"}) as started:
         yield started
 
 

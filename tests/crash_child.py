@@ -180,10 +180,14 @@ def _patch_phase(task: Task) -> None:
 
     @contextmanager
     def watched(self: commit.Clock, name: str) -> Iterator[None]:
+        watcher = threading.Thread(target=_while_reading, args=(task,), daemon=True)
         with phase(self, name):
             if name == "read":
-                threading.Thread(target=_while_reading, args=(task,), daemon=True).start()
+                watcher.start()
             yield
+            if name == "read":
+                # A busy page answers late: what it saw was so before the write that would begin now.
+                watcher.join(PAGE_SECONDS)
 
     commit.Clock.phase = watched  # type: ignore[method-assign]
 

@@ -30,6 +30,12 @@ def test_records_are_written_for_as_long_as_processes_are_killed() -> None:
     assert Ordeal(records=1000, kills=0).rate == 1000
 
 
+def test_spark_is_to_start_quickly_where_it_is_killed_often() -> None:
+    assert Ordeal(records=50_000, kills=0).short_lived
+    assert Ordeal(records=1_000_000, kills=100).short_lived
+    assert not Ordeal(records=1_000_000, kills=0).short_lived
+
+
 def test_what_is_wrong_is_told_and_is_the_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -271,7 +271,8 @@ def test_current_follows_events_and_repeats_nothing(taken: Taken) -> None:
 def test_a_late_starter_cannot_overwrite_a_younger_commit(taken: Taken) -> None:
     """A query whose Connect client was killed once committed 12 s later, after the retry; replaceWhere is no fence."""
     bench, piece = taken.bench, taken.slices["bytes"]
-    before, [[attempt]] = taken.rows("raw", "bytes"), [[r.attempt for r in taken.reports["raw"] if r.piece == piece]]
+    before = taken.rows("raw", "bytes")
+    attempt = next(report.attempt for report in taken.reports["raw"] if report.piece == piece)
     late = bench.spark.createDataFrame([], raw.COLUMNS)
     path = bench.lake.path(bench.stream.name, "raw")
     with pytest.raises(SupersededAttemptError, match=f"stands at attempt {attempt}"):

@@ -14,7 +14,8 @@ import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
-from dev.soak import OF_THE_DATA
+from dev.compare import SHAPES
+from dev.compare_versions import NUMBERS, OF_THE_DATA, compare_versions, wrong_versions
 from highwater.declaration import Severity, Transitions
 from highwater.envelope import Origin
 from highwater.slices import SliceKey
@@ -436,6 +437,34 @@ def test_generated_faults_are_told_by_their_kind_and_raise_no_other_alarm(tmp_pa
     assert {name: keys - allowed[name] for name, keys in alarmed.items()} == {name: set() for name in allowed}
     assert whole == allowed, "over the stream all of them are told"
     assert allowed.keys() == OF_THE_DATA, "in a soak no other check may be red"
+
+
+def test_the_checks_find_what_a_second_count_finds(tmp_path: Path) -> None:
+    """The one that a soak holds them against."""
+    world = Generated(tmp_path)
+    decided = [*world.main, TIER]
+    planted = world.write(decided)
+    written = {(row["key"], row["version"]) for row in planted.events}
+    fields = [*SHAPES["orders"].types]
+    expected = wrong_versions(planted.events, fields, ORDERS.transitions, ORDERS.first_version, written)
+    assert {check: wrong.count for check, wrong in expected.items()} == {
+        check: over_the_stream(planted.lake, ORDERS)[check].numbers[name] for check, name in NUMBERS.items()
+    }
+    by_check = version_checks(planted.lake, ORDERS, decided) | missing_checks(planted.lake, ORDERS, decided)
+    red = {
+        check: {key for key, verdict in by_slice.items() if not verdict.passed and not verdict.warning}
+        for check, by_slice in by_check.items()
+    }
+    counts = {check: wrong.count for check, wrong in expected.items()}
+    assert compare_versions(expected, counts, red) == []
+    sound = next(key for key in decided if key not in red[ONE_CONTENT])
+    shown = min(expected[TRANSITIONS].slices)
+    planted_wrong = red | {ONE_CONTENT: {*red[ONE_CONTENT], sound}, TRANSITIONS: red[TRANSITIONS] - {shown}}
+    assert compare_versions(expected, counts | {MISSING: 0}, planted_wrong) == [
+        f"{MISSING} counts 0 where {counts[MISSING]} are wrong",
+        f"{ONE_CONTENT} fails in 1 slices where nothing is wrong: {sound}",
+        f"{TRANSITIONS} passes in 1 slices that show it: {shown}",
+    ]
 
 
 def tell(alarmed: dict[str, set[str]], found: dict[str, set[str]]) -> None:

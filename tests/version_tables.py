@@ -206,13 +206,18 @@ class Generated:
         """The keys that have a fault."""
         return {key for key, found in self.faults.items() if found == fault}
 
-    def red_keys(self, decided: list[str], judged: str | None) -> dict[str, set[str]]:
-        """By check the keys that it names as wrong in a slice, or over the stream, when so many slices are decided."""
+    def write(self, decided: list[str]) -> Planted:
+        """The tables when so many slices are decided."""
         planted = Planted(Path(self.planted.lake.root) / str(len(decided)))
         planted.events = [row for row in [*self.planted.events, *self._back] if row["slice"] in decided]
         planted.rejects = [row for row in self.planted.rejects if row["slice"] in decided]
         planted.slices, planted.width, planted.partitions = decided, self.WIDTH, 3
         planted.write()
+        return planted
+
+    def red_keys(self, decided: list[str], judged: str | None) -> dict[str, set[str]]:
+        """By check the keys that it names as wrong in a slice, or over the stream, when so many slices are decided."""
+        planted = self.write(decided)
         if judged is None:
             found = over_the_stream(planted.lake, planted.stream)
         else:
