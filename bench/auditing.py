@@ -20,7 +20,7 @@ from assets import current, dlq, events, metrics, raw, rejects
 from assets.streams.orders import STREAM as ORDERS
 from bench.harness import Result, Row, Verdict, timed
 from bench.tables import PARTITIONS, Maker
-from bench.world import Bed, World, fill, last_slices
+from bench.world import Bed, World, add_orders, fill, last_slices
 from highwater.slices import OffsetRange, Slice
 from orchestration.checks import CHECKS, Sources
 from orchestration.planning import Planner
@@ -39,7 +39,7 @@ TABLES = (raw, events, rejects, dlq, current, metrics)
 def looking(world: World, rounds: int, records: int) -> Result:
     """(k) `highwater status` at 100,000 slices, `highwater audit` over all tables, and the checks of single slices."""
     status = Row(f"status, {SLICES:,} slices", {"seconds": _status(world, rounds)})
-    whole = _audit(world, records)
+    whole, behind = _audit(world, records)
     checked = _checks(world)
     return Result(
         name="k",
@@ -49,20 +49,28 @@ def looking(world: World, rounds: int, records: int) -> Result:
             f"`audit --versions --keys` reads {records:,} records in slices of {WIDTH:,}, with second deliveries, "
             "returns from a tier, "
             "parked records and markers, of which none is an error: whatever it reports is a false alarm. Then "
-            f"{CHECKED} slices of {RECORDS_CHECKED:,} records go through all tables, and all of their checks are made."
+            f"{CHECKED} slices of {RECORDS_CHECKED:,} records go through all tables, and all of their checks are made: "
+            "behind those records, and as the first ones of a stream."
         ),
         rows=[
             status,
             Row(f"audit, {records:,} records", {"seconds": [whole.seconds]}),
             checked,
+            behind,
         ],
         verdicts=[
             Verdict("seconds of status", status.median("seconds"), STATUS_SECONDS, at_least=False),
             Verdict("seconds of the audit", whole.seconds, AUDIT_SECONDS, at_least=False),
             Verdict("gigabytes of memory at its most", whole.gigabytes, AUDIT_GIGABYTES, at_least=False),
             Verdict("false alarms", whole.alarms, 0, at_least=False),
-            Verdict(
-                "checks in materialisations", checked.ratio("all tables", "checks"), SHARE_OF_CHECKS, at_least=False
+            *(
+                Verdict(
+                    f"checks in materialisations, {what}",
+                    row.ratio("all tables", "checks"),
+                    SHARE_OF_CHECKS,
+                    at_least=False,
+                )
+                for what, row in (("first slices", checked), (f"behind {records:,} records", behind))
             ),
         ],
     )
@@ -127,7 +135,8 @@ def _status(world: World, rounds: int) -> list[float]:
     return seconds
 
 
-def _audit(world: World, records: int) -> Ended:
+def _audit(world: World, records: int) -> tuple[Ended, Row]:
+    """The audit of a large stream, and the checks of slices that come behind it."""
     stream, topic_id = _topic(world, "bench-k")
     bed = world.fresh(stream)
     maker = Maker(stream, bed.lake, bed.ledger, topic_id, records, WIDTH)
@@ -137,8 +146,11 @@ def _audit(world: World, records: int) -> Ended:
     print(f"  audit: {ended.seconds:.1f} s, {ended.gigabytes:.2f} GB, errors {ended.page['errors']}", flush=True)
     if ended.page["ends"]["produced"] != maker.records:
         raise RuntimeError(f"of {maker.records} records the audit found {ended.page['ends']['produced']}")
+    add_orders(world, stream.topic, (CHECKED + 1) * RECORDS_CHECKED, prefix="behind-")
+    last = bed.ledger.last(stream.name, stream.topic)
+    behind = _checked(world, bed, f"behind {records:,} records", first=0 if last is None else last.ordinal + 1)
     bed.remove()
-    return ended
+    return ended, behind
 
 
 def _topic(world: World, name: str) -> tuple[Stream, str]:
@@ -167,14 +179,21 @@ def _reach(world: World, topic: str, ends: dict[int, int]) -> None:
 def _checks(world: World) -> Row:
     stream = fill(world, "bench-k-slices", (CHECKED + 1) * RECORDS_CHECKED)
     bed = world.fresh(stream)
+    found = _checked(world, bed, "the first of a stream", first=0)
+    bed.remove()
+    return found
+
+
+def _checked(world: World, bed: Bed, where: str, first: int) -> Row:
     seconds: dict[str, list[float]] = {"all tables": [], "checks": []}
-    for piece in last_slices(world, bed, CHECKED + 1, RECORDS_CHECKED):
+    for piece in last_slices(world, bed, CHECKED + 1, RECORDS_CHECKED, first=first):
         took = timed(lambda piece=piece: _materialise(world, bed, piece))  # type: ignore[misc]
         seconds["all tables"].append(took)
         seconds["checks"].append(timed(lambda piece=piece: _check(world, bed, [piece.key])))  # type: ignore[misc]
-    print(f"  slices: {seconds}", flush=True)
-    bed.remove()
-    return Row(f"a slice of {RECORDS_CHECKED:,} records", {name: values[1:] for name, values in seconds.items()})
+    print(f"  slices, {where}: {seconds}", flush=True)
+    return Row(
+        f"a slice of {RECORDS_CHECKED:,} records, {where}", {name: values[1:] for name, values in seconds.items()}
+    )
 
 
 def _materialise(world: World, bed: Bed, piece: Slice) -> None:

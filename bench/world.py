@@ -116,9 +116,9 @@ def write_customers(lake: Lake) -> None:
     write_deltalake(lake.reference("reference/customers"), table)
 
 
-def order_value(number: int, orders: int) -> tuple[str, str]:
+def order_value(number: int, orders: int, prefix: str = "o") -> tuple[str, str]:
     """Key and value of the n-th record: versions of each order rise along its partition."""
-    order, version = f"o{number % orders}", number // orders + 1
+    order, version = f"{prefix}{number % orders}", number // orders + 1
     value = {
         "order_id": order,
         "version": version,
@@ -132,22 +132,28 @@ def order_value(number: int, orders: int) -> tuple[str, str]:
 
 def fill(world: World, topic: str, records: int, *, skewed: bool = False) -> Stream:
     """Make a topic with so many orders, evenly over its partitions or with 90 % in one; returns its stream."""
-    from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": world.bootstrap})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    add_orders(world, topic, records, skewed=skewed)
+    # Ticks plan what there is: a few records are waited for otherwise.
+    return replace(ORDERS, topic=topic, limits=replace(ORDERS.limits, fewest_records=1))
+
+
+def add_orders(world: World, topic: str, records: int, *, prefix: str = "o", skewed: bool = False) -> None:
+    """Send so many records of orders of their own to a topic."""
+    from confluent_kafka import Producer
+
     config = {"bootstrap.servers": world.bootstrap, "enable.idempotence": True, "linger.ms": 20}
     producer = Producer({**config, "queue.buffering.max.messages": 1_000_000})
     for number in range(records):
-        key, value = order_value(number, math.ceil(records / len(STATES)))
+        key, value = order_value(number, math.ceil(records / len(STATES)), prefix)
         producer.produce(topic, key=key, value=value, partition=_partition(number, skewed=skewed))
         if number % 10_000 == 0:
             producer.poll(0)
     if producer.flush(300):
         raise RuntimeError(f"{topic} was not filled")
-    # Ticks plan what there is: a few records are waited for otherwise.
-    return replace(ORDERS, topic=topic, limits=replace(ORDERS.limits, fewest_records=1))
 
 
 def _partition(number: int, *, skewed: bool) -> int:
@@ -156,8 +162,8 @@ def _partition(number: int, *, skewed: bool) -> int:
     return 0 if number % 10 else 1 + (number // 10) % (PARTITIONS - 1)
 
 
-def last_slices(world: World, bed: Bed, slices: int, records: int) -> list[Slice]:
-    """Planned slices of so many records each, the last of them ending where the topic does."""
+def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int = 0) -> list[Slice]:
+    """Planned slices of so many records each from an ordinal on, the last of them ending where the topic does."""
     state = world.kafka().topic_state(bed.stream.topic)
     ends = {p: int(s.last_stable or 0) for p, s in state.partitions.items()}
     share = records // PARTITIONS
@@ -167,7 +173,7 @@ def last_slices(world: World, bed: Bed, slices: int, records: int) -> list[Slice
             topic=bed.stream.topic,
             topic_id=state.topic_id,
             generation=0,
-            ordinal=n,
+            ordinal=first + n,
             ranges={p: _piece(end, slices, n, share) for p, end in ends.items()},
             planned_at=datetime.now(UTC),
         )

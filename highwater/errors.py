@@ -132,6 +132,14 @@ class RecordTooLargeError(PermanentError):
         self.refused = refused
 
 
+class RecordRefusedError(PermanentError):
+    """A record that the client refuses to send, for example because it is too large; it was not sent."""
+
+
+class KeyStoppedError(PermanentError):
+    """An earlier record of the same key failed for good, and the order of a key is kept; this record was not sent."""
+
+
 class ForeignMemberError(PermanentError):
     """Somebody consumes in the group that mirrors a stream's progress (I12)."""
 
@@ -172,3 +180,7 @@ class OutOfTurnError(TemporaryError):
 
 class LeaseHeldError(TemporaryError):
     """Somebody else holds the lease, or took it after its holder did not renew it in time."""
+
+
+class UndeliveredError(TemporaryError):
+    """Records whose delivery was refused, timed out, or was not known yet when the producer was closed."""

@@ -7,7 +7,7 @@ What belongs here: following one offset through ledger, lake and DLQ, without a 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from assets.reclaims import NUMBER
@@ -18,6 +18,7 @@ from highwater.gaps import places_in
 from highwater.reclaims import numbers, stale
 from highwater.retention import aged
 from highwater.slices import OffsetRange
+from orchestration.standing import attempts
 from resources.lake import count_in, query, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Located:
         piece: the slice that holds the offset; None where none does.
         row: the row in raw, its key as text, without value and headers.
         facts: further sentences, in the order of what happened.
+        commits: by table the attempt that committed the slice; tables that lack it are left out.
     """
 
     end: str
@@ -53,6 +55,7 @@ class Located:
     piece: Slice | None = None
     row: Mapping[str, Any] | None = None
     facts: Sequence[str] = ()
+    commits: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
@@ -60,6 +63,9 @@ class Located:
         lines = []
         if self.piece is not None:
             lines.append(f"slice {self.piece.key}, generation {self.piece.generation}, planned {self.piece.planned_at}")
+        if self.commits:
+            told = ", ".join(f"{table} by attempt {attempt}" for table, attempt in self.commits.items())
+            lines.append(f"committed to {told}")
         if self.row is not None:
             lines.append("raw: " + ", ".join(f"{name} {value}" for name, value in self.row.items()))
         if self.origin is not None:
@@ -74,6 +80,7 @@ class Located:
             "origin": None if self.origin is None else self.origin._asdict(),
             "slice": None if self.piece is None else self.piece.key,
             "generation": None if self.piece is None else self.piece.generation,
+            "commits": {**self.commits},
             "row": None if self.row is None else {name: str(value) for name, value in self.row.items()},
             "facts": [*self.facts],
         }
@@ -113,7 +120,13 @@ def locate(
     pieces = ledger.holding(stream.name, topic, partition, offset)
     if not pieces:
         return [_unplanned(ledger, kafka, stream, topic, partition, offset)]
-    return [_in_slice(ledger, lake, stream, piece, partition, offset) for piece in pieces]
+    found = [(piece, _in_slice(ledger, lake, stream, piece, partition, offset)) for piece in pieces]
+    return [replace(one, commits=_commits(lake, stream, piece)) for piece, one in found]
+
+
+def _commits(lake: Lake, stream: Stream, piece: Slice) -> dict[str, int]:
+    standing = attempts(lake, stream, [piece.key]).tables()
+    return {table: by_slice[piece.key] for table, by_slice in standing.items() if piece.key in by_slice}
 
 
 def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partition: int, offset: int) -> Located:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyAwayError, KeyStoppedError, RecordRefusedError
 from highwater.slices import OffsetRange
 from resources.delivery import NOT_SENT
-from resources.producer import KeyStoppedError, Outcome, Record, RecordRefusedError, ReliableProducer
+from resources.producer import Outcome, Record, ReliableProducer
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, PartitionState

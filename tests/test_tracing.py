@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 import pytest
@@ -48,6 +48,18 @@ def test_an_offset_that_was_lost_is_no_gap_of_a_slice_that_was_read(tmp_path: Pa
     write_raw(lake, [5, 6, 7])
     ends = [locate(ledger, nobody, lake, stream, "orders", 0, offset)[0].end for offset in (3, 4, 5)]
     assert ends == ["lost", "gap", "unknown"]
+
+
+def test_a_record_of_a_slice_whose_key_was_retired_is_found(tmp_path: Path) -> None:
+    ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
+    ledger.add([PIECE])
+    write_raw(lake, [5, 6, 7])
+    ledger.retired.retire("orders", [PIECE.key], datetime.now(UTC))
+    [found] = locate(ledger, cast("Any", None), lake, make_stream("orders"), "orders", 0, 5)
+    assert found.piece is not None
+    assert found.piece.key == PIECE.key
+    assert found.to_plain()["commits"] == {"raw": 1}
+    assert "committed to raw by attempt 1" in found.lines
 
 
 PIECE = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 9)}, datetime.now(UTC))
