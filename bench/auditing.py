@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from assets import current, dlq, events, metrics, raw, rejects
 from assets.streams.orders import STREAM as ORDERS
 from bench.harness import Result, Row, Verdict, timed
-from bench.tables import PARTITIONS, Maker
+from bench.tables import PARTITIONS, Maker, write_log
 from bench.world import Bed, World, add_orders, fill, last_slices
 from highwater.slices import OffsetRange, Slice
 from orchestration.checks import CHECKS, Sources
@@ -45,7 +45,8 @@ def looking(world: World, rounds: int, records: int) -> Result:
         name="k",
         title="What looking costs",
         method=(
-            f"The commands run as processes of their own. `status` has a ledger of {SLICES:,} slices. "
+            f"The commands run as processes of their own. `status` has a ledger of {SLICES:,} slices, "
+            "of which events were accepted and sent. "
             f"`audit --versions --keys` reads {records:,} records in slices of {WIDTH:,}, with second deliveries, "
             "returns from a tier, "
             "parked records and markers, of which none is an error: whatever it reports is a false alarm. Then "
@@ -126,7 +127,10 @@ def _status(world: World, rounds: int) -> list[float]:
     if last is None:
         raise RuntimeError("the first tick planned nothing")
     empty = {p: OffsetRange(offsets.end, offsets.end) for p, offsets in last.ranges.items()}
-    bed.ledger.add([replace(last, ordinal=last.ordinal + n, ranges=empty) for n in range(1, SLICES)])
+    more = [replace(last, ordinal=last.ordinal + n, ranges=empty) for n in range(1, SLICES)]
+    bed.ledger.add(more)
+    for table in ("events", "published"):
+        write_log(bed.lake.path(stream.name, table), [last, *more])
     found = [_run(world, bed, "status") for _ in range(rounds + 1)]
     if found[-1].page["slices"] != SLICES:
         raise RuntimeError(f"status tells of {found[-1].page['slices']} slices")

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
 from assets import sent
@@ -163,18 +164,20 @@ def _waiting(
 ) -> tuple[list[str], list[str], int]:
     """The slices that were never sent to their end, those that were decided anew since, and of how many it is open."""
     fresh = [key for key in decided if key not in settled]
-    both = sorted(decided.keys() & settled.keys(), key=lambda key: (settled[key].at_ms, key))
+    both = decided.keys() & settled.keys()
     if events is None or published is None or not both:
         return fresh, [], 0
     after = [key for key in both if decided[key].at_ms > settled[key].at_ms]
     after.sort(key=lambda key: (decided[key].at_ms, key))
     half = MOST_OPENED // 2
-    some = {*after[:half], *after[-half:], *both[-MOST_OPENED:], *(key for key in also if key in settled)}
-    stands, were = proofs_in(events, sorted(some)), proofs_in(published, sorted(some))
+    latest = nlargest(MOST_OPENED, both, key=lambda key: (settled[key].at_ms, key))
+    some = sorted({*after[:half], *after[-half:], *latest, *(key for key in also if key in settled)})
+    with ThreadPoolExecutor(2) as reading:
+        stands, were = reading.map(lambda table: proofs_in(table, some), (events, published))
     found = sorted(key for key in stands if key in were and were[key].attempt != stands[key].attempt)
     begun = sent.complete({key: were[key] for key in found})
     fresh += [key for key in found if key not in begun]
-    return fresh, [*begun], len(set(after) - some)
+    return fresh, [*begun], len(set(after) - set(some))
 
 
 def _held_up(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from assets.streams.orders import STREAM
 from bench import tables
 from highwater.partition_counts import eras
 from highwater.partitioners import Choice, Partitioner
+from highwater.slices import OffsetRange, Slice
 from orchestration import contents, follower_checks, origin_checks
 from orchestration.key_places import key_places
 from orchestration.offset_queries import in_raw
@@ -17,7 +20,7 @@ from orchestration.origin_counts import count_ends
 from orchestration.plan_checks import all_seams, offsets_as_planned
 from orchestration.standing import attempts
 from orchestration.version_checks import missing_checks, over_the_stream, version_checks
-from resources.lake import Lake
+from resources.lake import Lake, proofs_in, written
 from resources.ledger import Ledger
 
 
@@ -61,3 +64,16 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
     places = key_places(lake, STREAM, eras([p for p in pieces if p.topic == STREAM.topic], []))
     assert places.several == 0
     assert next(iter(places.shares)) == Choice(Partitioner.CRC32, tables.PARTITIONS)
+
+
+def test_of_a_long_log_only_the_last_files_are_there(tmp_path: Path) -> None:
+    """What `status` opens, and no more."""
+    piece = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, tables.BEGIN)
+    pieces = [replace(piece, ordinal=n) for n in range(tables.FILES_THERE + 50)]
+    path = str(tmp_path / "events")
+    tables.write_log(path, pieces)
+    table = DeltaTable(path)
+    assert {key: one.rows for key, one in written(table).items()} == {one.key: 0 for one in pieces[50:]} | {
+        one.key: tables.ROWS_A_FILE for one in pieces[:50]
+    }
+    assert proofs_in(table, [one.key for one in pieces[-3:]]).keys() == {one.key for one in pieces[-3:]}
