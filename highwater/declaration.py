@@ -434,6 +434,12 @@ class Stream:
         return f"{self.topic}.parked"
 
     @property
+    def published_topics(self) -> tuple[str, ...]:
+        """The topics that its records are sent to."""
+        accepted = () if self.publishes is None else (self.publishes.topic,)
+        return (*self.tier_topics, self.parked_topic, *accepted)
+
+    @property
     def foreign_topics(self) -> tuple[str, ...]:
         """The DLQ topics of other systems whose records are retried."""
         return tuple(one.topic for one in self.foreign)

@@ -9,7 +9,7 @@ The rules follow Kafka's documentation of topic and broker settings (replication
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -60,7 +60,8 @@ class TopicFacts:
         leaderless: partitions without a leader.
         settings: of the topic; None where the cluster forbids reading them.
         broker_settings: of all brokers as one (`together`); None likewise.
-        oldest_unread: age of the oldest record that no slice holds; None where there is none, or it is not known.
+        oldest_unread: age of the oldest record that is not in raw; None where none that could be looked at is unread.
+        age_known: whether no unread record can be older: all could be looked at.
         assignment: for each partition the brokers that hold it, the preferred leader first.
         broker_ids: the brokers of the cluster.
     """
@@ -74,6 +75,7 @@ class TopicFacts:
     settings: Mapping[str, Setting] | None
     broker_settings: Mapping[str, Setting] | None
     oldest_unread: timedelta | None = None
+    age_known: bool = True
     assignment: Mapping[int, Sequence[int]] = field(default_factory=dict)
     broker_ids: Sequence[int] = ()
 
@@ -87,6 +89,18 @@ class TopicFacts:
         """`min.insync.replicas`; None where it cannot be read."""
         found = (self.settings or {}).get("min.insync.replicas")
         return None if found is None else int(found.value)
+
+    @property
+    def led(self) -> Mapping[int, int]:
+        """For each partition the number of replicas in sync; 0 without a leader, since nobody can use them."""
+        return {p: 0 if p in self.leaderless else count for p, count in self.in_sync.items()}
+
+    def spare(self, in_sync: Mapping[int, int], least: int) -> Mapping[int, int]:
+        """For each partition how many of these replicas may go with writes going on; below 0 they wait already.
+
+        Brokers ask for no more than a partition's replicas, whatever `min.insync.replicas` says (`effectiveMinIsr`).
+        """
+        return {p: count - min(least, self.replicas[p]) for p, count in in_sync.items()}
 
 
 @dataclass(frozen=True)
@@ -113,16 +127,40 @@ def judge(facts: TopicFacts) -> list[Finding]:
     return [rule(facts) for rule in RULES]
 
 
+def judge_published(facts: TopicFacts) -> list[Finding]:
+    """Hold a topic that is published to against the rules that its likeness to the main topic does not cover.
+
+    It must have no fewer replicas than that one, nor fewer in sync; nothing is published else (`resources.dlq_topics`).
+    """
+    return [rule(facts) for rule in OF_PUBLISHED]
+
+
 def endurance(facts: TopicFacts) -> str:
-    """How many brokers may fail, and what follows beyond that."""
+    """How many brokers may fail now, how many once all replicas are in sync, and what follows beyond that."""
     least = facts.least_in_sync
     if least is None:
         return "how many brokers may fail cannot be told: min.insync.replicas is not readable"
-    writes, reads = max(facts.factor - least, 0), max(facts.factor - 1, 0)
+    now, whole = (_bears(facts, replicas, least) for replicas in (facts.led, facts.replicas))
+    told = _may_fail(facts, *whole)
+    if now != whole:
+        told = f"now {_may_fail(facts, *now, ' more')}; once all replicas are in sync {told}"
     return (
-        f"{writes} of {facts.brokers} brokers may fail with writes going on, {reads} with reads; beyond that producers "
-        "with acks=all wait, and what only the lost brokers held cannot be read until one of them is back"
+        f"{told}; beyond that producers with acks=all wait, and what only the lost brokers held cannot be read until "
+        "one of them is back"
     )
+
+
+def _bears(facts: TopicFacts, in_sync: Mapping[int, int], least: int) -> tuple[int, int]:
+    """How many brokers may fail, whichever they are, with writes and with reads going on, with these in sync."""
+    return min(facts.spare(in_sync, least).values(), default=0), min(in_sync.values(), default=1) - 1
+
+
+def _may_fail(facts: TopicFacts, writes: int, reads: int, more: str = "") -> str:
+    if reads < 0:
+        return "some partitions can be neither written to nor read"
+    if writes < 0:
+        return f"writes with acks=all wait, {reads}{more} of {facts.brokers} brokers may fail with reads going on"
+    return f"{writes}{more} of {facts.brokers} brokers may fail with writes going on, {reads}{more} with reads"
 
 
 def _configure(facts: TopicFacts, setting: str) -> str:
@@ -145,10 +183,12 @@ def _replication(facts: TopicFacts) -> Finding:
     if facts.factor >= SAFE_REPLICAS:
         return Finding("replication", Level.OK, value)
     if facts.brokers == 1:
-        return Finding("replication", Level.WARNING, f"{value}: for development", "", "use three brokers or more")
-    if facts.brokers < SAFE_REPLICAS:
-        return Finding("replication", Level.ERROR, value, "", "use three brokers or more")
-    return Finding("replication", Level.ERROR, value, "", _reassign(facts))
+        return Finding("replication", Level.WARNING, f"{value}: for development", "", _more_replicas(facts))
+    return Finding("replication", Level.ERROR, value, "", _more_replicas(facts))
+
+
+def _more_replicas(facts: TopicFacts) -> str:
+    return "use three brokers or more" if facts.brokers < SAFE_REPLICAS else _reassign(facts)
 
 
 def _reassign(facts: TopicFacts) -> str:
@@ -175,17 +215,24 @@ def _in_sync_minimum(facts: TopicFacts) -> Finding:
     rule, found = "min.insync.replicas", _setting(facts, "min.insync.replicas")
     if found is None:
         return _unreadable(rule)
-    least, mend = int(found.value), _configure(facts, f"min.insync.replicas={SAFE_IN_SYNC}")
+    least = int(found.value)
     if least >= facts.factor > 1:
-        return Finding(
-            rule, Level.ERROR, f"{least} of {facts.factor}: one broker away stops writes", found.source, mend
-        )
+        text = f"{least} of {facts.factor}: one broker away stops writes"
+        return Finding(rule, Level.ERROR, text, found.source, _spare_replica(facts, least))
     if least >= SAFE_IN_SYNC:
         return Finding(rule, Level.OK, found.value, found.source)
     if facts.brokers == 1:
-        return Finding(rule, Level.WARNING, f"{least}: for development", found.source, "use three brokers or more")
+        return Finding(rule, Level.WARNING, f"{least}: for development", found.source, _more_replicas(facts))
     text = f"{least}: an acknowledged record may stand on one broker alone"
-    return Finding(rule, Level.ERROR, text, found.source, mend)
+    return Finding(rule, Level.ERROR, text, found.source, _spare_replica(facts, least))
+
+
+def _spare_replica(facts: TopicFacts, least: int) -> str:
+    """What makes two replicas needed, and one more there: without a third the setting alone would stop writes."""
+    steps = [_more_replicas(facts)] if facts.factor <= SAFE_IN_SYNC else []
+    if facts.brokers >= SAFE_REPLICAS and least != SAFE_IN_SYNC:
+        steps.append(_configure(facts, f"min.insync.replicas={SAFE_IN_SYNC}"))
+    return " && ".join(steps)
 
 
 def _unclean(facts: TopicFacts) -> Finding:
@@ -232,9 +279,16 @@ def _retention(facts: TopicFacts) -> Finding:
         return Finding(rule, Level.OK, "for ever", found.source)
     value = f"{kept}, oldest unread record {span(age)}" if facts.oldest_unread else f"{kept}, nothing unread"
     if kept >= RETENTION_PER_AGE * age:
-        return Finding(rule, Level.OK, value, found.source)
+        return Finding(rule, Level.OK, value, found.source) if facts.age_known else _age_unknown(facts, found.source)
     mend = _configure(facts, f"retention.ms={int(4 * age.total_seconds() * 1000)}")
     return Finding(rule, Level.ERROR if kept <= age else Level.WARNING, value, found.source, mend)
+
+
+def _age_unknown(facts: TopicFacts, source: str) -> Finding:
+    """Nothing unread that is too old was found, and not all was looked at."""
+    text = f"{retention(facts.settings)}, the age of the oldest unread record could not be read"
+    remedy = "see that each partition has a leader, and allow this user Read on the topic"
+    return Finding("retention", Level.UNKNOWN, text, source, remedy)
 
 
 def _size_limit(facts: TopicFacts) -> Finding:
@@ -260,13 +314,25 @@ def _cleanup(facts: TopicFacts) -> Finding:
 def _in_sync_now(facts: TopicFacts) -> Finding:
     rule = "replicas in sync"
     if facts.leaderless:
-        text = f"no leader for partitions {', '.join(map(str, sorted(facts.leaderless)))}"
-        return Finding(rule, Level.ERROR, text, "", "start the brokers that hold them")
-    behind = sorted(p for p, count in facts.in_sync.items() if count < facts.replicas[p])
+        return Finding(rule, Level.ERROR, f"no leader for {_partitions(facts.leaderless)}", "", _START)
+    least = facts.least_in_sync
+    waits = [p for p, spare in facts.spare(facts.in_sync, least).items() if spare < 0] if least is not None else []
+    if waits:
+        text = f"writes with acks=all wait: fewer than min.insync.replicas={least} for {_partitions(waits)}"
+        return Finding(rule, Level.ERROR, text, "", _START)
+    behind = [p for p, count in facts.in_sync.items() if count < facts.replicas[p]]
     if not behind:
         return Finding(rule, Level.OK, "all")
-    text = f"too few for partitions {', '.join(map(str, behind))}"
-    return Finding(rule, Level.WARNING, text, "", "look for a broker that is away or slow")
+    return Finding(
+        rule, Level.WARNING, f"too few for {_partitions(behind)}", "", "look for a broker that is away or slow"
+    )
+
+
+_START = "start the brokers that hold them"
+
+
+def _partitions(which: Collection[int]) -> str:
+    return f"partitions {', '.join(map(str, sorted(which)))}"
 
 
 def _auto_creation(facts: TopicFacts) -> Finding:
@@ -312,3 +378,4 @@ RULES: tuple[Callable[[TopicFacts], Finding], ...] = (
     _replica_lag,
     _session,
 )
+OF_PUBLISHED = (_unclean, _in_sync_now)

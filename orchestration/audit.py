@@ -7,14 +7,14 @@ What belongs here: gathering it on one page, without a JVM. What does not: the r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from highwater.declaration import Severity
-from highwater.errors import HighwaterError
+from highwater.errors import DependencyAwayError, HighwaterError, TemporaryError, UnbalancedError
 from highwater.partition_counts import eras
 from highwater.plans import left_to_read
 from highwater.reclaims import numbers
@@ -29,6 +29,7 @@ from orchestration.plan_status import DlqStatus, stream_status, times_plain
 from orchestration.producer_audit import judged_producers
 from orchestration.published_checks import standing_line
 from orchestration.standing import attempts
+from orchestration.topic_audit import judged_published
 from orchestration.unread import Ages, unread_ages
 from orchestration.version_checks import over_the_stream
 from resources.topic_facts import topic_facts
@@ -60,6 +61,7 @@ class PartitionAudit:
         last_stable: to where it can be read.
         age: of the oldest record that is not in raw; None where there is none, or it was not asked.
         unread: offsets that are not in raw, planned or not; None where that is not known.
+        lost: offsets that are recorded as lost, of all generations.
     """
 
     partition: int
@@ -68,6 +70,7 @@ class PartitionAudit:
     last_stable: int | None
     age: timedelta | None
     unread: int | None = None
+    lost: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Audit:
         dlq: the tiers and the parked topic.
         findings: what the rules say of the topic; empty if it could not be asked.
         endurance: how many brokers may fail.
-        problems: errors that keep something from being planned or looked at.
+        problems: errors that keep something from being planned or looked at, by what is told of them.
         red: failing checks by name, with the number of slices; None where Dagster was not asked.
         held: slices whose records were held against the topic.
         versions: by check of versions what it says of the whole stream; empty if they were not asked for.
@@ -120,6 +123,7 @@ class Audit:
         keys: where the topic's keys are; None if it was not asked for.
         published: how far accepted events are sent; empty of a stream that sends none.
         on_topics: what tiers, parked topic and that of accepted events hold of the slices that were held.
+        published_to: by name of a topic that is published to what the rules say of it.
     """
 
     stream: str
@@ -133,7 +137,7 @@ class Audit:
     dlq: Sequence[DlqStatus]
     findings: Sequence[Finding]
     endurance: str
-    problems: Sequence[str]
+    problems: Mapping[str, HighwaterError]
     red: Mapping[str, int] | None = None
     held: Sequence[Held] = ()
     versions: Mapping[str, Judged] = field(default_factory=dict)
@@ -144,6 +148,7 @@ class Audit:
     keys: KeyPlaces | None = None
     published: str = ""
     on_topics: Sequence[OnTopic] = ()
+    published_to: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
 
     @property
     def errors(self) -> list[str]:
@@ -155,19 +160,22 @@ class Audit:
             f"{self.stream} --on {tier} takes them back, to be decided anew from raw"
             for tier, count in self.ends.stranded.items()
         ]
-        found += [f"{f.rule}: {f.value}" for f in self.findings if f.level is Level.ERROR]
-        found += [
-            f"producer {name}: {f.rule}: {f.value}"
-            for name, findings in self.producers.items()
-            for f in findings
-            if f.level is Level.ERROR
-        ]
+        found += _broken("", self.findings)
+        for name, findings in self.published_to.items():
+            found += _broken(f"{name}: ", findings)
+        for name, findings in self.producers.items():
+            found += _broken(f"producer {name}: ", findings)
         found += [held.error for held in self.held if held.error]
         found += [held.error for held in self.on_topics if held.error]
         found += self._told("error")
         found += [*self.seams, *self.failing]
         found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
         return found
+
+    @property
+    def away(self) -> list[HighwaterError]:
+        """Those of the errors that waiting mends: something could not be looked at, nothing was found."""
+        return [error for error in self.problems.values() if isinstance(error, TemporaryError)]
 
     def _told(self, result: str) -> list[str]:
         """The checks of versions with this result, in sentences."""
@@ -187,8 +195,16 @@ class Audit:
         lines += [f"warning: {text}" for text in (self.keys.warnings if self.keys else [])]
         lines += self.keys.lines if self.keys else []
         lines += [line for line in (self.published, self.endurance) if line]
+        lines += self._not_asked
         lines += [held.line for held in self.held if not held.error]
         return [*lines, *[held.line for held in self.on_topics if not held.error]]
+
+    @property
+    def _not_asked(self) -> list[str]:
+        if self.red is not None:
+            return []
+        made = "" if self.held else ", and none was made here: --records N makes those of the newest N slices"
+        return [f"checks of slices: Dagster was not asked for their last results, DAGSTER_HOME is not set{made}"]
 
     @property
     def tables(self) -> list[tuple[str, list[str], Rows]]:
@@ -196,7 +212,7 @@ class Audit:
         return [
             (
                 "Partitions",
-                ["partition", "planned to", "committed to", "last stable", "unread", "oldest unread"],
+                ["partition", "planned to", "committed to", "last stable", "unread", "oldest unread", "lost"],
                 self._rows,
             ),
             ("Ends of origins", ["end", "records"], self.ends.rows),
@@ -210,6 +226,7 @@ class Audit:
             ("Keys in several partitions", ["key", "generation", "why", "places"], self._keys),
             ("Generations", ["generation", "since", "planned at", "partitions", "topic ID", "what"], self._eras),
             ("Topic", _RULES, [_finding(one) for one in self.findings]),
+            ("Topics that are published to", ["topic", *_RULES], self._published_to),
             *[(f"Producer: {name}", _RULES, [*map(_finding, found)]) for name, found in self.producers.items()],
         ]
 
@@ -245,6 +262,16 @@ class Audit:
         ]
 
     @property
+    def _published_to(self) -> Rows:
+        """The rules that are not kept."""
+        return [
+            [name, *_finding(one)]
+            for name, findings in self.published_to.items()
+            for one in findings
+            if one.level is not Level.OK
+        ]
+
+    @property
     def _rows(self) -> Rows:
         return [
             [
@@ -252,6 +279,7 @@ class Audit:
                 *map(number, (p.planned, p.committed, p.last_stable)),
                 number(p.unread),
                 "" if p.age is None else span(p.age),
+                number(p.lost),
             ]
             for p in self.partitions
         ]
@@ -298,6 +326,7 @@ class Audit:
                 for x in self.losses
             ],
             "topic_rules": [_plain(f) for f in self.findings],
+            "published_to_rules": {name: [_plain(f) for f in findings] for name, findings in self.published_to.items()},
             "producers": {name: [_plain(f) for f in findings] for name, findings in self.producers.items()},
             "generations": [{**vars(era), "planned_at": era.planned_at.isoformat()} for era in self.eras],
             "keys": None if self.keys is None else self.keys.to_plain(),
@@ -338,6 +367,10 @@ def _loss(one: Loss) -> list[str]:
         one.reason,
         one.accepted_by,
     ]
+
+
+def _broken(of: str, findings: Sequence[Finding]) -> list[str]:
+    return [f"{of}{one.rule}: {one.value}" for one in findings if one.level is Level.ERROR]
 
 
 _RULES = ["rule", "level", "found", "set in", "remedy"]
@@ -386,8 +419,11 @@ def audit(
     status = stream_status(ledger, kafka, stream, {})
     dlq_errors = [one.error for one in status.dlq if one.error is not None]
     ages = _ages(ledger, kafka, stream, status, standing.raw)
-    findings, facts, problems = _looked_at(kafka, stream, ages.oldest)
+    findings, facts, problems = _looked_at(kafka, stream, ages)
+    published_to, unseen = judged_published(kafka, stream) if facts else ({}, [])
+    failing, unasked = _failing(ledger, kafka, lake, stream, whole)
     losses = ledger.losses(stream.name)
+    lost = _lost(losses, stream.topic)
     waiting = _waiting([piece for piece in pieces if piece.key not in standing.raw], status, losses)
     committed = committed_ends(ledger.planned(stream.name, stream.topic), pieces, standing)
     found_eras = eras(
@@ -406,6 +442,7 @@ def audit(
                 p.last_stable,
                 ages.by_partition.get(p.partition),
                 None if p.lag is None else p.lag + waiting.get(p.partition, 0),
+                lost[p.partition],
             )
             for p in status.partitions
         ],
@@ -416,34 +453,61 @@ def audit(
         dlq=status.dlq,
         findings=findings,
         endurance="" if facts is None else endurance(facts),
-        problems=[*[str(error) for error in (*status.errors, *dlq_errors)], *problems, *refused],
+        problems=_by_text([*status.errors, *dlq_errors, *problems, *unseen, *refused]) | unasked,
         red=red,
         held=hold_against_topic(ledger, kafka, lake, stream, newest),
         versions=_versions(ledger, lake, stream) if versions else {},
         seams=[seam.text for seam in all_seams(ledger, stream, pieces)],
-        failing=_failing(ledger, kafka, lake, stream, whole),
+        failing=failing,
         eras=found_eras,
         producers=producers,
         keys=key_places(lake, stream, found_eras) if keys else None,
         published=standing_line(lake, stream),
         on_topics=held_on_topics(kafka, lake, stream, newest),
+        published_to=published_to,
     )
 
 
-def _failing(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, keys: Sequence[str]) -> list[str]:
+def outcome(pages: Sequence[Audit], remedy: str) -> HighwaterError | None:
+    """The error that a command or a run ends with that made these pages; None if they have none.
+
+    Only where all that is wrong is that something was away is it a temporary one.
+    """
+    errors = [f"{page.stream}: {text}" for page in pages for text in page.errors]
+    if not errors:
+        return None
+    away = [error for page in pages for error in page.away]
+    if len(away) == len(errors):
+        return DependencyAwayError(
+            "the audit could not look at everything, and found no error in the rest",
+            found=errors[0],
+            remedy=away[0].remedy,
+        )
+    return UnbalancedError(f"the audit found {len(errors)} errors", found=errors[0], remedy=remedy)
+
+
+def _by_text(errors: Iterable[HighwaterError]) -> dict[str, HighwaterError]:
+    """What keeps several looks from succeeding is told once."""
+    return {str(error): error for error in errors}
+
+
+def _failing(
+    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, keys: Sequence[str]
+) -> tuple[list[str], dict[str, HighwaterError]]:
     """What the checks of slices say of the tables as they are now, warnings left out; and what could not be asked."""
     from orchestration.checks import CHECKS, Sources, failures
 
     found: list[str] = []
+    unasked: dict[str, HighwaterError] = {}
     for checks in CHECKS if keys else ():
         try:
             verdicts = checks.decide(Sources(ledger, kafka, lake), stream, keys)
         except HighwaterError as error:
-            found.append(f"{', '.join(checks.names(stream))}: {error}")
+            unasked[f"{', '.join(checks.names(stream))}: {error}"] = error
         else:
             red = failures(stream, verdicts, warned=False)
             found += [f"{key}: {name}: {verdict.text}" for name, key, verdict in red]
-    return found
+    return found, unasked
 
 
 def _versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, Judged]:
@@ -479,6 +543,14 @@ def _waiting(unread: Sequence[Slice], status: StreamStatus, losses: Sequence[Los
     return found
 
 
+def _lost(losses: Sequence[Loss], topic: str) -> Counter[int]:
+    """For each partition of a topic the offsets that are recorded as lost."""
+    found: Counter[int] = Counter()
+    for loss in losses:
+        found[loss.partition] += len(loss.offsets) if loss.topic == topic else 0
+    return found
+
+
 def _ages(ledger: Ledger, kafka: Kafka, stream: Stream, status: StreamStatus, read: Collection[str]) -> Ages:
     """How old what waits is; what keeps it from being asked is in the status."""
     nothing = Ages({}, sure=False)
@@ -490,10 +562,10 @@ def _ages(ledger: Ledger, kafka: Kafka, stream: Stream, status: StreamStatus, re
 
 
 def _looked_at(
-    kafka: Kafka, stream: Stream, oldest: timedelta | None
-) -> tuple[list[Finding], TopicFacts | None, list[str]]:
+    kafka: Kafka, stream: Stream, ages: Ages
+) -> tuple[list[Finding], TopicFacts | None, list[HighwaterError]]:
     try:
-        facts = topic_facts(kafka, stream.topic, oldest)
+        facts = topic_facts(kafka, stream.topic, ages.oldest, age_known=ages.sure)
     except HighwaterError as error:
-        return [], None, [str(error)]
+        return [], None, [error]
     return judge(facts), facts, []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from highwater.errors import ConfigurationError, UnbalancedError
+from highwater.errors import ConfigurationError
 from highwater.producer_rules import Client
 from orchestration.terminal import (
     Deployment,
@@ -74,9 +74,11 @@ def audit(
     With DAGSTER_HOME set it counts failing checks as well. With --records N it reads the newest N slices of each stream
     from Kafka once more and compares them with raw, record by record. With --versions it looks for versions that fall,
     contradict each other, or are missing, over all slices. With --keys it tells which keys are in several partitions,
-    and whether producers hash differently. Exit status 2 if something has to be mended.
+    and whether producers hash differently. Exit status 2 if something has to be mended, 75 if all that is wrong is that
+    a service is away.
     """
     from orchestration.audit import audit as gather
+    from orchestration.audit import outcome
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
     ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
@@ -108,13 +110,8 @@ def audit(
                     print_lines(["", title])
                     print_table(names, rows)
             print_lines([""])
-    errors = [f"{one.stream}: {error}" for one in found for error in one.errors]
-    if errors:
-        raise UnbalancedError(
-            f"the audit found {len(errors)} errors",
-            found=errors[0],
-            remedy="the page above names each, with its remedy",
-        )
+    if (error := outcome(found, "the page above names each, with its remedy")) is not None:
+        raise error
 
 
 def _producer(file: Path, client: str | None, version: str | None) -> ProducerFacts:

@@ -20,9 +20,16 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from highwater import settings as names
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, TopicAbsentError
+from highwater.errors import (
+    ConfigurationError,
+    DependencyAwayError,
+    HighwaterError,
+    PermanentError,
+    TopicAbsentError,
+)
 from highwater.slices import OffsetRange
-from highwater.topic_rules import Level, judge
+from highwater.topic_rules import Finding, Level, judge
+from orchestration.topic_audit import judged_published
 from resources.dlq_topics import see_accepted, see_no_drift
 from resources.groups import denied, see_no_member
 from resources.lake import open_table
@@ -52,18 +59,20 @@ class Tried:
         text: what was found.
         error: why it failed; None if it works.
         warning: it works, and is not as it should be.
+        remedy: of a warning, what mends it.
     """
 
     what: str
     text: str = ""
     error: HighwaterError | None = None
     warning: bool = False
+    remedy: str = ""
 
     @property
     def row(self) -> list[str]:
         """State, what, what was found, remedy."""
         if self.error is None:
-            return ["warning" if self.warning else "ok", self.what, self.text, ""]
+            return ["warning" if self.warning else "ok", self.what, self.text, self.remedy]
         found = f": {self.error.found}" if self.error.found else ""
         return ["failed", self.what, f"{self.error.problem}{found}", self.error.remedy]
 
@@ -162,14 +171,23 @@ def _foreign(deployment: Deployment, topic: str) -> Tried:
 
 
 def _rules(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
+    kafka = deployment.kafka()
     try:
-        findings = judge(topic_facts(deployment.kafka(), stream.topic))
+        found = {stream.topic: judge(topic_facts(kafka, stream.topic))}
+        published, errors = judged_published(kafka, stream)
     except HighwaterError as error:
         yield Tried(f"topic {stream.topic}: rules", error=error)
         return
-    for finding in findings:
-        if finding.level is not Level.OK:
-            yield Tried(f"topic {stream.topic}: {finding.rule}", finding.value, warning=True)
+    for topic, findings in {**found, **published}.items():
+        yield from (_finding(topic, one) for one in findings if one.level is not Level.OK)
+    yield from (Tried(f"topics that {stream.name} publishes to: rules", error=error) for error in errors)
+
+
+def _finding(topic: str, one: Finding) -> Tried:
+    what = f"topic {topic}: {one.rule}"
+    if one.level is Level.ERROR:
+        return Tried(what, error=PermanentError(one.value, remedy=one.remedy))
+    return Tried(what, one.value, warning=True, remedy=one.remedy)
 
 
 def _lake(root: str) -> str:

@@ -33,7 +33,7 @@ NOT_TOLD = Finding(
 
 def judged_producers(
     kafka: Kafka, stream: Stream, others: Sequence[ProducerFacts], facts: TopicFacts | None
-) -> tuple[dict[str, list[Finding]], list[str]]:
+) -> tuple[dict[str, list[Finding]], list[HighwaterError]]:
     """For each producer what the rules say of it, and what keeps ours from being looked at.
 
     Args:
@@ -43,9 +43,9 @@ def judged_producers(
         facts: what the cluster shows of the topic, for the brokers' own times; None if it could not be asked.
     """
     try:
-        own, problems = own_producers(kafka, stream), []
+        own, problems = own_producers(kafka, stream), list[HighwaterError]()
     except HighwaterError as error:
-        own, problems = [], [str(error)]
+        own, problems = [], [error]
     times = _times(facts)
     found = {
         one.name: judge_producer(replace(one, replica_lag_ms=times[0], longest_transaction_ms=times[1]))

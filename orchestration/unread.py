@@ -9,6 +9,7 @@ A slice that is planned and not read is in as much danger of retention as what i
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from resources.lake import Lake
     from resources.ledger import Ledger
 
-# A record is read of so many partitions to know its age: those that lag most.
+# A record is read of so many partitions to know its age: those where it is the oldest.
 PARTITIONS_ASKED = 32
+# Ages by which the oldest of more partitions are told, from a second to half a century, in steps of a tenth.
+AGES = [timedelta(seconds=1.1**n) for n in range(224)]
 READ_SECONDS = 5.0
 # Of slices that are not in raw so many are looked at, the oldest: 100,000 rows of the ledger would take seconds.
 SLICES_ASKED = 1_000
@@ -42,7 +45,8 @@ class Ages:
 
     Args:
         by_partition: those that are known. Of a partition whose lag is markers of transactions alone there is none.
-        sure: whether every partition could be asked, and the lake: without it all are as old as this at least.
+        sure: whether every partition could be asked, and the lake: without it all are as old as this at least. Of more
+            than `PARTITIONS_ASKED` those were asked in which unread records are the oldest.
         waiting: the oldest slices that are planned and not in raw.
         starts: for each partition that could be asked where what is not in raw begins.
     """
@@ -93,7 +97,7 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
         if (start := starts.get(p)) is not None and seen.last_stable is not None and start < seen.last_stable
     }
     sure = read is not None and all(seen.known for seen in state.partitions.values())
-    return _ages(kafka, topic, waiting, [piece.key for piece in unread], starts, sure=sure)
+    return _ages(kafka, state, waiting, [piece.key for piece in unread], starts, sure=sure)
 
 
 def _unread(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> tuple[list[Slice], Slice | None]:
@@ -127,24 +131,45 @@ def _starts(state: TopicState, planned: Planned | None, unread: Sequence[Slice],
 
 def _ages(
     kafka: Kafka,
-    topic: str,
+    state: TopicState,
     waiting: Mapping[int, OffsetRange],
     slices: Sequence[str],
     starts: Mapping[int, int],
     *,
     sure: bool,
 ) -> Ages:
-    """The age of the first record of each range, of those partitions that lag most."""
-    most = sorted(waiting, key=lambda p: -len(waiting[p]))[:PARTITIONS_ASKED]
+    """The age of the first record of each range; of very many those of the oldest."""
+    asked = list(waiting) if len(waiting) <= PARTITIONS_ASKED else _oldest(kafka, state, waiting)
     found = {}
-    for partition in most:
+    for partition in asked:
         try:
-            first = next(iter(kafka.read(topic, {partition: waiting[partition]}, seconds=READ_SECONDS)), None)
+            first = next(iter(kafka.read(state.topic, {partition: waiting[partition]}, seconds=READ_SECONDS)), None)
         except HighwaterError:
             sure = False
         else:
             found.update({} if first is None else {partition: age_of(first.timestamp()[1])})
+    # One with markers alone may have taken the place of one with a record.
+    sure &= len(asked) == len(waiting) or len(found) == len(asked)
     return Ages(found, sure, slices, starts)
+
+
+def _oldest(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange]) -> list[int]:
+    """So many partitions as are asked, among them that of the oldest record; of several as old, to a tenth, some.
+
+    The broker is asked eight times where each partition stood at some time. What one record behind a producer's wrong
+    clock makes look younger there is safe for as long: retention deletes whole segments from the first one on, each by
+    its latest timestamp.
+    """
+    now = time.time_ns() // 1_000_000
+
+    def older(age: timedelta) -> list[int]:
+        at = kafka.offsets_at(state.topic, max(now - age // timedelta(milliseconds=1), 0), state)
+        return [p for p, unread in waiting.items() if p not in at or unread.start < at[p]]
+
+    first = bisect_left(AGES, x=True, key=lambda age: len(older(age)) <= PARTITIONS_ASKED)
+    few = older(AGES[first]) if first < len(AGES) else []
+    many = older(AGES[first - 1]) if first else [*waiting]
+    return [*dict.fromkeys([*few, *many])][:PARTITIONS_ASKED]
 
 
 def age_of(timestamp_ms: int) -> timedelta:

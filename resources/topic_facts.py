@@ -17,8 +17,15 @@ if TYPE_CHECKING:
 REQUEST_SECONDS = 10.0
 
 
-def topic_facts(kafka: Kafka, topic: str, oldest_unread: timedelta | None = None) -> TopicFacts:
+def topic_facts(
+    kafka: Kafka, topic: str, oldest_unread: timedelta | None = None, *, age_known: bool = True
+) -> TopicFacts:
     """Ask the cluster for a topic.
+
+    Args:
+        kafka: the cluster.
+        topic: its name.
+        oldest_unread, age_known: what is known of it already, for the rules about it.
 
     Raises:
         TopicAbsentError: there is no such topic.
@@ -38,6 +45,7 @@ def topic_facts(kafka: Kafka, topic: str, oldest_unread: timedelta | None = None
         settings=topic_settings(kafka, topic),
         broker_settings=together({one: _settings(kafka, ResourceType.BROKER, str(one)) for one in brokers}),
         oldest_unread=oldest_unread,
+        age_known=age_known,
         assignment={p.id: [broker.id for broker in p.replicas] for p in partitions},
         broker_ids=brokers,
     )

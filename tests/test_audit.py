@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
+from dev.processes import LOOPBACK, free_port
 from highwater.envelope import Origin
 from highwater.plans import Discard
 from highwater.proof import Proof
@@ -22,7 +23,7 @@ from highwater.slices import OffsetRange, Slice
 from orchestration import origin_counts
 from orchestration.build import build_defs
 from orchestration.origin_counts import Ends, count_ends
-from orchestration.terminal import PERMANENT
+from orchestration.terminal import PERMANENT, TEMPORARY
 from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.scene import Scene
@@ -45,6 +46,7 @@ class Written:
     """Tables as a test writes them."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.lake = Lake(str(folder / "lake"))
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
         self.rows: dict[str, list[dict[str, Any]]] = {
@@ -237,6 +239,22 @@ def test_the_job_reads_the_newest_slices_once_more(
         run_config = {"ops": {"orders_audit_op": {"config": config}}} if config else None
         assert job.execute_in_process(instance=instance, run_config=run_config).success
     assert asked == [expected]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_broker_that_is_away_is_a_temporary_error_until_a_real_one_stands_beside_it(written: Written) -> None:
+    """It ended as if somebody had changed a table, and told the same twice."""
+    written.write()
+    scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", written.folder)
+    away = scene.run("audit", "orders")
+    assert away.exit_code == TEMPORARY, away.output
+    assert away.stdout.count("error: Kafka at ") == 1
+    doubled = [row for row in written.rows["events"] if row.get("origin_offset") == 3]
+    written.rows["events"] += doubled
+    written.write()
+    both = scene.run("audit", "orders")
+    assert both.exit_code == PERMANENT, both.output
+    assert "the audit found 2 errors" in both.output
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dev.processes import LOOPBACK, free_port
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.declaration import Accepted
+from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, PermanentError
 from highwater.settings import Settings
-from orchestration import doctor
+from orchestration import doctor, topic_audit
 from orchestration.terminal import PERMANENT, TEMPORARY
 from resources.dlq_topics import ensure
 from resources.lake import Lake
@@ -21,6 +23,7 @@ from resources.ledger import Ledger
 from tests.conftest import create_topic
 from tests.scene import Scene
 from tests.support import customers, make_stream
+from tests.test_topic_rules import SAFE, with_setting
 
 if TYPE_CHECKING:
     from orchestration.terminal import Deployment
@@ -75,6 +78,26 @@ def test_dagster_needs_its_home_and_its_file(tmp_path: Path) -> None:
             doctor._dagster(environment)
     (tmp_path / "dagster.yaml").write_text("")
     assert "is there" in doctor._dagster({"DAGSTER_HOME": str(tmp_path)})
+
+
+def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a warning without the command that mends it, and the exit status was 0."""
+    unclean = with_setting(SAFE, unclean_leader_election_enable="true", retention_bytes="9")
+    monkeypatch.setattr(doctor, "topic_facts", lambda *_: unclean)
+    monkeypatch.setattr(topic_audit, "topic_facts", lambda _, topic: replace(unclean, topic=topic))
+    kafka = cast("Deployment", SimpleNamespace(kafka=lambda: None))
+    stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
+    found = {one.what: one for one in doctor._rules(kafka, stream)}
+    assert found.keys() == {
+        "topic orders: retention by size",
+        *(f"topic {name}: unclean election" for name in ("orders", *stream.published_topics)),
+    }
+    assert {"orders.parked", "orders.accepted"} < {*stream.published_topics}
+    failed, warned = found["topic orders: unclean election"], found["topic orders: retention by size"]
+    assert isinstance(failed.error, PermanentError)
+    assert failed.row[0] == "failed"
+    assert failed.row[3].endswith("--entity-name orders --add-config unclean.leader.election.enable=false")
+    assert (warned.row[0], warned.row[3].endswith("retention.bytes=-1")) == ("warning", True)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from highwater.errors import TopicAbsentError
+from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Level, Setting
 from orchestration import audit as audit_page
@@ -38,22 +38,26 @@ class Cluster:
     Args:
         world: whose records are served.
         settings: of the main topic.
+        parked: settings of the parked topic.
         in_sync: brokers that are.
-        led: whether there is a leader.
+        led: whether the main topic has a leader.
         more: partitions that were added.
         topic_id: of the main topic, if it was recreated: it is empty then.
         cut: how many records were cut off the end of partition 0.
         late: how many came that no slice holds.
+        hidden: whether these may not be read.
     """
 
     world: World
     settings: dict[str, str] = field(default_factory=lambda: dict(SETTINGS))
+    parked: dict[str, str] = field(default_factory=lambda: dict(SETTINGS))
     in_sync: list[int] = field(default_factory=lambda: list(BROKERS))
     led: bool = True
     more: int = 0
     topic_id: str | None = None
     cut: int = 0
     late: int = 0
+    hidden: bool = False
     bootstrap: str = "broker:9092"
 
     def topic_state(self, topic: str) -> TopicState:
@@ -82,10 +86,13 @@ class Cluster:
         isr = [SimpleNamespace(id=number) for number in self.in_sync]
         return SimpleNamespace(
             partitions=[
-                SimpleNamespace(id=p, replicas=replicas, isr=isr, leader=1 if self.led or p != 1 else None)
+                SimpleNamespace(id=p, replicas=replicas, isr=isr, leader=None if self._unled(topic, p) else 1)
                 for p in self.topic_state(topic).partitions
             ]
         )
+
+    def _unled(self, topic: str, partition: int) -> bool:
+        return not self.led and (topic, partition) == ("orders", 1)
 
     def read(self, topic: str, ranges: Mapping[int, OffsetRange], **changes: Any) -> Iterator[Served]:
         changes.pop("seconds", None)
@@ -93,12 +100,15 @@ class Cluster:
         yield from (one for one in found if not self.cut or one.place != (0, 0))
         late = (0, self.world.topics.ends["orders"][0])
         if self.late and topic == "orders" and late[1] in ranges.get(0, ()):
+            if self.hidden:
+                raise DependencyAwayError("Kafka did not answer", found="not authorized", remedy="allow it")
             yield Served(late, {"timestamp": NOON, "key": b"k", "value": b"{}"})
 
-    def told(self, _: object, kind: Any, __: str) -> Mapping[str, Setting]:
+    def told(self, _: object, kind: Any, name: str) -> Mapping[str, Setting]:
         if kind.name == "BROKER":
             return OF_BROKER
-        return {name: Setting(value, "DYNAMIC_TOPIC_CONFIG") for name, value in self.settings.items()}
+        settings = {"orders": self.settings, STREAM.parked_topic: self.parked}.get(name, SETTINGS)
+        return {name: Setting(value, "DYNAMIC_TOPIC_CONFIG") for name, value in settings.items()}
 
 
 @pytest.fixture
@@ -152,8 +162,23 @@ DEFECTS: dict[str, tuple[Change, dict[str, Level], list[str]]] = {
         {"unclean election": ERROR},
         ["unclean election: "],
     ),
+    "unclean election on for parked records": (
+        lambda it: it.parked.update({"unclean.leader.election.enable": "true"}),
+        {},
+        ["orders.parked: unclean election: "],
+    ),
+    "a backlog that may not be read": (
+        lambda it: vars(it).update(late=1, hidden=True),
+        {"retention": Level.UNKNOWN},
+        [],
+    ),
     "retention below the backlog": (lambda it: setattr(it, "late", 1), {"retention": ERROR}, ["retention: "]),
     "a replica stopped": (lambda it: it.in_sync.remove(3), {"replicas in sync": WARNING}, []),
+    "two replicas stopped": (
+        lambda it: vars(it).update(in_sync=[1]),
+        {"replicas in sync": ERROR},
+        [f"{of}replicas in sync: writes with acks=all wait" for of in ("", f"{TIER}: ", f"{STREAM.parked_topic}: ")],
+    ),
     "a partition added": (lambda it: setattr(it, "more", 1), {}, []),
     "recreated": (
         lambda it: setattr(it, "topic_id", "B" * 22),
@@ -163,7 +188,7 @@ DEFECTS: dict[str, tuple[Change, dict[str, Level], list[str]]] = {
     "truncated": (lambda it: setattr(it, "cut", 3), {}, ["topic orders partition 0 ends before "]),
     "a partition without a leader": (
         lambda it: setattr(it, "led", False),
-        {"replicas in sync": ERROR},
+        {"replicas in sync": ERROR, "retention": Level.UNKNOWN},
         ["replicas in sync: no leader for partitions 1"],
     ),
 }

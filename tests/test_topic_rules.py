@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from highwater.topic_rules import Level, Setting, TopicFacts, endurance, judge, together
+from highwater.topic_rules import Level, Setting, TopicFacts, endurance, judge, judge_published, together
 
 SETTINGS = {
     "min.insync.replicas": "2",
@@ -72,6 +72,8 @@ def test_a_safe_topic_breaks_no_rule() -> None:
         (with_setting(SAFE, retention_bytes="1000"), "retention by size", Level.WARNING, "retention.bytes=-1"),
         (with_setting(SAFE, cleanup_policy="compact,delete"), "cleanup", Level.WARNING, "cleanup.policy=delete"),
         (replace(SAFE, in_sync={0: 3, 1: 2}), "replicas in sync", Level.WARNING, "a broker"),
+        (replace(SAFE, in_sync={0: 3, 1: 1}), "replicas in sync", Level.ERROR, "start the brokers"),
+        (replace(SAFE, age_known=False), "retention", Level.UNKNOWN, "allow this user Read"),
         (replace(SAFE, leaderless=frozenset({1})), "replicas in sync", Level.ERROR, "start the brokers"),
         (
             replace(
@@ -97,6 +99,67 @@ def test_retention_of_twice_the_backlog_is_enough(changes: dict[str, Any]) -> No
     for ever in ("-1", str(2**63 - 1)):
         kept = with_setting(replace(SAFE, oldest_unread=timedelta(days=900)), retention_ms=ever)
         assert {finding.level for finding in judge(kept)} == {Level.OK}
+
+
+def test_an_age_that_could_not_be_read_is_not_told_as_nothing_unread() -> None:
+    """The read of the one unread record had failed, and the page said that nothing was unread."""
+    [told] = [one for one in judge(replace(SAFE, age_known=False)) if one.rule == "retention"]
+    assert told.value == "1 day, 0:00:00, the age of the oldest unread record could not be read"
+    for hours, level in ((1, Level.UNKNOWN), (13, Level.WARNING), (24, Level.ERROR)):
+        some = replace(SAFE, oldest_unread=timedelta(hours=hours), age_known=False)
+        assert {one.level for one in judge(some) if one.rule == "retention"} == {level}
+    assert {one.level for one in judge(with_setting(replace(SAFE, age_known=False), retention_ms="-1"))} == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "1 of 3 brokers may fail with writes going on, 2 with reads; beyond"),
+        (
+            {"in_sync": {0: 3, 1: 2}},
+            "now 0 more of 3 brokers may fail with writes going on, 1 more with reads; once all replicas are in sync",
+        ),
+        (
+            {"in_sync": {0: 1, 1: 3}},
+            "now writes with acks=all wait, 0 more of 3 brokers may fail with reads going on; once all replicas are in",
+        ),
+        (
+            {"in_sync": {0: 3, 1: 1}, "leaderless": frozenset({1})},
+            "now some partitions can be neither written to nor read; once all replicas are in sync",
+        ),
+        # A broker asks for no more replicas than the partition has.
+        ({"replicas": {0: 1, 1: 3}, "in_sync": {0: 1, 1: 3}}, "0 of 3 brokers may fail with writes going on, 0 with"),
+    ],
+    ids=["all in sync", "one behind", "too few for writes", "no leader", "one replica"],
+)
+def test_how_many_brokers_may_fail_is_told_of_the_replicas_in_sync_now(changes: dict[str, Any], told: str) -> None:
+    """One of three was in sync and min.insync.replicas 2: writes stood still, and one broker was said to be spare."""
+    assert endurance(replace(SAFE, **changes)).startswith(told)
+
+
+def test_two_replicas_need_a_third_before_two_in_sync_leave_one_to_spare() -> None:
+    """The remedy for two in sync of two was to set two in sync, which changed nothing."""
+    two = replace(SAFE, replicas={0: 2, 1: 2}, in_sync={0: 2, 1: 2}, assignment={0: [1, 2], 1: [2, 3]})
+    for facts, parts in (
+        (two, ["kafka-reassign-partitions"]),
+        (with_setting(two, min_insync_replicas="1"), ["kafka-reassign-partitions", "min.insync.replicas=2"]),
+        (with_setting(SAFE, min_insync_replicas="3"), ["min.insync.replicas=2"]),
+        (replace(two, brokers=2), ["use three brokers or more"]),
+    ):
+        remedy = {one.rule: one.remedy for one in judge(facts)}["min.insync.replicas"]
+        assert [
+            part
+            for part in ("kafka-reassign-partitions", "min.insync.replicas=2", "use three brokers or more")
+            if part in remedy
+        ] == parts
+
+
+def test_of_a_topic_that_is_published_to_is_judged_what_no_drift_tells() -> None:
+    unclean = with_setting(replace(SAFE, leaderless=frozenset({0})), unclean_leader_election_enable="true")
+    assert {one.rule: one.level for one in judge_published(unclean)} == {
+        "unclean election": Level.ERROR,
+        "replicas in sync": Level.ERROR,
+    }
 
 
 def test_what_may_not_be_read_is_told_as_such() -> None:

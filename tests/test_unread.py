@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,31 @@ class Topic:
 
         now = datetime.now(UTC)
         return (Message(now - timedelta(minutes=100 - r.start)) for r in ranges.values() if len(r))
+
+
+class Wide(Topic):
+    """Of forty partitions the last lags least, by three records that are six days old; the others lag by minutes."""
+
+    OLD = 39
+
+    def topic_state(self, topic: str) -> TopicState:
+        seen = {p: PartitionState(0, 100, 100, 1) for p in range(self.OLD)}
+        return TopicState(topic, "A", {**seen, self.OLD: PartitionState(0, 63, 63, 1)})
+
+    def _age(self, partition: int, offset: int) -> timedelta:
+        return timedelta(days=6) if partition == self.OLD else timedelta(minutes=100 - offset)
+
+    def offsets_at(self, topic: str, timestamp_ms: int, state: TopicState) -> dict[int, int]:
+        at = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+        now, ends = datetime.now(UTC), {p: seen.last_stable or 0 for p, seen in state.partitions.items()}
+        return {p: next((o for o in range(end) if now - self._age(p, o) >= at), end) for p, end in ends.items()}
+
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange], **options: object) -> Iterator[Any]:
+        [(partition, offsets)] = ranges.items()
+        if partition != self.OLD:
+            return super().read(topic, ranges, **options)
+        made = datetime.now(UTC) - self._age(partition, offsets.start)
+        return iter([SimpleNamespace(timestamp=lambda: (0, round(made.timestamp() * 1000)))])
 
 
 class Deployed:
@@ -110,6 +136,32 @@ def test_each_partition_begins_where_its_own_first_slice_does(deployed: Deployed
     deployed.ledger.add(deployed.slices[6:])
     deployed.read(*range(6), 7)
     assert deployed.ages().starts == {0: 60, 1: 70}
+
+
+@pytest.mark.parametrize("partitions", [32, 1])
+def test_of_many_partitions_the_oldest_are_asked_however_little_they_lag(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    """Those with most unread were asked: one that stood still with three records of six days passed for read."""
+    monkeypatch.setattr(unread, "PARTITIONS_ASKED", partitions)
+    deployed.kafka = Wide()
+    deployed.slices.append(replace(deployed.slices[0], ordinal=6, ranges={p: OffsetRange(0, 60) for p in range(40)}))
+    deployed.ledger.add(deployed.slices[6:])
+    deployed.read(*range(7))
+    ages = deployed.ages()
+    assert (round((ages.oldest or timedelta(0)) / timedelta(hours=1)), ages.sure) == (6 * 24, True)
+    assert len(ages.by_partition) == partitions
+
+
+def test_partitions_with_markers_alone_hide_no_record_behind_them(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "PARTITIONS_ASKED", 1)
+    deployed.read(*range(6))
+    deployed.kafka.offsets_at = lambda *_: {0: 100, 1: 100}
+    assert deployed.ages().sure
+    deployed.kafka.read = lambda *_, **__: iter(())
+    assert not deployed.ages().sure
 
 
 def test_what_is_recorded_as_lost_is_not_waited_for(deployed: Deployed) -> None:
@@ -211,7 +263,11 @@ def test_the_audit_counts_what_is_planned_and_not_read(deployed: Deployed, monke
     monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
     monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
     deployed.read(0, 1, 2, 4)
+    hole = Loss("orders", "orders", 0, 0, OffsetRange(7, 9), "expired", "ann", NOW)
+    deployed.ledger.record_loss([hole, replace(hole, generation=1), replace(hole, topic=TIER)])
     page = audit_page.audit(deployed.ledger, deployed.kafka, deployed.lake, STREAM)
+    [table] = [one for one in page.tables if one[0] == "Partitions"]
+    assert [dict(zip(table[1], row, strict=True))["lost"] for row in table[2]] == ["4", "0"]
     assert [one.unread for one in page.partitions] == [60, 60]
     assert [round((one.age or timedelta(0)) / timedelta(minutes=1)) for one in page.partitions] == [70, 70]
 
@@ -235,3 +291,18 @@ def test_no_proof_and_no_other_plan_is_opened(deployed: Deployed, monkeypatch: p
     monkeypatch.setattr(Ledger, "get", counted)
     assert deployed.ages().starts == {0: 30, 1: 30}
     assert got == ["orders@0000003", "orders@0000005"]
+
+
+def test_the_audit_says_that_no_check_was_asked(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without a word of checks read as if they had passed."""
+    monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
+    monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
+
+    def told(red: dict[str, int] | None) -> list[str]:
+        page = audit_page.audit(deployed.ledger, deployed.kafka, deployed.lake, STREAM, red)
+        return [line for line in page.head if line.startswith("checks of slices: ")]
+
+    [line] = told(None)
+    assert "DAGSTER_HOME" in line
+    assert "--records N" in line
+    assert told({}) == []
