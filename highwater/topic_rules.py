@@ -54,7 +54,7 @@ class TopicFacts:
     Args:
         topic: its name.
         bootstrap: for the commands of the remedies.
-        brokers: how many the cluster has.
+        brokers: how many the cluster has, as far as it shows: those that run, and those that hold the topic's replicas.
         replicas: for each partition the number of its replicas.
         in_sync: for each partition the number of those in sync.
         leaderless: partitions without a leader.
@@ -63,7 +63,7 @@ class TopicFacts:
         oldest_unread: age of the oldest record that is not in raw; None where none that could be looked at is unread.
         age_known: whether no unread record can be older: all could be looked at.
         assignment: for each partition the brokers that hold it, the preferred leader first.
-        broker_ids: the brokers of the cluster.
+        broker_ids: the brokers that run.
     """
 
     topic: str

@@ -2,8 +2,8 @@
 
 What belongs here: what is tried. What does not: printing it (`orchestration.cli_doctor`).
 
-Nothing is created but one file in a local lake and one lease in the ledger, which are removed again, and nothing is
-sent.
+Nothing is created but one file in a local lake, one lease in the ledger and one partition in Dagster's storage, which
+are removed again, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -342,4 +342,22 @@ def _dagster(environment: Mapping[str, str]) -> str:
         raise ConfigurationError(
             f"there is no {file}", remedy="copy dagster.yaml there: it has the pools and the run monitoring"
         )
-    return f"{file} is there"
+    _write_to_storage(home)
+    return f"{file} is there, and the storage can be written to"
+
+
+def _write_to_storage(home: str) -> None:
+    """Add a partition to a definition that nothing uses, and remove it; storage that is not there yet is created."""
+    import dagster as dg
+
+    key = uuid.uuid4().hex
+    try:
+        with dg.DagsterInstance.from_config(home) as instance:
+            instance.add_dynamic_partitions("highwater_doctor", [key])
+            instance.delete_dynamic_partition("highwater_doctor", key)
+    except Exception as error:  # noqa: BLE001 - whatever storage is configured raises its own; texts may hold a password
+        raise DependencyAwayError(
+            f"Dagster's storage, as {home} configures it, cannot be written to",
+            found=type(error).__name__,
+            remedy="mend the storage block of its dagster.yaml, start the database, or make the folder writable",
+        ) from None

@@ -156,9 +156,9 @@ def _ages(
 def _oldest(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange]) -> list[int]:
     """So many partitions as are asked, among them that of the oldest record; of several as old, to a tenth, some.
 
-    The broker is asked eight times where each partition stood at some time. What one record behind a producer's wrong
-    clock makes look younger there is safe for as long: retention deletes whole segments from the first one on, each by
-    its latest timestamp.
+    The broker is asked ten times at the most where each partition stood at some time. What one record behind a
+    producer's wrong clock makes look younger there is safe for as long: retention deletes whole segments from the first
+    one on, each by its latest timestamp.
     """
     now = time.time_ns() // 1_000_000
 

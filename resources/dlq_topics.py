@@ -69,7 +69,7 @@ def ensure(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[st
         TopicDriftError: a topic is set up so that records could be lost or come too early; found, wanted and the
             command that mends it are in the text.
         TopicAbsentError: the main topic is gone.
-        ConfigurationError: the cluster forbids reading a topic's settings.
+        ConfigurationError: the cluster forbids reading a topic's settings, or creating one.
         DependencyAwayError: no broker answered in time.
     """
     main = _shape(kafka, stream.topic)
@@ -116,7 +116,8 @@ def see_accepted(kafka: Kafka, stream: Stream) -> str:
     topic, _, wanted = _accepted(kafka, stream)
     found = _there(kafka, [topic]).get(topic)
     if found is None:
-        return "is not there yet: it is created with the first slice that is published"
+        _create(kafka, topic, wanted, only_asked=True)
+        return "is not there yet: it is created with the first slice that is published, which is allowed"
     _see_no_drift(kafka, topic, wanted, found)
     return f"{found.partitions} partitions, set up as it must be"
 
@@ -135,15 +136,18 @@ def _accepted(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
 def see_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> tuple[str, bool]:
     """Check the topics that are there, and create none; returns what was found, in words, and whether it is a warning.
 
+    Whether the others could be created the cluster is asked.
     They should have room for what the stream's foreign topics hold, too; what finds none is parked by reference.
 
     Raises:
-        TopicVanishedError, TopicDriftError, TopicAbsentError, DependencyAwayError: as `ensure`.
+        TopicVanishedError, TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as `ensure`.
     """
     others = _there(kafka, stream.foreign_topics).values()
     wanted = _wanted(stream, _shape(kafka, stream.topic), others)
     rooms = _rooms(kafka, wanted)
     _see_none_gone(wanted.keys() - rooms.keys(), gone)
+    for topic in wanted.keys() - rooms.keys():
+        _create(kafka, topic, wanted[topic], only_asked=True)
     for topic, room in rooms.items():
         if int(room) < (most := wanted[topic].room):
             text = f"{topic} takes no record above {int(room):,} bytes, the topics that are read hold up to {most:,}"
@@ -210,14 +214,23 @@ def _like(main: Shape, retention_ms: int, largest: int) -> Shape:
     )
 
 
-def _create(kafka: Kafka, topic: str, wanted: Shape) -> None:
+def _create(kafka: Kafka, topic: str, wanted: Shape, *, only_asked: bool = False) -> None:
+    """Create a topic, or only ask whether that would be done (`validate_only` of KIP-4)."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic
 
     new = NewTopic(topic, wanted.partitions, wanted.replicas, config=dict(wanted.config))
     try:
-        kafka.admin().create_topics([new], operation_timeout=REQUEST_SECONDS)[topic].result(2 * REQUEST_SECONDS)
+        kafka.admin().create_topics([new], operation_timeout=REQUEST_SECONDS, validate_only=only_asked)[topic].result(
+            2 * REQUEST_SECONDS
+        )
     except KafkaException as error:
+        if error.args[0].code() in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}:
+            raise ConfigurationError(
+                f"topic {topic} is not there, and may not be created",
+                found=error.args[0].str(),
+                remedy=f"allow this user Create on topic {topic}, or have it created as docs/dlq.md says",
+            ) from error
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another run was first
             raise kafka.away(f"topic {topic} could not be created: {error.args[0].str()}") from error
     except TimeoutError as error:

@@ -35,10 +35,11 @@ def topic_facts(
 
     partitions = kafka.description(topic).partitions
     brokers = sorted(_brokers(kafka))
+    holders = {broker.id for p in partitions for broker in p.replicas}
     return TopicFacts(
         topic=topic,
         bootstrap=kafka.bootstrap,
-        brokers=len(brokers),
+        brokers=len(holders.union(brokers)),
         replicas={p.id: len(p.replicas) for p in partitions},
         in_sync={p.id: len(p.isr) for p in partitions},
         leaderless=frozenset(p.id for p in partitions if p.leader is None),

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import dagster as dg
 import pytest
 
 from dev.processes import LOOPBACK, free_port
@@ -77,7 +78,20 @@ def test_dagster_needs_its_home_and_its_file(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError):
             doctor._dagster(environment)
     (tmp_path / "dagster.yaml").write_text("")
-    assert "is there" in doctor._dagster({"DAGSTER_HOME": str(tmp_path)})
+    assert "can be written to" in doctor._dagster({"DAGSTER_HOME": str(tmp_path)})
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert instance.get_dynamic_partitions("highwater_doctor") == []
+
+
+def test_storage_of_dagster_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    """Only that the file could be read was looked at."""
+    broken = tmp_path / "planted"
+    broken.write_text("no folder")
+    storage = {"storage": {"sqlite": {"base_dir": str(broken / "planted")}}}
+    (tmp_path / "dagster.yaml").write_text(json.dumps(storage))
+    with pytest.raises(DependencyAwayError, match="cannot be written to") as caught:
+        doctor._dagster({"DAGSTER_HOME": str(tmp_path)})
+    assert str(broken) not in str(caught.value)
 
 
 def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from highwater.declaration import Accepted
 from highwater.errors import ConfigurationError
 from highwater.topic_rules import Level, endurance, judge
 from orchestration import doctor
+from resources.dlq_topics import see_accepted, see_no_drift
 from resources.kafka import Kafka
 from resources.permissions import permitted
 from resources.topic_facts import topic_facts
@@ -105,3 +106,13 @@ def test_what_is_forbidden_is_told(guarded: tuple[str, str]) -> None:
     assert "may be used" in doctor._transactions(deployment, stream)
     allow(free, "TOPIC", "orders", "DESCRIBE_CONFIGS")
     assert topic_facts(kafka, "orders").settings is not None
+
+    bills = replace(make_stream("bills"), publishes=Accepted("bills.accepted"))
+    create_topic(free, "bills", 1, {})
+    allow(free, "TOPIC", "bills", "DESCRIBE", "DESCRIBE_CONFIGS")
+    for look in (see_no_drift, see_accepted):
+        with pytest.raises(ConfigurationError, match="is not there, and may not be created"):
+            look(kafka, bills)
+    allow(free, "TOPIC", "bills.", "CREATE")
+    assert (see_no_drift(kafka, bills)[1], "which is allowed" in see_accepted(kafka, bills)) == (False, True)
+    assert [topic for topic in kafka.topics() if topic.startswith("bills")] == ["bills"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from highwater.topic_rules import Level, Setting, TopicFacts, endurance, judge, judge_published, together
+from resources import topic_facts
 
 SETTINGS = {
     "min.insync.replicas": "2",
@@ -135,6 +137,18 @@ def test_an_age_that_could_not_be_read_is_not_told_as_nothing_unread() -> None:
 def test_how_many_brokers_may_fail_is_told_of_the_replicas_in_sync_now(changes: dict[str, Any], told: str) -> None:
     """One of three was in sync and min.insync.replicas 2: writes stood still, and one broker was said to be spare."""
     assert endurance(replace(SAFE, **changes)).startswith(told)
+
+
+def test_a_broker_that_is_away_is_one_of_the_cluster_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one of three away the page told that two of two might fail with reads going on."""
+    nodes = [SimpleNamespace(id=number) for number in (1, 2, 3)]
+    partition = SimpleNamespace(id=0, replicas=nodes, isr=nodes[:2], leader=nodes[0])
+    kafka: Any = SimpleNamespace(bootstrap="broker:9092", description=lambda _: SimpleNamespace(partitions=[partition]))
+    monkeypatch.setattr(topic_facts, "_brokers", lambda _: [1, 2])
+    monkeypatch.setattr(topic_facts, "_settings", lambda *_: SAFE.settings)
+    facts = topic_facts.topic_facts(kafka, "orders")
+    assert (facts.brokers, facts.broker_ids) == (3, [1, 2])
+    assert endurance(facts).startswith("now 0 more of 3 brokers may fail with writes going on, 1 more with reads; once")
 
 
 def test_two_replicas_need_a_third_before_two_in_sync_leave_one_to_spare() -> None:
