@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from highwater.errors import SupersededAttemptError
 from highwater.upkeep import Part
-from resources.lake import reading, slice_is_one_of
+from resources.lake import in_columns, reading, slice_is_one_of
 from resources.small_tables import storage
 from resources.spark import delta_errors
 
@@ -56,9 +56,7 @@ def parts_of(table: DeltaTable) -> list[Part]:
 
 def _files(table: DeltaTable) -> Iterator[tuple[str, int]]:
     """Partition and size of each file of the version now."""
-    import pyarrow as pa
-
-    found = pa.table(table.get_add_actions(flatten=True))
+    found = in_columns(table.get_add_actions(flatten=True))
     sizes = found["size_bytes"].to_pylist()
     keys = found["partition.slice"].to_pylist() if _partitioned(table) else [WHOLE] * len(sizes)
     yield from zip(keys, sizes, strict=True)
@@ -70,9 +68,7 @@ def _partitioned(table: DeltaTable) -> bool:
 
 def _live(table: DeltaTable) -> Iterator[tuple[str, int]]:
     """Path, as the log writes it, and size of each file of the version now."""
-    import pyarrow as pa
-
-    columns = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes"]).to_pydict()
+    columns = in_columns(table.get_add_actions(flatten=True)).select(["path", "size_bytes"]).to_pydict()
     yield from zip(columns["path"], columns["size_bytes"], strict=True)
 
 
