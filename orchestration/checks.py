@@ -184,7 +184,7 @@ CHECKS = (
                 "The minutes that the slice touches stand there once, and are what one query over all events says."
             )
         },
-        lambda ask, stream, keys: metrics_checks.metrics_follow_events(ask.lake, stream, keys),
+        lambda ask, stream, keys: metrics_checks.metrics_follow_events(ask.ledger, ask.lake, stream, keys),
         metrics_checks.names,
     ),
     Checks(
@@ -195,7 +195,7 @@ CHECKS = (
                 "Every event of the slice was sent or is a second delivery, and nothing else was sent of it."
             )
         },
-        lambda ask, stream, keys: published_checks.events_published(ask.lake, stream, keys),
+        lambda ask, stream, keys: published_checks.events_published(ask.ledger, ask.lake, stream, keys),
         published_checks.names,
     ),
 )

@@ -40,7 +40,7 @@ class Held:
         slice_key: the slice.
         records: committed records that Kafka serves in its ranges.
         lacking: those that raw lacks.
-        altered: those whose timestamp, key, value or headers differ in raw.
+        altered: those whose timestamp, its type, key, value or headers differ in raw.
         gone: rows of raw that Kafka serves no more: retention or compaction took them.
         skipped: why the slice could not be compared; None if it was.
     """
@@ -136,23 +136,27 @@ def _served(kafka: Kafka, piece: Slice, state: TopicState) -> dict[Place, str]:
         key: Any = message.key()
         value: Any = message.value()
         headers: Any = message.headers()
-        told = _whole(message.timestamp()[1], key, value, headers or ())
+        # librdkafka numbers the types from 1 on, 0 is none; Spark from 0 on.
+        kind, at = message.timestamp()
+        told = _whole(kind - 1, at, key, value, headers or ())
         found[message.partition() or 0, message.offset() or 0] = told
     return found
 
 
-def _whole(timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> str:
-    """The digest of a record with its headers, in their order."""
-    return digest(timestamp_ms, key, value) + hashlib.sha256(repr([*headers]).encode()).hexdigest()
+def _whole(kind: int, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> str:
+    """The digest of a record with the type of its timestamp, and with its headers in their order."""
+    return digest(timestamp_ms, key, value) + hashlib.sha256(repr([kind, *headers]).encode()).hexdigest()
 
 
 def _in_raw(lake: Lake, stream: Stream, piece: Slice) -> dict[Place, str]:
     raw = lake.table(stream.name, "raw")
     assert raw is not None, "the slice's proof was just read there"
     # The timestamp as a number: a producer's clock may name a year that Python's times do not know.
-    columns = '"partition", "offset", arrow_cast("timestamp", \'Int64\') AS us, key, value, headers'
+    columns = '"partition", "offset", timestamp_type, arrow_cast("timestamp", \'Int64\') AS us, key, value, headers'
     where = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
     return {
-        (row["partition"], row["offset"]): _whole(row["us"] // 1000, row["key"], row["value"], headers_of(row))
+        (row["partition"], row["offset"]): _whole(
+            row["timestamp_type"], row["us"] // 1000, row["key"], row["value"], headers_of(row)
+        )
         for row in stream_rows(raw, f"SELECT {columns} FROM t WHERE {where}")
     }

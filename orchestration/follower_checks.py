@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from assets.parsing import field_columns
+from assets.parsing import PERMANENT, field_columns
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
 from highwater.folding import BASE, RECENT, Fold
 from orchestration.origin_checks import told
-from orchestration.plan_checks import another_plan
+from orchestration.plan_checks import another_commit, another_plan
 from orchestration.verdicts import Verdict
 from resources.lake import count_in, proofs_in, query, query_all, slice_is_one_of
 
@@ -55,14 +55,17 @@ def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence
 
 _ORIGIN = ", ".join(ORIGIN)
 _AS_PUBLISHED = f"{_ORIGIN}, origin_timestamp, attempt, retries, reason, detail, next_topic, first_failed_at"
+# dlq does not keep it: it follows from the reason.
+_PERMANENT = "reason IN (" + ", ".join(f"'{reason}'" for reason in sorted(PERMANENT)) + ")"
 # One that was altered stands on each side by itself.
 _UNLIKE = f"""
 SELECT slice, {_ORIGIN}, sum(j) AS in_rejects, sum(d) AS in_dlq
-FROM (SELECT slice, {_AS_PUBLISHED}, {{rejected}} AS {NUMBER}, 1 AS j, 0 AS d
+FROM (SELECT slice, {_AS_PUBLISHED}, {{rejected}} AS {NUMBER}, coalesce(permanent, {_PERMANENT}) AS permanent,
+             1 AS j, 0 AS d
       FROM rejects WHERE proof IS NULL AND {{slices}}
       UNION ALL
-      SELECT slice, {_AS_PUBLISHED}, {{sent}}, 0, 1 FROM dlq WHERE proof IS NULL AND {{slices}})
-GROUP BY slice, {_AS_PUBLISHED}, {NUMBER} HAVING sum(j) <> 1 OR sum(d) <> 1
+      SELECT slice, {_AS_PUBLISHED}, {{sent}}, {_PERMANENT}, 0, 1 FROM dlq WHERE proof IS NULL AND {{slices}})
+GROUP BY slice, {_AS_PUBLISHED}, {NUMBER}, permanent HAVING sum(j) <> 1 OR sum(d) <> 1
 ORDER BY slice, origin_partition, origin_offset
 """
 
@@ -111,7 +114,7 @@ def _unpublished(piece: Slice, decided: Proof | None, proof: Proof | None, sent:
     expected = proof.counts.get("sent", sent.sent)
     if sent.sent != expected or sent.sent > (proof.rows or 0):
         return f"the ledger tells of {sent.sent:,} that were sent, the commit of dlq of {expected:,} of {proof.rows:,}"
-    return another_plan(piece, proof, "dlq")
+    return another_commit(piece, proof, "dlq", decided.rows)
 
 
 def current_follows_events(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
@@ -137,8 +140,9 @@ def current_follows_events(ledger: Ledger, lake: Lake, stream: Stream, keys: Seq
             wrong[row["slice"]].append({**told(_unlike_event(row), Origin.of_row(row)), "key": row["key"]})
     attempts = {key: max((fold.attempt_of(key) for fold in folds), default=0) for key in folded}
     attempts |= {key: proof.attempt for key, proof in alone.items()}
-    plans = {key: another_plan(pieces[key], proof, "current") for key, proof in alone.items()}
-    return {key: _follows(decided.get(key), attempts.get(key), plans.get(key), wrong[key]) for key in keys}
+    rows = {key: decision.rows for key, decision in decided.items()}
+    others = {key: another_commit(pieces[key], proof, "current", rows.get(key)) for key, proof in alone.items()}
+    return {key: _follows(decided.get(key), attempts.get(key), others.get(key), wrong[key]) for key in keys}
 
 
 def _folds(current: DeltaTable) -> list[Fold]:
@@ -188,10 +192,10 @@ def _unlike_event(row: Mapping[str, Any]) -> str:
 
 
 def _follows(
-    decided: Proof | None, attempt: int | None, plan: str | None, wrong: Sequence[Mapping[str, Any]]
+    decided: Proof | None, attempt: int | None, problem: str | None, wrong: Sequence[Mapping[str, Any]]
 ) -> Verdict:
     numbers = {"unlike": len(wrong)}
-    texts = [plan] if plan else []
+    texts = [problem] if problem else []
     if decided is None or attempt is None:
         texts.append(f"the slice is not in {'events' if decided is None else 'current'}")
     elif decided.attempt != attempt:

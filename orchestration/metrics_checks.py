@@ -17,6 +17,7 @@ from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, day_of, time_of
 from highwater.portions import portions
 from highwater.proof import Proof
 from orchestration.origin_checks import SAMPLES
+from orchestration.plan_checks import another_commit
 from orchestration.verdicts import Verdict
 from resources.lake import proofs_in, query, slice_is_one_of
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
     from resources.lake import Lake
+    from resources.ledger import Ledger
 
 FOLLOWS = "metrics_follow_events"
 TABLE = "metrics"
@@ -43,18 +45,20 @@ def names(stream: Stream) -> list[str]:
     return [FOLLOWS] if stream.metrics else []
 
 
-def metrics_follow_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, dict[str, Verdict]]:
+def metrics_follow_events(
+    ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]
+) -> dict[str, dict[str, Verdict]]:
     """For each slice whether the minutes that it touches are what all events say of them, and stand there once.
 
     A minute in which a slice has events that metrics do not follow yet is left out: that slice's run computes it.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyAwayError: the ledger or the lake could not be read.
     """
-    return {name: _followed(lake, stream, keys) for name in names(stream)}
+    return {name: _followed(ledger, lake, stream, keys) for name in names(stream)}
 
 
-def _followed(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+def _followed(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
     # Metrics first: events are then at least as new, and a slice that was decided in between is told by its attempt.
     metrics, events = lake.table(stream.name, TABLE), lake.table(stream.name, "events")
     if metrics is None or events is None:
@@ -64,8 +68,14 @@ def _followed(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verd
     there = _minutes(events, slice_is_one_of(settled)) if settled else {}
     touched = {key: made[key].minutes | there.get(key, set()) for key in settled}
     compared = _compared(stream, metrics, events, {minute for found in touched.values() for minute in found})
+    others = {
+        piece.key: another_commit(piece, made[piece.key].proof, TABLE, len(there.get(piece.key, ())))
+        for piece in ledger.get(settled)
+    }
     return {
-        key: _judged(touched[key], compared) if key in touched else _behind(decided.get(key), made.get(key))
+        key: _judged(touched[key], compared, others[key])
+        if key in touched
+        else _behind(decided.get(key), made.get(key))
         for key in keys
     }
 
@@ -86,31 +96,35 @@ def _behind(decided: Proof | None, made: _Made | None) -> Verdict:
     return Verdict(passed=False, text=text)
 
 
-def _judged(touched: Collection[int], compared: _Compared) -> Verdict:
+def _judged(touched: Collection[int], compared: _Compared, problem: str | None) -> Verdict:
     wrong = {minute: compared.wrong[minute] for minute in sorted(touched) if minute in compared.wrong}
     moving = sum(minute in compared.moving for minute in touched)
     numbers = {"minutes": len(touched), "unlike": len(wrong), "not_settled": moving}
     later = f"; {moving:,} wait for slices that metrics do not follow yet" if moving else ""
-    if not wrong:
-        text = f"the {len(touched):,} minutes of the slice are as the events say{later}"
-        return Verdict(passed=True, text=text, numbers=numbers)
-    samples = [{"minute": time_of(minute), "problem": problem} for minute, problem in wrong.items()]
-    text = f"{len(wrong):,} of {len(touched):,} minutes are not as the events say{later}"
-    return Verdict(passed=False, text=text, numbers=numbers, samples=samples[:SAMPLES])
+    texts = [problem] if problem else []
+    texts += [f"{len(wrong):,} of {len(touched):,} minutes are not as the events say"] if wrong else []
+    text = "; ".join(texts) or f"the {len(touched):,} minutes of the slice are as the events say"
+    samples = [{"minute": time_of(minute), "problem": unlike} for minute, unlike in wrong.items()]
+    return Verdict(passed=not texts, text=text + later, numbers=numbers, samples=samples[:SAMPLES])
 
 
 @dataclass(frozen=True)
 class _Made:
-    """What metrics say of a slice: the attempt that they follow, and the minutes that its events had then."""
+    """What metrics say of a slice: the commit that they follow, and the minutes that its events had then."""
 
-    attempt: int
+    proof: Proof
     minutes: set[int]
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that they follow."""
+        return self.proof.attempt
 
 
 def _made(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, _Made]:
     rows = query(metrics, f"SELECT proof, {_LINKED} FROM t WHERE proof IS NOT NULL AND {slice_is_one_of(keys)}")
     told = ((Proof.from_json(row["proof"]), row["linked"] or ()) for row in rows)
-    return {proof.key: _Made(proof.attempt, {us // _US for us in linked}) for proof, linked in told}
+    return {proof.key: _Made(proof, {us // _US for us in linked}) for proof, linked in told}
 
 
 def _minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:

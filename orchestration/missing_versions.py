@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
 from highwater.reclaims import stale
-from orchestration.version_questions import SAMPLES, Found, Questions, text
+from orchestration.version_questions import Found, Questions, text
 from resources.lake import count_in, proofs_where, query_all
 
 if TYPE_CHECKING:
@@ -205,13 +205,9 @@ def missing(
             told = found.setdefault(gap.told, Found())
             for kind, versions, where, count in explained(gap, rejects.get(gap.key, ()), known):
                 told.counts[kind] += count
-                _keep(told, kind, {"key": gap.key, "versions": versions, "where": where, "above": _above(gap)})
+                sample = {"key": gap.key, "versions": versions, "where": where, "above": _above(gap)}
+                told.keep({**sample, "class": kind})
     return found
-
-
-def _keep(told: Found, kind: str, sample: Mapping[str, Any]) -> None:
-    if sum(one["class"] == kind for one in told.samples) < SAMPLES:
-        told.samples.append({**sample, "class": kind})
 
 
 def _above(gap: Gap) -> str:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from highwater.envelope import ORIGIN, Origin, headers_of, opened
 from highwater.reclaims import numbers, stale
 from highwater.retention import aged
+from highwater.routing import tier_of
 from orchestration.plan_checks import another_plan
 from orchestration.standing import CONSERVED, conservation
 from orchestration.verdicts import Verdict
 from resources.conditions import in_none_of, in_one_of
-from resources.lake import proofs_in, query, query_all, sized, slice_is_one_of, stream_rows
+from resources.lake import count_in, has_column, proofs_in, query, query_all, sized, slice_is_one_of, stream_rows
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -90,7 +91,9 @@ def _misplaced(
     # Values are read of slices with rejects alone.
     rejected = [key for key in main if key in decisions and decisions[key].counts.get("rejects")]
     for name, question, keys in (("events", _ALTERED_EVENTS, main), ("rejects", _ALTERED_REJECTS, rejected)):
-        for row in _asked(tables, question, keys):
+        # What the main topic holds was never rejected before, also if it was taken back from the DLQ since.
+        tried = f"{count_in(tables[name], 'retries')} <> 0"
+        for row in _asked(tables, question, keys, tried=tried):
             found[row["slice"]].append(told(f"in {name} otherwise than in raw", Origin.of_row(row)))
     # Whose the records are that other systems sent rests on what was known when they were decided: the numbers tell.
     tiers = [key for key, piece in pieces.items() if piece.topic in stream.tier_topics and key not in gone]
@@ -110,8 +113,10 @@ def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice) -
     return [told("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]
 
 
-def _asked(tables: Mapping[str, DeltaTable], question: str, keys: Collection[str]) -> list[dict[str, Any]]:
-    return query_all(tables, question.format(slices=slice_is_one_of(keys))) if keys else []
+def _asked(
+    tables: Mapping[str, DeltaTable], question: str, keys: Collection[str], **named: str
+) -> list[dict[str, Any]]:
+    return query_all(tables, question.format(slices=slice_is_one_of(keys), **named)) if keys else []
 
 
 # One pass, which finds what is in raw and nowhere, what is somewhere and not in raw, and what is there twice.
@@ -140,13 +145,13 @@ WHERE x.proof IS NULL AND r.proof IS NULL AND x.{slices} AND r.{slices}"""
 _ALTERED_EVENTS = f"""
 SELECT x.slice, {_ORIGIN} FROM events x JOIN raw r ON {_SAME_RECORD}
   AND ((arrow_cast(x.key, 'Binary') IS DISTINCT FROM arrow_cast(r.key, 'Binary'))
-       OR (origin_timestamp IS DISTINCT FROM r."timestamp"))
+       OR (origin_timestamp IS DISTINCT FROM r."timestamp") OR {{tried}})
 ORDER BY x.slice, origin_partition, origin_offset
 """
 _ALTERED_REJECTS = f"""
 SELECT x.slice, {_ORIGIN} FROM rejects x JOIN raw r ON {_SAME_RECORD}
   AND ((x.key IS DISTINCT FROM r.key) OR (x.value IS DISTINCT FROM r.value)
-       OR (x.headers IS DISTINCT FROM r.headers) OR (origin_timestamp IS DISTINCT FROM r."timestamp"))
+       OR (x.headers IS DISTINCT FROM r.headers) OR (origin_timestamp IS DISTINCT FROM r."timestamp") OR {{tried}})
 ORDER BY x.slice, origin_partition, origin_offset
 """
 
@@ -181,16 +186,20 @@ def _misplaced_of_tier(
     asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}")
     copies = Counter(_copy_of(stream, piece, row) for row in asked)
     read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
+    tries = defaultdict[Origin, set[int | None]](lambda: {None})  # a row that does not tell is no error
     for one, times in copies.items():
         read[one.origin] += times
         counting |= set() if stale(taken_back, one.origin, one.taken_back) else {one.origin}
         contents[one.origin] |= {one.as_event, one.as_reject}
+        tries[one.origin].add(one.retries)
     placed, altered = Counter[Origin](), list[tuple[Origin, str]]()
     for name, columns in _PLACED.items():
-        for row in stream_rows(tables[name], f"SELECT {_ORIGIN}, {columns} FROM t WHERE {mine}"):
+        tried = "retries" if has_column(tables[name], "retries") else "NULL AS retries"
+        for row in stream_rows(tables[name], f"SELECT {_ORIGIN}, {tried}, {columns} FROM t WHERE {mine}"):
             origin = Origin.of_row(row)
             placed[origin] += 1
-            altered += [(origin, name)] if origin in read and _digest(row) not in contents[origin] else []
+            same = _digest(row) in contents[origin] and row["retries"] in tries[origin]
+            altered += [(origin, name)] if origin in read and not same else []
     found = [told("in two places", origin) for origin, times in sorted(placed.items()) if times > 1]
     found += [told(f"in {name} otherwise than in raw", origin) for origin, name in sorted(altered)]
     found += [told("in events or rejects, and not in raw", origin) for origin in sorted(placed.keys() - read.keys())]
@@ -215,32 +224,35 @@ class _Copy(NamedTuple):
     Args:
         origin: the record's identity.
         taken_back: how often it had been taken back from the DLQ when this copy was published.
+        retries: how often it was rejected by then.
         as_event, as_reject: digests of what events and rejects hold of it unchanged.
     """
 
     origin: Origin
     taken_back: int
+    retries: int
     as_event: str
     as_reject: str
 
 
 def _copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> _Copy:
-    origin, taken_back, us = enveloped(stream, piece, row)
+    origin, taken_back, retries, us = enveloped(stream, piece, row)
     whole = {**row, "us": us}
-    return _Copy(origin, taken_back, _digest({"us": us, "key": row["key"]}), _digest(whole))
+    return _Copy(origin, taken_back, retries, _digest({"us": us, "key": row["key"]}), _digest(whole))
 
 
-def enveloped(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int]:
+def enveloped(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int, int]:
     """What a row of raw, of a tier's slice, is a copy of: of itself if it has no envelope.
 
     Returns:
-        The record's identity, how often it had been taken back from the DLQ when this copy was published, and its
-        timestamp in microseconds since 1970.
+        The record's identity, how often it had been taken back from the DLQ when this copy was published, how often it
+        was rejected by then, and its timestamp in microseconds since 1970.
     """
     envelope = opened(headers_of(row), stream.is_origin)
     if envelope is None:
-        return Origin(piece.topic, piece.generation, row["partition"], row["offset"]), 0, row["us"]
-    return envelope.origin, envelope.reclaims, envelope.timestamp * 1000
+        origin = Origin(piece.topic, piece.generation, row["partition"], row["offset"])
+        return origin, 0, tier_of(stream, piece.topic), row["us"]
+    return envelope.origin, envelope.reclaims, envelope.attempt, envelope.timestamp * 1000
 
 
 def _digest(row: Mapping[str, Any]) -> str:

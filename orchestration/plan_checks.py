@@ -120,3 +120,17 @@ def another_plan(piece: Slice, proof: Proof, table: str) -> str | None:
     names = ("topic ID", "generation", "ranges")
     differs = [name for name, one, other in zip(names, planned, committed, strict=True) if one != other]
     return f"the commit of {table} names other offsets than were planned: {', '.join(differs)}"
+
+
+def another_commit(piece: Slice, proof: Proof, table: str, rows: int | None) -> str | None:
+    """How a commit's offsets or its number of rows differ from what they must be, in a sentence; None if they do not.
+
+    Args:
+        piece: the plan.
+        proof: what the commit says.
+        table: where it stands.
+        rows: how many the commit must tell of; None if nobody knows.
+    """
+    if (problem := another_plan(piece, proof, table)) or None in {rows, proof.rows} or rows == proof.rows:
+        return problem
+    return f"the commit of {table} tells of {proof.rows:,} rows, and should of {rows:,}"

@@ -16,6 +16,7 @@ from assets.sent import SENDING, TABLE, complete, last_published
 from highwater.envelope import ORIGIN, Origin
 from highwater.publishing import State
 from orchestration.origin_checks import SAMPLES, told
+from orchestration.plan_checks import another_plan
 from orchestration.verdicts import Verdict
 from resources.lake import proofs_in, query, query_all, query_arrow, slice_is_one_of
 
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
     from highwater.proof import Proof
+    from highwater.slices import Slice
     from resources.lake import Lake
+    from resources.ledger import Ledger
 
 PUBLISHED = "events_published"
 _ORIGIN = ", ".join(ORIGIN)
+# What the commit of a slice calls its rows in each state.
+_COUNTED = {State.SENT.value: "sent", State.AGAIN.value: "second_deliveries", State.RETRACTED.value: "retracted"}
 # What was retracted is no event.
 _UNLIKE = f"""
 SELECT slice, {_ORIGIN}, sum(e) AS in_events, sum(p) AS in_published
@@ -45,13 +50,13 @@ def names(stream: Stream) -> list[str]:
     return [PUBLISHED] if stream.publishes else []
 
 
-def events_published(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, dict[str, Verdict]]:
+def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, dict[str, Verdict]]:
     """For each slice whether its events were sent or are second deliveries, and nothing else was sent of it.
 
     A slice that waits for its turn, or was decided anew since, passes: the sensor sends what is to be sent.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyAwayError: the ledger or the lake could not be read.
     """
     if stream.publishes is None:
         return {}
@@ -62,7 +67,7 @@ def events_published(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[st
     decided, sent = proofs_in(events, keys), complete(proofs_in(published, keys))
     settled = [key for key in keys if key in sent and key in decided and sent[key].attempt == decided[key].attempt]
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in settled}
-    states: dict[str, Counter[str]] = {key: Counter() for key in settled}
+    there: dict[str, Counter[str]] = {key: Counter() for key in settled}
     if settled:
         mine = slice_is_one_of(settled)
         for row in query_all({"events": events, "published": published}, _UNLIKE.format(slices=mine)):
@@ -71,15 +76,35 @@ def events_published(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[st
             wrong[key] += [
                 told("sent with another value", origin) for origin in _altered(stream, events, published, key)
             ]
-        counted = f"SELECT slice, state, count(*) AS rows FROM t WHERE proof IS NULL AND {mine} GROUP BY slice, state"
-        for row in query(published, counted):
-            states[row["slice"]][row["state"]] = row["rows"]
+        for row in query(published, _THERE.format(slices=mine)):
+            rows = Counter({"rows": row["rows"], _COUNTED.get(row["state"], ""): row["rows"]})
+            there[row["slice"]] += rows + Counter({name: row[name] for name in ("late", "revisions")})
+    plans = {piece.key: piece for piece in ledger.get(settled)}
+    others = {key: _unlike_commit(plans[key], sent[key], there[key]) for key in settled}
     return {
         PUBLISHED: {
-            key: _settled(decided[key], sent[key], states[key], wrong[key]) if key in wrong else _waiting(key in sent)
+            key: _settled(decided[key], there[key], others[key], wrong[key]) if key in wrong else _waiting(key in sent)
             for key in keys
         }
     }
+
+
+_THERE = """
+SELECT slice, state, count(*) AS rows, count(late) AS late, sum(coalesce(revision, 0)) AS revisions
+FROM t WHERE proof IS NULL AND {slices} GROUP BY slice, state
+"""
+
+
+def _unlike_commit(piece: Slice, sent: Proof, there: Mapping[str, int]) -> list[str]:
+    """What the commit of a slice says otherwise than its plan or its rows; a number that it does not name is none."""
+    problem = another_plan(piece, sent, TABLE)
+    found = [problem] if problem else []
+    told = {name: count for name, count in (*sent.counts.items(), ("rows", sent.rows)) if count is not None}
+    names = [name for name in (*_COUNTED.values(), "late", "revisions", "rows") if name in told]
+    if any(told[name] != there[name] for name in names):
+        counts = ", ".join(f"{told[name]:,} {name}" for name in names)
+        found.append(f"the commit tells of {counts}, and other numbers are there")
+    return found
 
 
 _PRINTS = f"""
@@ -121,19 +146,13 @@ def _waiting(before: bool) -> Verdict:  # noqa: FBT001 - a value, no mode
     return Verdict(passed=True, text=f"the slice {text}: its turn comes")
 
 
-def _settled(decided: Proof, sent: Proof, states: Mapping[str, int], wrong: Sequence[Mapping[str, Any]]) -> Verdict:
-    numbers = {
-        "events": decided.rows or 0,
-        "sent": states.get(State.SENT.value, 0),
-        "second_deliveries": states.get(State.AGAIN.value, 0),
-        "retracted": states.get(State.RETRACTED.value, 0),
-        "unlike": len(wrong),
-    }
+def _settled(
+    decided: Proof, there: Mapping[str, int], others: Sequence[str], wrong: Sequence[Mapping[str, Any]]
+) -> Verdict:
+    counts = {name: there[name] for name in _COUNTED.values()}
+    numbers = {"events": decided.rows or 0, **counts, "unlike": len(wrong)}
     kinds = Counter(str(one["problem"]) for one in wrong)
-    texts = [f"{count:,} {kind}" for kind, count in sorted(kinds.items())]
-    if any(numbers[name] != sent.counts[name] for name in ("sent", "second_deliveries", "retracted")):
-        told_of = ", ".join(f"{sent.counts[name]:,} {name}" for name in ("sent", "second_deliveries", "retracted"))
-        texts.append(f"the commit tells of {told_of}, and other numbers are there")
+    texts = [*(f"{count:,} {kind}" for kind, count in sorted(kinds.items())), *others]
     if texts:
         return Verdict(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
     text = (

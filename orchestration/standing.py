@@ -14,9 +14,9 @@ from highwater.folding import BASE, RECENT, Fold
 from highwater.proof import Proof
 from highwater.slices import SliceKey
 from highwater.tables import stages_of
-from orchestration.verdicts import Attempts, Verdict, conserved, in_order
+from orchestration.verdicts import Attempts, Counted, Verdict, conserved, in_order
 from orchestration.version_questions import SAMPLES, Found, Scope, portions
-from resources.lake import proofs_in, query, query_all, rows_by_slice, slice_is_one_of
+from resources.lake import has_column, proofs_in, query, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -41,13 +41,24 @@ def conservation(
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    rows = {name: rows_by_slice(table, keys) for name, table in tables.items()}
+    rows = {name: _counted(table, keys) for name, table in tables.items()}
     return {
         key: conserved(
             {name: proofs.get(name, {}).get(key) for name in CONSERVED},
-            {name: rows.get(name, {}).get(key, 0) for name in CONSERVED},
+            {name: rows.get(name, {}).get(key, Counted()) for name in CONSERVED},
         )
         for key in keys
+    }
+
+
+def _counted(table: DeltaTable, keys: Sequence[str]) -> dict[str, Counted]:
+    """The rows of slices with the attempts that they name; those of raw name none."""
+    attempt = "attempt" if has_column(table, "attempt") else "CAST(NULL AS INT)"
+    asked = f"SELECT slice, count(*) AS rows, min({attempt}) AS least, max({attempt}) AS most FROM t"
+    where = f"proof IS NULL AND {slice_is_one_of(keys)}"
+    return {
+        row["slice"]: Counted(row["rows"], frozenset({row["least"], row["most"]} - {None}))
+        for row in query(table, f"{asked} WHERE {where} GROUP BY slice")
     }
 
 
@@ -158,7 +169,7 @@ def highest_versions(lake: Lake, stream: Stream, standing: Attempts) -> Compared
             keys += count if rank == 1 else 0
             if row["class"]:
                 found.counts[row["class"]] += count if rank == 1 else 0
-                found.samples.append(row)
+                found.keep(row)
     return Compared(keys, found)
 
 

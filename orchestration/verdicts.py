@@ -6,7 +6,7 @@ reading the lake, or Dagster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,20 +38,33 @@ class Verdict:
     warning: bool = False
 
 
-def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, int]) -> Verdict:
+@dataclass(frozen=True)
+class Counted:
+    """The rows of a slice that were counted in a table.
+
+    Args:
+        rows: how many there are.
+        attempts: the least and the greatest of the attempts that they name; empty where they name none.
+    """
+
+    rows: int = 0
+    attempts: Collection[int] = ()
+
+
+def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, Counted]) -> Verdict:
     """Whether every record of a slice is in exactly one place (I5).
 
     Args:
         proofs: by table (`raw`, `events`, `rejects`) what its commit recorded of the slice; None where it is not there.
             The proof in events holds the numbers of the split; the one in raw how many rows went by their age.
-        rows: by table the rows that were counted in it now.
+        rows: by table what was counted in it now.
     """
     raw, events, rejects = (proofs[table] for table in ("raw", "events", "rejects"))
     if raw is None or events is None or rejects is None:
         absent = [table for table, proof in proofs.items() if proof is None]
         return Verdict(passed=False, text=f"the slice is not in {', '.join(absent)}")
     numbers = _numbers(raw, events, rejects)
-    problem = _disagreement(raw, events, rejects) or _imbalance(numbers, rows)
+    problem = _disagreement(raw, events, rejects) or _imbalance(numbers, rows) or _strangers(events, rejects, rows)
     sums = " + ".join(f"{numbers[name]} {name}" for name in PLACES)
     gone = f", {numbers['aged']} of raw went by their age" if "aged" in numbers else ""
     return Verdict(problem is None, problem or f"{numbers['raw']} raw = {sums}{gone}", numbers)
@@ -78,7 +91,14 @@ def _disagreement(raw: Proof, events: Proof, rejects: Proof) -> str | None:
     return None
 
 
-def _imbalance(numbers: Mapping[str, int], rows: Mapping[str, int]) -> str | None:
+def _strangers(events: Proof, rejects: Proof, rows: Mapping[str, Counted]) -> str | None:
+    for table, proof in (("events", events), ("rejects", rejects)):
+        if others := {*rows.get(table, Counted()).attempts} - {proof.attempt}:
+            return f"the commit of {table} is of attempt {proof.attempt}, and rows are of attempt {min(others)}"
+    return None
+
+
+def _imbalance(numbers: Mapping[str, int], rows: Mapping[str, Counted]) -> str | None:
     found = sum(numbers[name] for name in PLACES)
     if numbers["gaps"] < 0:
         return f"raw holds {numbers['raw']} rows for {numbers['offsets']} offsets"
@@ -86,8 +106,9 @@ def _imbalance(numbers: Mapping[str, int], rows: Mapping[str, int]) -> str | Non
         return f"{numbers['raw']} raw, and {found} in " + ", ".join(f"{name} {numbers[name]}" for name in PLACES)
     recorded = {**numbers, "raw": numbers["raw"] - numbers.get("aged", 0)}
     for table in ("raw", "events", "rejects"):
-        if rows.get(table, 0) != recorded[table]:
-            return f"the commit of {table} recorded {recorded[table]} rows, and {rows.get(table, 0)} are there"
+        there = rows.get(table, Counted()).rows
+        if there != recorded[table]:
+            return f"the commit of {table} recorded {recorded[table]} rows, and {there} are there"
     return None
 
 

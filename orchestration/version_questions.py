@@ -96,6 +96,11 @@ class Found:
     counts: Counter[str] = field(default_factory=Counter)
     samples: list[Mapping[str, Any]] = field(default_factory=list)
 
+    def keep(self, sample: Mapping[str, Any]) -> None:
+        """Take an example, unless there are enough of its class: several portions may each bring as many."""
+        if sum(one["class"] == sample["class"] for one in self.samples) < SAMPLES:
+            self.samples.append(sample)
+
 
 # A contradiction is between events of one key. The history is that of the suspects among the judged events' keys.
 _HISTORY = """
@@ -259,7 +264,7 @@ class Questions:
                 count, rank = row.pop("found"), row.pop("rank")
                 if rank == 1:
                     told.counts[row["class"]] += count
-                told.samples.append(row)
+                told.keep(row)
         return found
 
     def _ask(self, template: str, scope: Scope, *, around: str = "{body}", floor: str = "") -> Iterator[dict[str, Any]]:

@@ -121,5 +121,5 @@ def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_i
     taken = [(key, dict(headers)) for _, key, value, headers in read(bench.bootstrap, target) if value is None]
     assert {key for key, _ in taken} == {f"o{n}".encode() for n in range(5)}
     assert {(told["highwater.retracted"], told["highwater.revision"]) for _, told in taken} == {(b"true", b"1")}
-    verdict = events_published(bench.lake, bench.stream, [piece.key])["events_published"][piece.key]
+    verdict = events_published(bench.ledger, bench.lake, bench.stream, [piece.key])["events_published"][piece.key]
     assert (verdict.passed, verdict.numbers["retracted"]) == (True, 5)

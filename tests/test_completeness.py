@@ -36,6 +36,7 @@ def write_raw(lake: Lake, scene: Scene, piece: Slice) -> list[dict[str, Any]]:
                 "partition": 0,
                 "offset": message.offset(),
                 "timestamp": message.timestamp()[1] * 1000,
+                "timestamp_type": 0,
                 "key": message.key(),
                 "value": message.value(),
             }
@@ -57,6 +58,7 @@ def store(lake: Lake, piece: Slice, rows: list[dict[str, Any]]) -> None:
             ("partition", pa.int32()),
             ("offset", pa.int64()),
             ("timestamp", pa.timestamp("us", "UTC")),
+            ("timestamp_type", pa.int32()),
             ("key", pa.binary()),
             ("value", pa.binary()),
             ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
@@ -89,7 +91,8 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     assert "1 records that Kafka serves are not in raw: partition 0 offset 4" in told.output
 
     headers = {"headers": [{"key": "h", "value": b"1"}]}
-    for change in ({"value": b"other"}, {"key": b"k"}, {"timestamp": rows[0]["timestamp"] - 5_000_000}, headers):
+    time, kind = {"timestamp": rows[0]["timestamp"] - 5_000_000}, {"timestamp_type": 1}
+    for change in ({"value": b"other"}, {"key": b"k"}, time, kind, headers):
         store(lake, piece, [{**row, **(change if row["offset"] == 2 else {})} for row in rows])
         assert held().altered == [(0, 2)], change
 
@@ -102,3 +105,16 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     later = replace(opened, number=1, starts={0: 5}, first_ordinal=1)
     assert scene.ledger.open_generation(later, seen=opened)
     assert held().skipped == "other records stand under its offsets now, which was accepted"
+
+
+def test_a_timestamp_of_the_broker_is_none_of_the_producer(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+    """The client numbers the types otherwise than Spark does."""
+    scene = Scene(bootstrap, topic(**{"message.timestamp.type": "LogAppendTime"}), tmp_path)
+    lake = Lake(str(tmp_path / "lake"))
+    scene.write(1)
+    [piece] = scene.tick().slices
+    rows = write_raw(lake, scene, piece)
+    for kind, altered in ((0, [(0, 0)]), (1, [])):
+        store(lake, piece, [{**rows[0], "timestamp_type": kind}])
+        [found] = hold_against_topic(scene.ledger, scene.kafka, lake, scene.stream, [piece])
+        assert found.altered == altered

@@ -230,12 +230,15 @@ class Committed:
             monkeypatch.setattr(stage, "materialise", lambda _: None)
 
     def commit(self, work: Work, name: str, standing: Any, rows: Any, proofs: Any, spread: str) -> None:
-        del work, standing, rows, spread
+        del work, standing, spread
         mine = {proof.key: proof for proof in proofs}
+        attempts = {} if name == "raw" else rows[1]
         self.world.proofs[name].update(mine)
         gone = {"o5", b"o5"}
         self.world.rows[name] = [
-            row for row in self.world.rows[name] if row["slice"] not in mine or row["key"] not in gone
+            {**row, **({"attempt": attempts[row["slice"]]} if row["slice"] in attempts else {})}
+            for row in self.world.rows[name]
+            if row["slice"] not in mine or row["key"] not in gone
         ]
         self.world.write()
         self.names.append(name)

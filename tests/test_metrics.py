@@ -77,6 +77,8 @@ class Measured:
 
         self.attempts[ordinal] += 1
         piece = self.piece(ordinal)
+        if ordinal not in self.held:
+            self.ledger.add([piece])
         rows = [_columns(piece, event) for event in events]
         proof = Proof(piece, self.attempts[ordinal], len(events), {"events": len(events)})
         write_deltalake(
@@ -553,7 +555,9 @@ class History(RuleBasedStateMachine):
         lacking = self.measured.lacking()
         keys = [self.measured.piece(o).key for o in self.measured.held if o not in lacking]
         if keys:
-            found = metrics_checks.metrics_follow_events(self.measured.lake, self.measured.stream, keys)
+            found = metrics_checks.metrics_follow_events(
+                self.measured.ledger, self.measured.lake, self.measured.stream, keys
+            )
             assert {key: one.text for by in found.values() for key, one in by.items() if not one.passed} == {}
 
     def _there(self, ordinals: Iterable[int]) -> list[int]:

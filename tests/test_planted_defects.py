@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from assets.streams.orders import STREAM as ORDERS
+from highwater.declaration import Accepted
 from highwater.gaps import Gaps
 from highwater.plans import Loss, Publication
 from highwater.slices import OffsetRange, Slice
@@ -32,14 +33,15 @@ from tests.world import FIRST, ID, NOON, RETRIED, TIER, Place, World, piece
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
 
-STREAM = make_stream("orders", metrics=ORDERS.metrics)
+STREAM = make_stream("orders", metrics=ORDERS.metrics, publishes=Accepted("orders.accepted"))
 
 TILE, PLANNED, GAPS = "slices_tile", "offsets_as_planned", "gaps_explained"
 ACCOUNTED, PUBLISHED = "offsets_accounted_for", "rejects_published"
 RECORDED = "events_as_recorded"
 METRICS = "metrics_follow_events"
 FOLLOWS, VERSIONS = "current_follows_events", "versions_in_order"
-MISSING = "no_version_missing"
+MISSING, SENT = "no_version_missing", "events_published"
+ALONG, ONE_CONTENT, TRANSITIONS = "versions_along_offsets", "one_content_a_version", "transitions_allowed"
 
 
 @pytest.fixture
@@ -161,6 +163,10 @@ def prove_other_offsets(*tables: str) -> Plant:
     return plant
 
 
+def prove_another_topic(table: str) -> Plant:
+    return lambda world, of: prove(table, piece=replace(of, topic_id="B" * 22))(world, of)
+
+
 def publish(attempt: int, sent: int) -> Plant:
     return lambda world, of: world.ledger.record_publication("orders", of.key, Publication(attempt, sent, NOON))
 
@@ -173,6 +179,29 @@ def forget(table: str) -> Plant:
             connection.execute(sa.text(f"DELETE FROM {table} WHERE slice_key = :key"), {"key": of.key})
 
     return plant
+
+
+def rewrite(place: Place, like: Place, version: int, **changes: Any) -> Plant:
+    """Let a producer have sent something else: no table is wrong."""
+    return lambda world, of: world.rewrite(of, place, like, version, **changes)
+
+
+def fall(world: World, of: Slice) -> None:
+    """Let versions 1 and 2 of a key have been sent the wrong way round, and have happened so."""
+    world.rewrite(of, LOSER, WINNER, 2, minute=1)
+    world.rewrite(of, WINNER, LOSER, 1, minute=2)
+
+
+def of_before(world: World, of: Slice) -> None:
+    """Let rows and commits lack what earlier versions did not write."""
+    alter_all("events", retries=None, attempt=None)(world, of)
+    alter_all("rejects", permanent=None)(world, of)
+    alter_all("published", revision=None)(world, of)
+    counts = world.proofs["published"][of.key].counts
+    prove("published", rows=None, counts={n: count for n, count in counts.items() if n not in {"late", "revisions"}})(
+        world, of
+    )
+    prove("metrics", "current", rows=None)(world, of)
 
 
 EVENT, MALFORMED, TOMBSTONE, WINNER, LOSER, LONE = (0, 0), (0, 2), (0, 3), (1, 3), (1, 0), (1, 2)
@@ -193,31 +222,40 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "raw: an accepted record is no JSON": (alter("raw", EVENT, value=b"o1"), {RECORDED}),
     "raw: a value is gone": (alter("raw", EVENT, value=None), {ACCOUNTED}),
     "raw: the commit has other offsets": (prove_other_offsets("raw"), {PLANNED, ACCOUNTED}),
-    "raw: the commit is of another topic": (
-        lambda world, of: prove("raw", piece=replace(of, topic_id="B" * 22))(world, of),
-        {PLANNED},
+    "raw: the commit is of another topic": (prove_another_topic("raw"), {PLANNED}),
+    "events: a winner is gone": (drop("events", WINNER), {ACCOUNTED, FOLLOWS, METRICS, SENT}),
+    "events: a row that did not win is gone": (drop("events", LOSER), {ACCOUNTED, MISSING, METRICS, SENT}),
+    "events: a row is there twice": (double("events", LOSER), {ACCOUNTED, SENT}),
+    "events: a winner has another field": (
+        alter("events", WINNER, amount=Decimal(99)),
+        {FOLLOWS, RECORDED, METRICS, SENT},
     ),
-    "events: a winner is gone": (drop("events", WINNER), {ACCOUNTED, FOLLOWS, METRICS}),
-    "events: a row that did not win is gone": (drop("events", LOSER), {ACCOUNTED, MISSING, METRICS}),
-    "events: a row is there twice": (double("events", LOSER), {ACCOUNTED}),
-    "events: a winner has another field": (alter("events", WINNER, amount=Decimal(99)), {FOLLOWS, RECORDED, METRICS}),
     "events: a winner has a higher version": (
         alter("events", WINNER, version=7),
-        {FOLLOWS, VERSIONS, MISSING, RECORDED},
+        {FOLLOWS, VERSIONS, MISSING, RECORDED, SENT},
     ),
     "events: a row that did not win has another field": (
         alter("events", LOSER, amount=Decimal(99)),
-        {RECORDED, METRICS},
+        {RECORDED, METRICS, SENT},
     ),
-    "events: a row that did not win has another time": (alter("events", LOSER, event_time=NOON), {RECORDED, METRICS}),
+    "events: a row that did not win has another time": (
+        alter("events", LOSER, event_time=NOON),
+        {RECORDED, METRICS, SENT},
+    ),
     "events: another time of its record": (alter("events", LOSER, origin_timestamp=NOON - timedelta(1)), {ACCOUNTED}),
+    "events: it was rejected before": (alter("events", LOSER, retries=1), {ACCOUNTED}),
+    "events: of another attempt": (alter("events", LOSER, attempt=1), {ACCOUNTED}),
     "events: another key": (alter("events", LONE, key="o9"), {ACCOUNTED, FOLLOWS, VERSIONS}),
-    "events: another origin": (move("events", LOSER, FAR), {ACCOUNTED}),
+    "events: another origin": (move("events", LOSER, FAR), {ACCOUNTED, SENT}),
     "events: the commit has other offsets": (prove_other_offsets("events"), {ACCOUNTED}),
-    "events: the commit has other rows": (prove("events", rows=4), {ACCOUNTED}),
+    # Its follower was made of as many as the table has.
+    "events: the commit has other rows": (prove("events", rows=4), {ACCOUNTED, FOLLOWS}),
     "rejects: a row is gone": (drop("rejects", MALFORMED), {ACCOUNTED, PUBLISHED}),
     "rejects: a row is there twice": (double("rejects", MALFORMED), {ACCOUNTED, PUBLISHED}),
     "rejects: another reason": (alter("rejects", MALFORMED, reason="invalid"), {PUBLISHED}),
+    "rejects: permanent, against the reason": (alter("rejects", MALFORMED, permanent=False), {PUBLISHED}),
+    "rejects: it was rejected before": (alter("rejects", MALFORMED, retries=1), {ACCOUNTED, PUBLISHED}),
+    "rejects: of another attempt": (alter("rejects", MALFORMED, attempt=1), {ACCOUNTED, PUBLISHED}),
     "rejects: another way": (alter("rejects", MALFORMED, next_topic=TIER), {PUBLISHED}),
     "rejects: another key": (alter("rejects", MALFORMED, key=b"o9"), {ACCOUNTED}),
     "rejects: another value": (alter("rejects", MALFORMED, value=b"x"), {ACCOUNTED}),
@@ -228,7 +266,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     ),
     "rejects: also among the events": (
         lambda world, of: double("events", EVENT, origin_offset=of.ranges[0].start + 2)(world, of),
-        {ACCOUNTED, RECORDED},
+        {ACCOUNTED, RECORDED, SENT},
     ),
     "rejects: the commit has other offsets": (prove_other_offsets("rejects"), {ACCOUNTED, PUBLISHED}),
     "dlq: a row is gone": (drop("dlq", MALFORMED), {PUBLISHED}),
@@ -237,6 +275,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "dlq: one that was never rejected": (double("dlq", MALFORMED, origin_offset=FAR), {PUBLISHED}),
     "dlq: the slice is gone": (lambda world, of: world.proofs["dlq"].pop(of.key), {PUBLISHED}),
     "dlq: the commit has other offsets": (prove_other_offsets("dlq"), {PUBLISHED}),
+    "dlq: the commit has more rows": (prove("dlq", rows=3), {PUBLISHED}),
     "current: a winner is gone": (drop("current", WINNER), {FOLLOWS, VERSIONS}),
     "current: a winner is there twice": (double("current", WINNER), {FOLLOWS}),
     "current: another field": (alter("current", WINNER, amount=Decimal(99)), {FOLLOWS}),
@@ -244,6 +283,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "current: a lower version": (alter("current", WINNER, version=1), {FOLLOWS, VERSIONS}),
     "current: under another slice": (alter("current", WINNER, updated_by_slice=RETRIED.key), {FOLLOWS}),
     "current: the commit has other offsets": (prove_other_offsets("current"), {FOLLOWS}),
+    "current: the commit has other rows": (prove("current", rows=4), {FOLLOWS}),
     "current: it follows another decision": (prove("current", attempt=1), {FOLLOWS}),
     "metrics: a minute is gone": (drop_minute, {METRICS}),
     "metrics: a minute is there twice": (double_minute, {METRICS}),
@@ -256,10 +296,30 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "metrics: a minute that no event happened in": (alter_minute(1, minute=NOON - timedelta(400)), {METRICS}),
     "metrics: it is on another day": (alter_minute(slice="2026-02-01"), {METRICS}),
     "metrics: it follows another decision": (prove("metrics", attempt=1), {METRICS}),
+    "metrics: the commit has other offsets": (prove_other_offsets("metrics"), {METRICS}),
+    "metrics: the commit is of another topic": (prove_another_topic("metrics"), {METRICS}),
+    "metrics: the commit has other minutes": (prove("metrics", rows=3), {METRICS}),
+    "published: a row is gone": (drop("published", LOSER), {SENT}),
+    "published: a row is there twice": (double("published", LOSER), {SENT}),
+    "published: another origin": (move("published", LOSER, FAR), {SENT}),
+    "published: another value": (alter("published", LOSER, fingerprint="0" * 32), {SENT}),
+    "published: left out, by its row": (alter("published", LOSER, state="second delivery"), {SENT}),
+    "published: retracted, by its row": (alter("published", LOSER, state="retracted"), {SENT}),
+    "published: sent again, by its row": (alter("published", LOSER, revision=1), {SENT}),
+    "published: late, by its row": (alter("published", LOSER, late="corrected"), {SENT}),
+    "published: the commit has other offsets": (prove_other_offsets("published"), {SENT}),
+    "published: the commit is of another topic": (prove_another_topic("published"), {SENT}),
+    "published: the commit has other rows": (prove("published", rows=6), {SENT}),
     "all commits but that of raw have other offsets": (
         prove_other_offsets("events", "rejects", "dlq", "current"),
         {ACCOUNTED, PUBLISHED, FOLLOWS},
     ),
+    "what was written before the columns and numbers were there": (of_before, set()),
+    "data: two contents of a version": (rewrite(WINNER, LOSER, 1, amount=99), {ONE_CONTENT}),
+    "data: a state that may not follow": (rewrite(WINNER, LOSER, 2, status="refunded"), {TRANSITIONS}),
+    "data: a version is missing": (rewrite(WINNER, LOSER, 3), {MISSING}),
+    "data: a version falls": (fall, {ALONG}),
+    "data: a key moved": (rewrite(EVENT, LONE, 2), set()),
     "a reject was never published": (forget("publications"), {PUBLISHED}),
     "a reject was published twice": (publish(2, 3), {PUBLISHED}),
     "another decision was published": (publish(3, 2), {PUBLISHED}),
@@ -276,7 +336,7 @@ def test_each_defect_turns_its_checks_red_and_no_other(make: Callable[..., World
     for check, failing in looked.red().items():
         for key in failing:
             found[key].add(check)
-    expected = {planted[name].key: checks for name, (_, checks) in DEFECTS.items()}
+    expected = {planted[name].key: checks for name, (_, checks) in DEFECTS.items() if checks}
     assert {name: found[of.key] for name, of in planted.items()} == {name: DEFECTS[name][1] for name in planted}
     assert {key: checks for key, checks in found.items() if checks} == expected
 
@@ -286,6 +346,7 @@ KEPT_IN_RAW_ALONE: dict[str, tuple[Place, dict[str, object]]] = {
     "a header fewer": ((0, 0), {"headers": None}),
     "key of a tombstone": ((0, 3), {"key": b"o9"}),
     "time of a tombstone": ((0, 3), {"timestamp": NOON - timedelta(1)}),
+    "whose time it is": ((0, 0), {"timestamp_type": 1}),
     "headers of a tombstone": ((0, 3), {"headers": None}),
 }
 
@@ -333,14 +394,17 @@ def test_a_slice_that_is_gone_from_the_plan_leaves_a_hole(looked: World) -> None
 def test_defects_in_a_slice_of_a_tier(looked: World) -> None:
     retry, copy = (0, 4), (0, 2)
     defects: list[tuple[Plant, set[str]]] = [
-        (drop("events", retry), {ACCOUNTED, FOLLOWS, METRICS}),
-        (double("events", retry), {ACCOUNTED}),
-        (alter("events", retry, origin_offset=2), {ACCOUNTED, FOLLOWS}),
+        (drop("events", retry), {ACCOUNTED, FOLLOWS, METRICS, SENT}),
+        (double("events", retry), {ACCOUNTED, SENT}),
+        (alter("events", retry, origin_offset=2), {ACCOUNTED, FOLLOWS, SENT}),
         (drop("raw", copy), {GAPS, ACCOUNTED}),
         (alter("raw", copy, headers=None), {ACCOUNTED}),
         (alter_all("raw", key=b"o9"), {ACCOUNTED}),
         (alter_all("raw", value=of_order("o5", 1, amount=9)), {RECORDED}),
         (alter("events", retry, amount=Decimal(99)), {FOLLOWS, RECORDED, METRICS}),
+        (alter("events", retry, retries=2), {ACCOUNTED}),
+        (alter("events", retry, retries=None), set()),
+        (alter("events", retry, attempt=1), {ACCOUNTED}),
         (alter("events", retry, origin_timestamp=NOON - timedelta(1)), {ACCOUNTED, FOLLOWS}),
     ]
     sound = deepcopy(looked.rows)
@@ -432,9 +496,9 @@ def test_what_was_accepted_as_lost_before_it_was_read_is_no_gap_to_explain(world
     assert (found.numbers["lost"], found.numbers["markers"], found.numbers["unseen"]) == (2, 1, 1)
 
 
-def test_the_audit_tells_seams_and_checks_the_newest_slices_once_more(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., audit_page.Audit]:
+    """The audit of a world's tables as they are now, without a topic."""
     status = StreamStatus(stream="orders", topic="orders", slices=3, generation=0, topic_id=ID)
     monkeypatch.setattr(audit_page, "stream_status", lambda *_: status)
     monkeypatch.setattr(audit_page, "_ages", lambda *_: Ages({}, sure=False))
@@ -443,10 +507,36 @@ def test_the_audit_tells_seams_and_checks_the_newest_slices_once_more(
     monkeypatch.setattr(audit_page, "held_on_topics", lambda *_: [])
     monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
 
-    def errors(newest: int) -> list[str]:
+    def made(world: World, **asked: Any) -> audit_page.Audit:
         world.write()
-        made = audit_page.audit(world.ledger, cast("Kafka", world.topics), world.lake, STREAM, records_of=newest)
-        return made.errors
+        return audit_page.audit(world.ledger, cast("Kafka", world.topics), world.lake, STREAM, **asked)
+
+    return made
+
+
+def test_a_key_that_moved_is_a_warning_of_the_audit_and_turns_nothing_red(
+    make: Callable[..., World], audit: Callable[..., audit_page.Audit]
+) -> None:
+    """It is in two partitions though none was added: between them no order is claimed."""
+    world = make(copies=2)
+    of = world.copies[1]
+
+    def told() -> tuple[list[str], list[str]]:
+        found = audit(world, records_of=len(world.pieces), versions=True, keys=True)
+        return found.errors, [line for line in found.head if line.startswith("warning: ")]
+
+    assert told() == ([], [])
+    world.rewrite(of, EVENT, LONE, 2)
+    moved = "keys: 1 are in several partitions though none was added for them"
+    assert told() == ([], [f"warning: {moved}"])
+    assert world.verdicts([of.key])[ALONG][of.key].numbers["keys_in_several_partitions"] == 1
+
+
+def test_the_audit_tells_seams_and_checks_the_newest_slices_once_more(
+    world: World, audit: Callable[..., audit_page.Audit]
+) -> None:
+    def errors(newest: int) -> list[str]:
+        return audit(world, records_of=newest).errors
 
     assert errors(3) == []
     double("current", WINNER)(world, FIRST)
@@ -457,6 +547,7 @@ def test_the_audit_tells_seams_and_checks_the_newest_slices_once_more(
     alter("events", LOSER, amount=Decimal(99))(world, FIRST)
     told = "1 of 5 events have other fields than their records in raw"
     # The minute of the loser is that of a second delivery in the second slice too.
-    assert [one.partition(": ")[2] for one in errors(3) if METRICS not in one] == [f"{RECORDED}: {told}"]
+    red = [one.partition(": ")[2] for one in errors(3)]
+    assert [one for one in red if not one.startswith((METRICS, SENT))] == [f"{RECORDED}: {told}"]
     world.ledger.add([piece(2, p0=(9, 9), p1=(4, 4))])
     assert "orders@0000002: partition 0 [8, 9) is in no slice, and not recorded as lost" in errors(0)

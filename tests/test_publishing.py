@@ -199,24 +199,24 @@ def test_the_check_tells_events_that_were_not_sent_and_rows_that_are_none(scene:
     first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 4))
     scene.decide(first, 0, 1)
     scene.decide(second, 2, 3)
-    lake, stream = scene.tables.lake, scene.tables.stream
+    ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
     scene.tables.publish(first)
-    found = events_published(lake, stream, [first.key, second.key])["events_published"]
+    found = events_published(ledger, lake, stream, [first.key, second.key])["events_published"]
     assert found[first.key].numbers == {"events": 2, "sent": 2, "second_deliveries": 0, "retracted": 0, "unlike": 0}
     assert (found[second.key].passed, found[second.key].text) == (
         True,
         "the slice is not published yet: its turn comes",
     )
     DeltaTable(lake.path("orders", "published")).update({"fingerprint": "'x'"}, predicate="origin_offset = 1")
-    verdict = events_published(lake, stream, [first.key])["events_published"][first.key]
+    verdict = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
     assert (verdict.passed, verdict.text) == (False, "1 sent with another value")
     assert [row["offset"] for row in verdict.samples] == [1]
     DeltaTable(lake.path("orders", "published")).update({"origin_offset": "17"}, predicate="origin_offset = 1")
-    verdict = events_published(lake, stream, [first.key])["events_published"][first.key]
+    verdict = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
     assert not verdict.passed
     assert verdict.text == "1 an event, and neither sent nor a second delivery; 1 sent, and no event"
     DeltaTable(lake.path("orders", "published")).delete(predicate="origin_offset = 0")
-    verdict = events_published(lake, stream, [first.key])["events_published"][first.key]
+    verdict = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
     assert "the commit tells of 2 sent" in verdict.text
 
 
@@ -230,7 +230,8 @@ def test_a_row_of_published_that_is_there_twice_is_told(scene: Scene) -> None:
     table = DeltaTable(scene.tables.lake.path("orders", "published"))
     rows = pa.table(table.to_pyarrow_table(filters=[("origin_offset", "=", 1)]))
     write_deltalake(table, rows, mode="append")
-    verdict = events_published(scene.tables.lake, scene.tables.stream, [piece.key])["events_published"][piece.key]
+    ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
+    verdict = events_published(ledger, lake, stream, [piece.key])["events_published"][piece.key]
     assert verdict.text.startswith("1 there twice; the commit tells of 2 sent")
 
 
@@ -239,11 +240,11 @@ def test_values_of_another_declaration_are_not_compared(scene: Scene) -> None:
     piece = scene.plan(0, p0=(0, 2))
     scene.decide(piece, 0, 1)
     scene.tables.publish(piece)
-    lake, stream = scene.tables.lake, scene.tables.stream
+    ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
     more = replace(stream, fields=(*stream.fields, Field("currency", "string")))
     fewer = replace(stream, fields=stream.fields[::-1])
     for declared in (more, fewer):
-        assert events_published(lake, declared, [piece.key])["events_published"][piece.key].passed
+        assert events_published(ledger, lake, declared, [piece.key])["events_published"][piece.key].passed
 
 
 KEYS = [f"t@{n:07}" for n in range(5)]

@@ -9,7 +9,7 @@ import pytest
 
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from orchestration.verdicts import Attempts, conserved, in_order
+from orchestration.verdicts import Attempts, Counted, conserved, in_order
 
 PIECE = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(10, 22)}, datetime(2026, 3, 1, tzinfo=UTC))
 RAW = Proof(PIECE, 1, 10)
@@ -18,7 +18,7 @@ REJECTS = Proof(PIECE, 3, 2)
 
 
 PROOFS: dict[str, Proof | None] = {"raw": RAW, "events": EVENTS, "rejects": REJECTS}
-ROWS = {"raw": 10, "events": 6, "rejects": 2}
+ROWS = {"raw": Counted(10), "events": Counted(6, {3}), "rejects": Counted(2, {3})}
 
 
 def test_a_slice_whose_records_are_each_in_one_place_is_accounted_for() -> None:
@@ -49,9 +49,18 @@ def test_a_slice_that_is_not_accounted_for(changes: dict[str, Proof | None], sai
 @pytest.mark.parametrize("table", ["raw", "events", "rejects"])
 @pytest.mark.parametrize("change", [-1, 1])
 def test_rows_that_went_or_came_after_the_commit_are_seen(table: str, change: int) -> None:
-    verdict = conserved(PROOFS, {**ROWS, table: ROWS[table] + change})
+    verdict = conserved(PROOFS, {**ROWS, table: replace(ROWS[table], rows=ROWS[table].rows + change)})
     assert not verdict.passed
     assert f"the commit of {table} recorded" in verdict.text
+
+
+@pytest.mark.parametrize("table", ["events", "rejects"])
+@pytest.mark.parametrize(("attempts", "passed"), [((), True), ({3}, True), ({2, 3}, False), ({4}, False)])
+def test_rows_are_of_the_attempt_of_their_commit(table: str, attempts: set[int], passed: bool) -> None:
+    """Rows that name none, from before there was the column, are no error."""
+    verdict = conserved(PROOFS, {**ROWS, table: replace(ROWS[table], attempts=attempts)})
+    assert verdict.passed == passed
+    assert passed or f"the commit of {table} is of attempt 3, and rows are of attempt" in verdict.text
 
 
 def test_current_must_not_lag_behind_a_slice() -> None:

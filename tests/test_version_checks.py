@@ -359,13 +359,19 @@ def test_portions_of_keys_find_the_same(planted: Planted, monkeypatch: pytest.Mo
             assert (in_portions[check][key].numbers, in_portions[check][key].text) == (verdict.numbers, verdict.text)
 
 
-def test_samples_are_few_and_counts_exact(planted: Planted) -> None:
+@pytest.mark.parametrize("at_once", [version_questions.EVENTS_AT_ONCE, 20])
+def test_samples_are_few_and_counts_exact(planted: Planted, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Each portion of keys brought as many: of a large stream with many wrong keys hundreds were shown."""
+    monkeypatch.setattr(version_questions, "EVENTS_AT_ONCE", at_once)
     planted.events += [event(4, 1, f"x{n}", status="paid") for n in range(50)]
     planted.events += [event(5, 3, f"y{n}") for n in range(50)]
+    planted.current = [row for row in winners(planted.events) if not row["key"].startswith(("x", "y"))]
     found = planted.verdicts()
     for key in (FIRST, STREAM):
         assert (found[TRANSITIONS][key].numbers["not_allowed"], len(found[TRANSITIONS][key].samples)) == (50, SAMPLES)
         assert (found[MISSING][key].numbers["nowhere"], len(found[MISSING][key].samples)) == (100, SAMPLES)
+        assert [row["key"] for row in found[TRANSITIONS][key].samples] == sorted(f"x{n}" for n in range(50))[:SAMPLES]
+    assert (found[IN_ORDER][STREAM].numbers["absent"], len(found[IN_ORDER][STREAM].samples)) == (100, SAMPLES)
 
 
 def test_without_tables_a_slice_fails_and_a_stream_does_not(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
-from assets import current, dlq, events, minute_rows, raw, rejects
+from assets import current, dlq, events, minute_rows, raw, rejects, sent
 from highwater.declaration import Stream
-from highwater.envelope import Envelope, Origin
+from highwater.envelope import ORIGIN, Envelope, Origin
 from highwater.plans import Generation, Publication
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
@@ -119,12 +120,13 @@ class World:
     Args:
         folder: for lake and ledger.
         copies: how many slices are like the first one, with keys and days of their own.
-        stream: its declaration; with metrics these have a table too.
+        stream: its declaration; with metrics these have a table too, and so has what is sent where it publishes.
     """
 
     def __init__(self, folder: Path, copies: int = 1, stream: Stream = STREAM) -> None:
         self.stream = stream
-        tables = [*COLUMNS, *(["metrics"] if stream.metrics else [])]
+        more = {"metrics": stream.metrics, "published": stream.publishes}
+        tables = [*COLUMNS, *(table for table, declared in more.items() if declared)]
         self.copies = [like_first(ordinal) for ordinal in range(copies)]
         end = {p: r.end for p, r in self.copies[-1].ranges.items()}
         self.second = piece(copies, p0=(end[0], end[0] + 2), p1=(end[1], end[1]))
@@ -146,9 +148,9 @@ class World:
         self._day = copies
         self._retried()
         if stream.metrics:
-            self.rows["metrics"] = [
-                {"slice": f"{at:%Y-%m-%d}", "minute": at, **row} for at, row in minutes_of(self.rows["events"]).items()
-            ]
+            self.rows["metrics"] = _minutes(self.rows["events"])
+        if stream.publishes:
+            self.rows["published"] = [*_sent(self.rows["events"])]
         self.minutes = {key: {minute_of(row) for row in self.of("events", slice=key)} for key in self.keys}
         for one in self.pieces:
             self._prove(one)
@@ -247,6 +249,36 @@ class World:
             won = {name: event[name] for name in names if name in event}
             self.rows["current"].append({**won, "updated_by_slice": of.key})
 
+    def rewrite(self, of: Slice, place: Place, like: Place, version: int, minute: int = 0, **changes: Any) -> None:
+        """Let an accepted record of a slice be one of another record's key; all tables follow as if it always was."""
+        event, record = self.at("events", of, place), self.at("raw", of, place)
+        key, self._day = self.at("events", of, like)["key"], of.ordinal
+        happened = self._happened(minute or version)
+        told = order(key, version, event_time=happened.isoformat(), **changes)
+        record.update(key=key.encode(), value=json.dumps(told).encode())
+        amount = Decimal(str(told["amount"])).quantize(Decimal("0.01"))
+        event.update({**told, "key": key, "amount": amount, "event_time": happened})
+        at = (of.topic, (record["partition"], record["offset"]))
+        self.topics.records = {**self.topics.records, at: dict(record)}
+        self._follow(of)
+
+    def _follow(self, of: Slice) -> None:
+        """Make anew what is made of the events of a slice whose keys and days are its own."""
+        events = self.of("events", slice=of.key)
+        own = {"current": of.key, "published": of.key, "metrics": f"{self._happened(0):%Y-%m-%d}"}
+        for table in own.keys() & self.rows.keys():
+            self.rows[table] = [row for row in self.rows[table] if row["slice"] != own[table]]
+        ranked = sorted(events, key=lambda row: (row["version"], -row["origin_timestamp"].timestamp()))
+        for row in {row["key"]: row for row in ranked}.values():
+            partition = row["origin_partition"]
+            self.win(of, (partition, row["origin_offset"] - of.ranges[partition].start))
+        if "metrics" in self.rows:
+            self.rows["metrics"] += _minutes(events)
+        if "published" in self.rows:
+            self.rows["published"] += _sent(events)
+        self.minutes[of.key] = {minute_of(row) for row in events}
+        self._prove(of)
+
     def _prove(self, one: Slice) -> None:
         rows = {table: len(self.of(table, slice=one.key)) for table in self.rows}
         tombstones = sum(row["value"] is None for row in self.of("raw", slice=one.key))
@@ -255,15 +287,21 @@ class World:
         counts = {**split, **{name: rows[name] for name in ("raw", "events", "rejects")}}
         self.proofs["raw"][one.key] = Proof(one, 1, None)
         for table, count in (
-            ("events", "events"),
-            ("rejects", "rejects"),
-            ("current", "events"),
-            ("metrics", "events"),
+            ("events", rows["events"]),
+            ("rejects", rows["rejects"]),
+            ("current", rows["events"]),
+            ("metrics", len(self.minutes[one.key])),
         ):
             if table in self.proofs:
-                self.proofs[table][one.key] = Proof(one, 2, rows[count], counts)
+                self.proofs[table][one.key] = Proof(one, 2, count, counts)
         if rows["rejects"]:
             self.proofs["dlq"][one.key] = Proof(one, 2, rows["rejects"], {"sent": rows["rejects"]})
+        if "published" in self.rows:
+            states = [row["state"] for row in self.of("published", slice=one.key)]
+            late = sum(row["late"] is not None for row in self.of("published", slice=one.key))
+            told = {"sent": states.count("sent"), "second_deliveries": states.count("second delivery")}
+            told |= {"retracted": 0, "late": late, "revisions": 0}
+            self.proofs["published"][one.key] = Proof(one, 2, len(states), told)
 
     def of(self, table: str, **where: object) -> list[Row]:
         """Rows of a table."""
@@ -289,9 +327,15 @@ class World:
             marks: list[Row] = [{"slice": key, "proof": proof.to_json()} for key, proof in self.proofs[table].items()]
             for mark in marks if table == "metrics" else ():
                 mark["linked"] = sorted(self.minutes[mark["slice"]])
-            schema = schema_of(COLUMNS[table]) if table in COLUMNS else minute_rows.schema(self.stream)
-            made = pa.Table.from_pylist([*rows, *marks], schema)
+            if table == "published":
+                marks.append({"slice": sent.SENDING, "proof": sent.Sending(1, "orders.accepted", ID).to_json()})
+            made = pa.Table.from_pylist([*rows, *marks], self._schema(table))
             write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
+
+    def _schema(self, table: str) -> Any:
+        if table in COLUMNS:
+            return schema_of(COLUMNS[table])
+        return sent.schema() if table == "published" else minute_rows.schema(self.stream)
 
     def verdicts(self, keys: Iterable[str] = ()) -> dict[str, dict[str, Verdict]]:
         """Every check of these slices or of all, on the tables as they are now."""
@@ -313,6 +357,25 @@ class World:
 def _columns(origin: Origin) -> Row:
     at = _moment(origin.partition, origin.offset)
     return {**{f"origin_{name}": value for name, value in origin._asdict().items()}, "origin_timestamp": at}
+
+
+def _minutes(events: Iterable[Row]) -> list[Row]:
+    return [{"slice": f"{at:%Y-%m-%d}", "minute": at, **row} for at, row in minutes_of(events).items()]
+
+
+def _sent(events: Iterable[Row]) -> Iterator[Row]:
+    """What became of events: of equal contents the first was sent; what came back through a tier is late."""
+    before: set[str] = set()
+    for row in events:
+        value = (
+            f'{{"order_id":"{row["order_id"]}","version":{row["version"]},"status":"{row["status"]}",'
+            f'"customer_id":"c1","amount":{row["amount"]},"event_time":"{row["event_time"]:%Y-%m-%dT%H:%M:%S.%fZ}"}}'
+        )
+        told = {name: row[name] for name in ("slice", *ORIGIN, "attempt")}
+        told |= {"state": "second delivery" if value in before else "sent", "revision": 0, "published_at": NOON}
+        told |= {"late": "retried" if row["retries"] else None}
+        yield {**told, "fingerprint": sha256(value.encode()).hexdigest()[:32]}
+        before.add(value)
 
 
 def _moment(partition: int, offset: int) -> datetime:
