@@ -1,4 +1,6 @@
-"""What weaker settings lose: the losing rows of docs/producers.md, reproduced on a cluster of real brokers."""
+"""What weaker settings lose: the losing rows of docs/producers.md, reproduced on a cluster of real brokers. And what
+the audit says of such a cluster while brokers are away.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,16 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dev.broker import EmbeddedBroker, EmbeddedCluster
 from dev.processes import wait_until
+from highwater.topic_rules import Level, endurance, judge
+from resources.kafka import Kafka
+from resources.topic_facts import topic_facts
 from tests.support import read_topic
 
 if TYPE_CHECKING:
@@ -140,6 +146,35 @@ def test_an_unclean_election_loses_what_all_that_were_in_sync_had(cluster: Embed
     in_sync[0].start()
     wait_until(lambda: values(cluster, "unclean.all") == [b"first"], 60, "the first record, and none of the others")
     wait_until(lambda: values(cluster, "unclean.one") == [b"first"], 60, "the same of the other topic")
+
+
+def test_the_audit_counts_the_replicas_that_are_in_sync_now(cluster: EmbeddedCluster) -> None:
+    """The fourth broker holds none, and counts all the same."""
+    first, second, third = cluster.brokers[:REPLICAS]
+    make_topic(cluster, "audited", [first, second, third], in_sync=2)
+    whole = "1 of 4 brokers may fail with writes going on, 2 with reads"
+    told = judged(cluster, "audited")
+    assert (told[0], told[1].startswith(whole)) == (Level.OK, True)
+    for broker, level, now in (
+        (third, Level.WARNING, "now 0 more of 4 brokers may fail with writes going on, 1 more with reads"),
+        (second, Level.ERROR, "now writes with acks=all wait, 0 more of 4 brokers may fail with reads going on"),
+    ):
+        broker.kill()
+        wait_until(partial(has_left, cluster, "audited", broker), 60, "its leaving")
+        told = judged(cluster, "audited")
+        assert (told[0], told[1].startswith(f"{now}; once all replicas are in sync {whole}")) == (level, True), told
+
+
+def has_left(cluster: EmbeddedCluster, topic: str, broker: EmbeddedBroker) -> bool:
+    """Whether a replica is no longer in sync."""
+    return broker.node.id not in described(cluster, topic).isrs
+
+
+def judged(cluster: EmbeddedCluster, topic: str) -> tuple[Level, str]:
+    """What the audit says of the replicas in sync, and of how many brokers may fail."""
+    facts = topic_facts(Kafka(cluster.bootstrap), topic)
+    [in_sync] = [finding for finding in judge(facts) if finding.rule == "replicas in sync"]
+    return in_sync.level, endurance(facts)
 
 
 def make_topic(
