@@ -31,7 +31,7 @@ from highwater.errors import ConfigurationError, SupersededAttemptError, Unbalan
 from highwater.plans import Publication
 from highwater.portions import cuts
 from resources.dlq_topics import Shape, ensure
-from resources.lake import count_in, proofs_in, query_arrow, slice_is_one_of
+from resources.lake import count_in, has_column, proofs_in, query_arrow, slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import create_table, replace_slices, rows_at
 from resources.transactions import Mark, Transactions
@@ -213,7 +213,7 @@ class _Waiting:
         # `octet_length` takes text alone here.
         size = "CAST(coalesce(octet_length(encode(value, 'hex')), 0) / 2 AS BIGINT)"
         # A table that an older Highwater wrote has no such column until its next slice.
-        before = rejects.PUBLISHED_AT if rejects.PUBLISHED_AT in _names_of(self._table) else "NULL"
+        before = rejects.PUBLISHED_AT if has_column(self._table, rejects.PUBLISHED_AT) else "NULL"
         copy = f"{_ORDER}, {count_in(self._table, NUMBER)} AS {NUMBER}, {before} IS NOT NULL AS sent_before"
         asked = f"SELECT {copy}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}"
         found = query_arrow({"t": self._table}, asked)
@@ -319,10 +319,6 @@ def _places(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
 def _copies(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """What is published once: an origin, anew each time that it was taken back."""
     return zip(*(rows[name].to_pylist() for name in (*ORIGIN, NUMBER)), strict=True)
-
-
-def _names_of(table: DeltaTable) -> set[str]:
-    return {field.name for field in table.schema().fields}
 
 
 def _published(work: Work, where: str) -> set[tuple[Any, ...]]:

@@ -434,10 +434,15 @@ class Stream:
         return f"{self.topic}.parked"
 
     @property
+    def dlq_topics(self) -> tuple[str, ...]:
+        """The tiers and the parked topic."""
+        return (*self.tier_topics, self.parked_topic)
+
+    @property
     def published_topics(self) -> tuple[str, ...]:
         """The topics that its records are sent to."""
         accepted = () if self.publishes is None else (self.publishes.topic,)
-        return (*self.tier_topics, self.parked_topic, *accepted)
+        return (*self.dlq_topics, *accepted)
 
     @property
     def foreign_topics(self) -> tuple[str, ...]:
@@ -447,7 +452,7 @@ class Stream:
     @property
     def all_topics(self) -> tuple[str, ...]:
         """The main topic, the tiers, the parked topic and those of other systems."""
-        return (self.topic, *self.tier_topics, self.parked_topic, *self.foreign_topics)
+        return (self.topic, *self.dlq_topics, *self.foreign_topics)
 
     @property
     def delays(self) -> dict[str, timedelta]:

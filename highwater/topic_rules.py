@@ -188,7 +188,11 @@ def _replication(facts: TopicFacts) -> Finding:
 
 
 def _more_replicas(facts: TopicFacts) -> str:
-    return "use three brokers or more" if facts.brokers < SAFE_REPLICAS else _reassign(facts)
+    if facts.brokers < SAFE_REPLICAS:
+        return "use three brokers or more"
+    if len(facts.broker_ids) < SAFE_REPLICAS:
+        return "start the brokers that are away, then ask again"
+    return _reassign(facts)
 
 
 def _reassign(facts: TopicFacts) -> str:
@@ -232,7 +236,8 @@ def _spare_replica(facts: TopicFacts, least: int) -> str:
     steps = [_more_replicas(facts)] if facts.factor <= SAFE_IN_SYNC else []
     if facts.brokers >= SAFE_REPLICAS and least != SAFE_IN_SYNC:
         steps.append(_configure(facts, f"min.insync.replicas={SAFE_IN_SYNC}"))
-    return " && ".join(steps)
+    # The first returns before the new replicas have caught up; until then they count, and none of them is in sync.
+    return "; and when the same with --verify says that it is complete: ".join(steps)
 
 
 def _unclean(facts: TopicFacts) -> Finding:
@@ -287,7 +292,10 @@ def _retention(facts: TopicFacts) -> Finding:
 def _age_unknown(facts: TopicFacts, source: str) -> Finding:
     """Nothing unread that is too old was found, and not all was looked at."""
     text = f"{retention(facts.settings)}, the age of the oldest unread record could not be read"
-    remedy = "see that each partition has a leader, and allow this user Read on the topic"
+    remedy = (
+        "see that each partition has a leader, allow this user Read on the topic, and see that the lake can be read; "
+        "of many partitions that lag some may hold markers of transactions alone"
+    )
     return Finding("retention", Level.UNKNOWN, text, source, remedy)
 
 

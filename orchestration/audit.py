@@ -117,7 +117,8 @@ class Audit:
         held: slices whose records were held against the topic.
         versions: by check of versions what it says of the whole stream; empty if they were not asked for.
         seams: where slices do not tile.
-        failing: checks of the same slices that fail on the tables as they are now.
+        checked: of how many of them the checks were made; of those that stand whole.
+        failing: checks of these that fail on the tables as they are now.
         eras: generations of the topic, and when partitions were added.
         producers: by name what the rules say of a producer.
         keys: where the topic's keys are; None if it was not asked for.
@@ -142,6 +143,7 @@ class Audit:
     held: Sequence[Held] = ()
     versions: Mapping[str, Judged] = field(default_factory=dict)
     seams: Sequence[str] = ()
+    checked: int = 0
     failing: Sequence[str] = ()
     eras: Sequence[Era] = ()
     producers: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
@@ -203,7 +205,7 @@ class Audit:
     def _not_asked(self) -> list[str]:
         if self.red is not None:
             return []
-        made = "" if self.held else ", and none was made here: --records N makes those of the newest N slices"
+        made = "" if self.checked else ", and none was made here: --records N makes those of the newest N slices"
         return [f"checks of slices: Dagster was not asked for their last results, DAGSTER_HOME is not set{made}"]
 
     @property
@@ -458,6 +460,7 @@ def audit(
         held=hold_against_topic(ledger, kafka, lake, stream, newest),
         versions=_versions(ledger, lake, stream) if versions else {},
         seams=[seam.text for seam in all_seams(ledger, stream, pieces)],
+        checked=len(whole),
         failing=failing,
         eras=found_eras,
         producers=producers,

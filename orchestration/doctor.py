@@ -270,7 +270,7 @@ def _permissions(deployment: Deployment, stream: Stream) -> str:
         ConfigurationError: something that is needed is not allowed.
     """
     needed = {stream.topic: {"READ", "DESCRIBE"}}
-    needed |= {topic: {"READ", "WRITE", "DESCRIBE"} for topic in (*stream.tier_topics, stream.parked_topic)}
+    needed |= {topic: {"READ", "WRITE", "DESCRIBE"} for topic in stream.dlq_topics}
     needed |= {topic: {"READ", "DESCRIBE"} for topic in stream.foreign_topics}
     needed |= {stream.publishes.topic: {"WRITE", "DESCRIBE"}} if stream.publishes else {}
     found = permitted(deployment.kafka(), [*needed])
@@ -349,6 +349,9 @@ def _dagster(environment: Mapping[str, str]) -> str:
 def _write_to_storage(home: str) -> None:
     """Add a partition to a definition that nothing uses, and remove it; storage that is not there yet is created."""
     import dagster as dg
+    import yaml
+    from dagster._check import CheckError
+    from sqlalchemy.exc import ArgumentError
 
     key = uuid.uuid4().hex
     try:
@@ -356,7 +359,9 @@ def _write_to_storage(home: str) -> None:
             instance.add_dynamic_partitions("highwater_doctor", [key])
             instance.delete_dynamic_partition("highwater_doctor", key)
     except Exception as error:  # noqa: BLE001 - whatever storage is configured raises its own; texts may hold a password
-        raise DependencyAwayError(
+        configured = (yaml.YAMLError, dg.DagsterInvalidConfigError, CheckError, ImportError, ArgumentError)
+        kind = ConfigurationError if isinstance(error, configured) else DependencyAwayError
+        raise kind(
             f"Dagster's storage, as {home} configures it, cannot be written to",
             found=type(error).__name__,
             remedy="mend the storage block of its dagster.yaml, start the database, or make the folder writable",

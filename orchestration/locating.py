@@ -18,7 +18,7 @@ from highwater.gaps import places_in
 from highwater.reclaims import numbers, stale
 from highwater.retention import aged
 from highwater.slices import OffsetRange
-from orchestration.standing import attempts
+from orchestration.standing import attempts_of, committed
 from resources.lake import count_in, query, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -125,8 +125,10 @@ def locate(
 
 
 def _commits(lake: Lake, stream: Stream, piece: Slice) -> dict[str, int]:
-    standing = attempts(lake, stream, [piece.key]).tables()
-    return {table: by_slice[piece.key] for table, by_slice in standing.items() if piece.key in by_slice}
+    proofs = committed(lake, stream, [piece.key])
+    current = attempts_of(lake, stream, proofs).current
+    attempts = {table: proof.attempt for table, found in proofs.items() for proof in found.values()}
+    return attempts | ({"current": current[piece.key]} if piece.key in current else {})
 
 
 def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partition: int, offset: int) -> Located:

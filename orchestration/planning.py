@@ -237,7 +237,7 @@ def _see_never_published(kafka: Kafka, stream: Stream) -> None:
     Raises:
         ConfigurationError: a tier or the parked topic holds records, or did.
     """
-    for topic in (*stream.tier_topics, stream.parked_topic):
+    for topic in stream.dlq_topics:
         try:
             state = kafka.topic_state(topic)
         except TopicAbsentError:

@@ -99,10 +99,10 @@ def _unlike_commit(piece: Slice, sent: Proof, there: Mapping[str, int]) -> list[
     """What the commit of a slice says otherwise than its plan or its rows; a number that it does not name is none."""
     problem = another_plan(piece, sent, TABLE)
     found = [problem] if problem else []
-    told = {name: count for name, count in (*sent.counts.items(), ("rows", sent.rows)) if count is not None}
-    names = [name for name in (*_COUNTED.values(), "late", "revisions", "rows") if name in told]
-    if any(told[name] != there[name] for name in names):
-        counts = ", ".join(f"{told[name]:,} {name}" for name in names)
+    said = {name: count for name, count in (*sent.counts.items(), ("rows", sent.rows)) if count is not None}
+    names = [name for name in (*_COUNTED.values(), "late", "revisions", "rows") if name in said]
+    if any(said[name] != there[name] for name in names):
+        counts = ", ".join(f"{said[name]:,} {name}" for name in names)
         found.append(f"the commit tells of {counts}, and other numbers are there")
     return found
 

@@ -330,7 +330,7 @@ def _portions(
 ) -> Iterator[list[dict[str, Any]]]:
     """The copies on tiers and on the parked topic as rows, so many at a time; `seen` takes note of each."""
     portion: list[dict[str, Any]] = []
-    for topic in (*stream.tier_topics, stream.parked_topic):
+    for topic in stream.dlq_topics:
         for message in kafka.read(topic, logs[topic]) if topic in logs else ():
             envelope = opened(_headers(message), stream.is_origin)
             if envelope is None:

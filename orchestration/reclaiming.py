@@ -266,7 +266,7 @@ def _see_published_to(stream: Stream, on: Collection[str], lies_on: set[str]) ->
 
     On a tier that is declared no more records may lie still.
     """
-    topics = [*stream.tier_topics, stream.parked_topic]
+    topics = [*stream.dlq_topics]
     topics += sorted(lies_on - set(topics))
     if strange := sorted(set(on) - set(topics)):
         raise ConfigurationError(

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
@@ -156,12 +157,13 @@ def _ages(
 def _oldest(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange]) -> list[int]:
     """So many partitions as are asked, among them that of the oldest record; of several as old, to a tenth, some.
 
-    The broker is asked ten times at the most where each partition stood at some time. What one record behind a
+    The broker is asked nine times at the most where each partition stood at some time. What one record behind a
     producer's wrong clock makes look younger there is safe for as long: retention deletes whole segments from the first
     one on, each by its latest timestamp.
     """
     now = time.time_ns() // 1_000_000
 
+    @cache
     def older(age: timedelta) -> list[int]:
         at = kafka.offsets_at(state.topic, max(now - age // timedelta(milliseconds=1), 0), state)
         return [p for p, unread in waiting.items() if p not in at or unread.start < at[p]]

@@ -231,6 +231,12 @@ def _create(kafka: Kafka, topic: str, wanted: Shape, *, only_asked: bool = False
                 found=error.args[0].str(),
                 remedy=f"allow this user Create on topic {topic}, or have it created as docs/dlq.md says",
             ) from error
+        if error.args[0].code() in {KafkaError.POLICY_VIOLATION, KafkaError.INVALID_CONFIG}:
+            raise ConfigurationError(
+                f"topic {topic} is not there, and the cluster refuses to create it as it must be",
+                found=error.args[0].str(),
+                remedy="have it created as docs/dlq.md says, or change the cluster's policy",
+            ) from error
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another run was first
             raise kafka.away(f"topic {topic} could not be created: {error.args[0].str()}") from error
     except TimeoutError as error:

@@ -98,6 +98,7 @@ def test_a_crash_is_not_run_again(results: Path) -> None:
 
 def test_tables_that_differ_from_their_topic_are_not_run_again() -> None:
     assert Failure("a", "tests/crash_support.py:218: AssertionError").stands
+    assert Failure("a", "AssertionError: orders: differences").stands
     assert not Failure("a", "tests/test_crashes.py:98: AssertionError").stands
 
 

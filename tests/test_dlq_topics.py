@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from highwater.envelope import MOST_BYTES
-from highwater.errors import TopicAbsentError, TopicDriftError
-from resources.dlq_topics import Shape, _see_no_drift, ensure
+from highwater.errors import ConfigurationError, TopicAbsentError, TopicDriftError
+from resources.dlq_topics import Shape, _create, _see_no_drift, ensure
 from resources.kafka import Kafka
 from tests.conftest import create_topic
 from tests.support import make_stream
@@ -52,6 +54,17 @@ def test_absent_topics_are_created_as_safe_as_the_main_topic(stream: Stream, boo
         assert int(found["max.message.bytes"]) == 300_000 + MOST_BYTES
         retention[topic] = int(found["retention.ms"])
     assert [*retention.values()] == [7 * DAY_MS, 20 * DAY_MS, -1]
+
+
+def test_what_a_cluster_refuses_for_good_is_no_cluster_that_is_away() -> None:
+    """A policy of the cluster, for example; waiting mends nothing."""
+    for code in (KafkaError.POLICY_VIOLATION, KafkaError.INVALID_CONFIG):
+        refused: Future[None] = Future()
+        refused.set_exception(KafkaException(KafkaError(code, "no")))
+        answers = SimpleNamespace(create_topics=lambda *_, refused=refused, **__: {"orders.parked": refused})
+        kafka = cast("Kafka", SimpleNamespace(admin=lambda answers=answers: answers))
+        with pytest.raises(ConfigurationError, match="refuses to create it"):
+            _create(kafka, "orders.parked", Shape(1, 1, {}))
 
 
 DRIFTED: dict[str, tuple[int, dict[str, str], str]] = {

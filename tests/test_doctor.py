@@ -94,6 +94,13 @@ def test_storage_of_dagster_that_cannot_be_written_to_is_told(tmp_path: Path) ->
     assert str(broken) not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["strage: {}", "storage: [", "storage: {postgres: {postgres_url: {env: NOT_SET}}}"])
+def test_storage_of_dagster_that_nobody_can_open_is_no_storage_that_is_away(tmp_path: Path, text: str) -> None:
+    (tmp_path / "dagster.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match="cannot be written to"):
+        doctor._dagster({"DAGSTER_HOME": str(tmp_path)})
+
+
 def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was a warning without the command that mends it, and the exit status was 0."""
     unclean = with_setting(SAFE, unclean_leader_election_enable="true", retention_bytes="9")

@@ -159,11 +159,18 @@ def test_two_replicas_need_a_third_before_two_in_sync_leave_one_to_spare() -> No
         (with_setting(two, min_insync_replicas="1"), ["kafka-reassign-partitions", "min.insync.replicas=2"]),
         (with_setting(SAFE, min_insync_replicas="3"), ["min.insync.replicas=2"]),
         (replace(two, brokers=2), ["use three brokers or more"]),
+        (replace(two, broker_ids=[1, 2]), ["start the brokers that are away"]),
     ):
         remedy = {one.rule: one.remedy for one in judge(facts)}["min.insync.replicas"]
+        assert ("--verify" in remedy) == (parts == ["kafka-reassign-partitions", "min.insync.replicas=2"])
         assert [
             part
-            for part in ("kafka-reassign-partitions", "min.insync.replicas=2", "use three brokers or more")
+            for part in (
+                "kafka-reassign-partitions",
+                "min.insync.replicas=2",
+                "use three brokers or more",
+                "start the brokers that are away",
+            )
             if part in remedy
         ] == parts
 

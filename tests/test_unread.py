@@ -296,11 +296,13 @@ def test_the_audit_says_that_no_check_was_asked(deployed: Deployed, monkeypatch:
     monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
     monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
 
-    def told(red: dict[str, int] | None) -> list[str]:
+    def told(red: dict[str, int] | None, checked: int = 0) -> list[str]:
         page = audit_page.audit(deployed.ledger, deployed.kafka, deployed.lake, STREAM, red)
+        page = replace(page, checked=checked)
         return [line for line in page.head if line.startswith("checks of slices: ")]
 
     [line] = told(None)
     assert "DAGSTER_HOME" in line
     assert "--records N" in line
+    assert "--records N" not in told(None, checked=2)[0]
     assert told({}) == []
