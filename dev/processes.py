@@ -26,6 +26,8 @@ LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_000)
 
 POLL_SECONDS = 0.1
+# What is waited for is given up after so many times the time that it may take: tests run on machines that are shared.
+PATIENCE = 1.0
 _GUARD = str(Path(__file__).with_name("guard.py"))
 TAIL_LINES = 25
 
@@ -139,7 +141,7 @@ class Child:
         Raises:
             ChildFailedError: it ended, or was not healthy in time; it is killed then, and the error has the log's end.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE * seconds
         while not healthy():
             if not self.alive:
                 raise self._failed(f"{self.name} ended with exit status {self.exit_status}")
@@ -215,7 +217,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
     Raises:
         HighwaterError: it did not hold in time.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE * seconds
     while not condition():
         if time.monotonic() > deadline:
             raise HighwaterError(f"{what} did not happen within {seconds:.0f} s", remedy="read the logs named above")

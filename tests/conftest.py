@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings as hypothesis
 
+from dev import processes
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from tests.support import Bench
 
 TopicFactory = Callable[..., str]
+
+# A bound on a wait tells a hang from a slow machine, no more: machines were seen to stand still for minutes.
+processes.PATIENCE = 5.0
 
 # How long an example takes says something of the machine alone.
 hypothesis.register_profile("untimed", deadline=None)

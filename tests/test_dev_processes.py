@@ -109,7 +109,7 @@ def test_a_child_that_is_never_healthy_is_killed_at_the_deadline(tmp_path: Path,
     children.append(child)
     child.start()
     with pytest.raises(ChildFailedError, match="deaf was not ready within 1 s"):
-        child.wait_healthy(lambda: False, 1)
+        child.wait_healthy(lambda: False, 0.6)
     assert not child.alive
 
 
