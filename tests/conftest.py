@@ -140,10 +140,10 @@ def create_topic(bootstrap: str, name: str, partitions: int, config: dict[str, s
     from dev.processes import wait_until
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(name, partitions, replicas, config=config)])[name].result(30)
+    admin.create_topics([NewTopic(name, partitions, replicas, config=config)])[name].result(120)
 
     def led() -> bool:
-        found = admin.list_topics(name, timeout=5).topics[name].partitions
+        found = admin.list_topics(name, timeout=60).topics[name].partitions
         return len(found) == partitions and all(p.leader >= 0 for p in found.values())
 
     wait_until(led, 30, f"a leader for each partition of {name}")

@@ -204,7 +204,7 @@ def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes 
             "isolation.level": "read_committed",
         }
     )
-    partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+    partitions = list(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
     found: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
     ended: set[int] = set()

@@ -359,8 +359,8 @@ def make_key_store(home: Path, certificate: Path) -> Path:
         "broker",
     ]
     key = ["-keyalg", "EC", "-dname", "CN=broker", "-ext", f"SAN=IP:{LOOPBACK}", "-validity", "2"]
-    subprocess.run([keytool, "-genkeypair", *common, *key], check=True, capture_output=True, timeout=60)
+    subprocess.run([keytool, "-genkeypair", *common, *key], check=True, capture_output=True, timeout=300)
     subprocess.run(
-        [keytool, "-exportcert", "-rfc", *common, "-file", certificate], check=True, capture_output=True, timeout=60
+        [keytool, "-exportcert", "-rfc", *common, "-file", certificate], check=True, capture_output=True, timeout=300
     )
     return store

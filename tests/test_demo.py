@@ -285,8 +285,9 @@ def test_a_backfill_is_done_when_its_runs_are(status: str, of_runs: list[str], d
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2700)
 def test_from_nothing_to_tables_that_equal_the_account(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    status = main(["--home", str(tmp_path / "demo"), "--scale", "0.1", "--deadline", "500"])
+    status = main(["--home", str(tmp_path / "demo"), "--scale", "0.1", "--deadline", "2400"])
     told_ = capfd.readouterr()
     assert status == 0, told_.out + told_.err
     assert told_.out.count("no difference") == 2
@@ -351,7 +352,7 @@ def test_an_interruption_ends_everything(tmp_path: Path, number: signal.Signals)
         wait_until((home / "generator" / "orders.sqlite").exists, 120, "the generator's start")
         assert len(descendants_of(str(home))) > 2
         demo.send_signal(number)
-        output, _ = demo.communicate(timeout=60)
+        output, _ = demo.communicate(timeout=300)
     finally:
         demo.kill()
     assert demo.returncode == 130, output.decode()

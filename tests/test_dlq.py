@@ -50,7 +50,7 @@ def published(bootstrap: str, topic: str) -> list[tuple[int, bytes | None, bytes
 
     settings = {"group.id": "foreign", "isolation.level": "read_committed", "enable.partition.eof": True}
     consumer = Consumer({"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", **settings})
-    partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+    partitions = list(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
     found: list[tuple[int, bytes | None, bytes | None, Headers]] = []
     ended: set[int | None] = set()

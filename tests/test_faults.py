@@ -329,7 +329,7 @@ def recreate(held: Deployment) -> None:
     admin = AdminClient({"bootstrap.servers": held.bootstrap})
     name = held.stream.topic
     admin.delete_topics([name])[name].result(30)
-    wait_until(lambda: name not in admin.list_topics(timeout=5).topics, 30, f"the end of {name}")
+    wait_until(lambda: name not in admin.list_topics(timeout=60).topics, 30, f"the end of {name}")
     create_topic(held.bootstrap, name, PARTITIONS, {})
 
 
@@ -394,7 +394,7 @@ def test_added_partitions_join_the_next_slice(ours: Ours) -> None:
     admin = AdminClient({"bootstrap.servers": held.bootstrap})
     name = held.stream.topic
     admin.create_partitions([NewPartitions(name, PARTITIONS + 1)])[name].result(30)
-    wait_until(lambda: len(admin.list_topics(name, timeout=5).topics[name].partitions) > PARTITIONS, 30, "a partition")
+    wait_until(lambda: len(admin.list_topics(name, timeout=60).topics[name].partitions) > PARTITIONS, 30, "a partition")
     send(held.bootstrap, name, [order_message("late", 1, partition=PARTITIONS)])
     wait_until(lambda: bool(ours.planned()), 30, "a slice of the new partition")
     joined, ranges = held.slices().popitem()

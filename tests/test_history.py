@@ -442,10 +442,10 @@ def admin(bootstrap: str) -> AdminClient:
 
 
 def in_sync(bootstrap: str) -> list[int]:
-    partitions = admin(bootstrap).list_topics(TOPIC, timeout=10).topics[TOPIC].partitions
+    partitions = admin(bootstrap).list_topics(TOPIC, timeout=60).topics[TOPIC].partitions
     return list(partitions[0].isrs) if partitions else []  # for a moment a new topic shows none
 
 
 def leader(bootstrap: str) -> int:
-    partitions = admin(bootstrap).list_topics(TOPIC, timeout=10).topics[TOPIC].partitions
+    partitions = admin(bootstrap).list_topics(TOPIC, timeout=60).topics[TOPIC].partitions
     return int(partitions[0].leader) if partitions else -1

@@ -170,7 +170,7 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
     admin = AdminClient({"bootstrap.servers": creating_broker.bootstrap})
 
     def topics() -> set[str]:
-        return {name for name in admin.list_topics(timeout=10).topics if not name.startswith("__")}
+        return {name for name in admin.list_topics(timeout=60).topics if not name.startswith("__")}
 
     with pytest.raises(TopicAbsentError):
         kafka.topic_state("absent-state")
@@ -185,7 +185,7 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
     with pytest.raises(Exception, match="UnknownTopicOrPartition"):
         raw._one_read(asked, "absent-spark", {0: OffsetRange(0, 1)}).collect()
     # A client that does ask for a topic by name, to see that this broker creates one, and how soon.
-    admin.list_topics("control", timeout=10)
+    admin.list_topics("control", timeout=60)
     wait_until(lambda: "control" in topics(), 30, "the control's topic")
     assert topics() == {"control"}
 

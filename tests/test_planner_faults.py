@@ -368,7 +368,7 @@ def test_two_planners_at_once_plan_each_offset_once(scene: Scene, ticks: int) ->
             partitions += 1
             scene.add_partitions(partitions)
             wait_until(scene.all_led, 30, "leaders")
-    outputs = [planner.communicate(timeout=60)[0].split() for planner in planners]
+    outputs = [planner.communicate(timeout=300)[0].split() for planner in planners]
     assert [planner.returncode for planner in planners] == [0, 0]
     while scene.tick().slices:
         pass

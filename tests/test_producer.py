@@ -268,7 +268,7 @@ def test_an_absent_topic_is_not_created_and_its_records_are_told(auto_creating: 
     with pytest.raises(UndeliveredError, match=r"1 sent: 0 delivered, 0 outstanding, 1 _?UNKNOWN_TOPIC"):
         producer.close(30)
     admin = AdminClient({"bootstrap.servers": auto_creating.bootstrap})
-    assert "nowhere" not in admin.list_topics(timeout=10).topics
+    assert "nowhere" not in admin.list_topics(timeout=60).topics
 
 
 REFUSED = 200

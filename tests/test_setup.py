@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture

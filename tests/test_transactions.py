@@ -137,5 +137,5 @@ def coordinator(cluster: EmbeddedCluster) -> EmbeddedBroker:
     from confluent_kafka.admin import AdminClient
 
     client = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-    log = client.list_topics("__transaction_state", timeout=10).topics["__transaction_state"]
+    log = client.list_topics("__transaction_state", timeout=60).topics["__transaction_state"]
     return next(broker for broker in cluster.brokers if broker.node.id == log.partitions[0].leader)
