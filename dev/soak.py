@@ -21,7 +21,7 @@ from confluent_kafka import KafkaException
 
 from assets.streams import load_streams
 from dev import paths
-from dev.account import Account, account_file
+from dev.account import Account, Written, account_file
 from dev.compare import SHAPES, Comparison
 from dev.compare_versions import NUMBERS, OF_THE_DATA, compare_versions, wrong_versions
 from dev.dagster_questions import Ask, slice_states
@@ -163,7 +163,7 @@ class Soak:
         """Write a stream's share; a generator that gives up as its broker is killed is started again for the rest."""
         wanted, rate = (int(share * SHARES[stream]) for share in (self.ordeal.records, self.ordeal.rate))
         tries = 0
-        while (left := wanted - self._written(stream)) > 0 and not self._stop.is_set():
+        while (left := wanted - len(self._written(stream))) > 0 and not self._stop.is_set():
             order = Order(self.ordeal.seed + tries, left, max(1.0, rate), late_after=LATE_SECONDS)
             tries += 1
             try:
@@ -172,13 +172,14 @@ class Soak:
                 self._tell(f"the generator of {stream} starts again: {str(error).splitlines()[0]}")
                 self._stop.wait(1.0)
 
-    def _written(self, stream: str) -> int:
+    def _written(self, stream: str) -> Sequence[Written]:
+        """The account of a stream so far."""
         file = account_file(self.home, stream)
         if not file.exists():
-            return 0
+            return []
         account = Account(file)
         try:
-            return len(account.written(stream))
+            return account.written(stream)
         finally:
             account.close()
 
@@ -229,36 +230,35 @@ class Soak:
             self._tell(f"topic, tables and account of {stream} are compared, record by record")
             comparison = reconcile(stream, bootstrap=stack.bootstrap, lake=self.lake, home=self.home, all_sent=True)
             verdict.comparisons.append(comparison)
-            if (written := self._written(stream)) < (wanted := int(self.ordeal.records * SHARES[stream])):
-                verdict.wrong.append(f"{stream}: {written:,} of {wanted:,} records were written")
+            written, wanted = self._written(stream), int(self.ordeal.records * SHARES[stream])
+            if len(written) < wanted:
+                verdict.wrong.append(f"{stream}: {len(written):,} of {wanted:,} records were written")
             verdict.slices += comparison.numbers["slices"]
             if comparison.differences:
                 verdict.wrong.append(f"{stream}: differences")
-            if error := count_ends(self._ledger, lake, load_streams()[stream]).error:
+            declared = load_streams()[stream]
+            if error := count_ends(self._ledger, lake, declared).error:
                 verdict.wrong.append(f"{stream}: {error}")
-            red = [*failing(Sources(self._ledger, kafka, lake), load_streams()[stream])]
+            red = [*failing(Sources(self._ledger, kafka, lake), declared)]
             verdict.wrong += [f"{stream}: {one}" for one in red if one.check not in OF_THE_DATA]
-            verdict.wrong += [f"{stream}: {one}" for one in self._alarms(lake, load_streams()[stream], red)]
+            verdict.wrong += [f"{stream}: {one}" for one in _alarms(lake, declared, written, red)]
         verdict.seconds = time.monotonic() - self._began
         return verdict
 
-    def _alarms(self, lake: Lake, stream: Stream, red: Sequence[Failing]) -> list[str]:
-        """Where the checks of what producers wrote say too much or too little: the generator's faults are theirs."""
-        account = Account(account_file(self.home, stream.name))
-        try:
-            written = {(w.entity, w.version) for w in account.written(stream.name) if w.visible is not False}
-        finally:
-            account.close()
-        events = read_rows(lake.path(stream.name, "events"), "proof IS NULL")
-        fields = [*SHAPES[stream.name].types]
-        expected = wrong_versions(events, fields, stream.transitions, stream.first_version, written)
-        over_all = over_the_stream(lake, stream)
-        counts = {check: over_all[check].numbers[name] for check, name in NUMBERS.items() if check in over_all}
-        failed = {check: [one.slice_key for one in red if one.check == check] for check in OF_THE_DATA}
-        return compare_versions(expected, counts, failed)
-
     def _tell(self, what: str) -> None:
         self.console.print(f"[dim]{time.monotonic() - self._began:6.0f} s[/dim]  {what}")
+
+
+def _alarms(lake: Lake, stream: Stream, account: Sequence[Written], red: Sequence[Failing]) -> list[str]:
+    """Where the checks of what producers wrote say too much or too little: the generator's faults are theirs."""
+    written = {(one.entity, one.version) for one in account if one.visible is not False}
+    events = read_rows(lake.path(stream.name, "events"), "proof IS NULL")
+    fields = [*SHAPES[stream.name].types]
+    expected = wrong_versions(events, fields, stream.transitions, stream.first_version, written)
+    over_all = over_the_stream(lake, stream)
+    counts = {check: over_all[check].numbers[name] for check, name in NUMBERS.items() if check in over_all}
+    failed = {check: [one.slice_key for one in red if one.check == check] for check in OF_THE_DATA}
+    return compare_versions(expected, counts, failed)
 
 
 def tell(console: Console, ordeal: Ordeal, verdict: Verdict) -> None:

@@ -142,7 +142,7 @@ def see_located(bench: Bench, main: Slice, retried: Slice) -> None:
     assert late.origin == ends[retried.topic, 0, 0].origin == Origin(topic, 0, 0, 0)
     assert (late.text.split(",")[0], late.text.split(", ")[-1]) == (f"in events of {retried.key}", "retries 1")
     assert late.piece == main
-    assert late.commits.keys() == {"raw", "events", "rejects", "dlq", "current"}
+    assert late.commits == {"raw": 1} | dict.fromkeys(("events", "rejects", "dlq", "current"), 2)
     assert [fact.split(" (")[0] for fact in late.facts] == [f"rejected by {main.key} as unresolved"]
     assert (late.row or {})["key"] == "o1"
     assert ends[parked, 1, 0].origin == ends[topic, 1, 0].origin == Origin(topic, 0, 1, 0)
