@@ -14,6 +14,7 @@ from highwater.errors import PermanentError
 
 Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
+_HERE = {"repositoryName": "__repository__", "repositoryLocationName": "highwater"}
 ENDED_BADLY = ("FAILURE", "CANCELED")
 
 _SLICES = """assetNodeOrError(assetKey: {path: [%s]}) { __typename ... on AssetNode { assetPartitionStatuses {
@@ -23,6 +24,8 @@ _RUNS = """query Runs($filter: RunsFilter!) { runsOrError(filter: $filter, limit
   results { runId status tags { key value } } } ... on PythonError { message } } }"""
 _TICKS = """query Ticks($sensor: InstigationSelector!) { instigationStateOrError(instigationSelector: $sensor) {
   __typename ... on InstigationState { ticks(limit: 20) { skipReason } } ... on PythonError { message } } }"""
+_LAUNCH_RUN = """mutation Run($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename
+  ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 _LAUNCH = """mutation Backfill($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) {
   __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message }
   ... on UnauthorizedError { message } } }"""
@@ -97,13 +100,22 @@ def _run(plain: Mapping[str, Any]) -> RunState:
 
 def skip_reasons(ask: Ask, sensor: str) -> list[str]:
     """Why the last ticks of a sensor requested nothing, the newest first."""
-    selector = {"repositoryName": "__repository__", "repositoryLocationName": "highwater", "name": sensor}
-    found = ask(_TICKS, {"sensor": selector})["instigationStateOrError"]
+    found = ask(_TICKS, {"sensor": {**_HERE, "name": sensor}})["instigationStateOrError"]
     if found["__typename"] != "InstigationState":
         raise DagsterRefusedError(
             f"Dagster tells nothing of {sensor}", found=found, remedy="see that the definitions load"
         )
     return [tick["skipReason"] for tick in found["ticks"] if tick["skipReason"]]
+
+
+def launch_run(ask: Ask, job: str, tags: Mapping[str, str]) -> str:
+    """Launch a run of a job, as its page does; returns its id."""
+    told = [{"key": key, "value": value} for key, value in tags.items()]
+    params = {"selector": {**_HERE, "jobName": job}, "runConfigData": {}, "executionMetadata": {"tags": told}}
+    answer = ask(_LAUNCH_RUN, {"params": params})["launchRun"]
+    if answer["__typename"] != "LaunchRunSuccess":
+        raise DagsterRefusedError(f"a run of {job} was refused", found=answer, remedy="read the webserver's log")
+    return str(answer["run"]["runId"])
 
 
 def launch_backfill(ask: Ask, assets: Sequence[tuple[str, str]], slices: Sequence[str], title: str) -> str:

@@ -11,17 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dev.dagster_questions import Ask, launch_backfill, runs, skip_reasons
+from dev.dagster_questions import Ask, launch_run, runs, skip_reasons
 from dev.readings import read_topics
-from highwater.tables import COMMON
 from orchestration.accepting_rejects import Asked, act
-from orchestration.requests import PROBE, PURPOSE, RANGE_START
+from orchestration.requests import PROBE, PURPOSE, RANGE_END, RANGE_START
 from resources.ledger import Ledger
 
 # Its records wait for nothing, so none of its rejects has another end than the parked topic.
 STREAM = "payments"
 PARKED = f"{STREAM}.parked"
-# More than a slice holds at the least (1,000), so that the first tick of the planner cuts one of them.
+# As many as a slice of the demonstration holds at the least, so that the planner cuts one of them, and none before.
 RECORDS = 1_200
 
 
@@ -135,7 +134,7 @@ class Burst:
             return
         key, self._launched = self.figures.slice_key, True
         if len(runs(self._ask, tags=[{"key": RANGE_START, "value": key}])) == 1:
-            launch_backfill(self._ask, [(STREAM, table) for table in COMMON], [key], "demo: its rejects are accepted")
+            launch_run(self._ask, f"{STREAM}_slice", {RANGE_START: key, RANGE_END: key})
 
     def _see_closed(self) -> None:
         circuit = self._ledger.breakers.circuit(STREAM)

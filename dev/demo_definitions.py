@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from assets.streams import load_streams
+from dev import demo_burst
 from dev.demo import MOST_RECORDS, MOST_RECORDS_NAME
 from orchestration import log_lines
 from orchestration.build import build_defs
@@ -22,14 +23,24 @@ if TYPE_CHECKING:
 # As long as a slice takes from the topic into raw, so that one waits there when the breaker asks for its probe; the
 # five minutes that are declared are twice what the demonstration lasts.
 COOL_DOWN = timedelta(seconds=20)
+# Half of what is declared.
+FIRST_TIER_WAITS = timedelta(seconds=5)
+# Of the usual seconds between two ticks: what sensors wait for with nothing to do is not what the demonstration is for.
+PACE = 0.25
 
 
 def declared(most_records: int) -> "list[Stream]":
-    """The shipped streams, with a breaker that asks for its probe soon, and orders in slices of so many records."""
+    """The shipped streams, with shorter waits, and slices as large as the demonstration wants them.
+
+    Orders come in slices of so many records; payments in one of the burst and one of what comes after it.
+    """
     streams = load_streams()
-    orders = streams["orders"]
+    orders, payments = streams["orders"], streams[demo_burst.STREAM]
     fewest = min(orders.limits.fewest_records, most_records)
-    streams["orders"] = replace(orders, limits=replace(orders.limits, most_records=most_records, fewest_records=fewest))
+    limits = replace(orders.limits, most_records=most_records, fewest_records=fewest)
+    streams["orders"] = replace(orders, limits=limits, tiers=(FIRST_TIER_WAITS, *orders.tiers[1:]))
+    limits = replace(payments.limits, fewest_records=demo_burst.RECORDS)
+    streams[demo_burst.STREAM] = replace(payments, limits=limits)
     return [replace(stream, breaker=replace(stream.breaker, cool_down=COOL_DOWN)) for stream in streams.values()]
 
 
@@ -37,4 +48,5 @@ def declared(most_records: int) -> "list[Stream]":
 def defs() -> dg.Definitions:
     """Everything, built when Dagster asks for it."""
     log_lines.install(os.environ)
-    return build_defs(streams=declared(int(os.environ.get(MOST_RECORDS_NAME, MOST_RECORDS))), environment=os.environ)
+    streams = declared(int(os.environ.get(MOST_RECORDS_NAME, MOST_RECORDS)))
+    return build_defs(streams=streams, environment=os.environ, pace=PACE)

@@ -29,7 +29,7 @@ from orchestration.operator_jobs import (
 )
 from orchestration.resources import default_resources
 from orchestration.schedules import daily_audit, hourly
-from orchestration.sensors import alerts_sensor, published_sensor, stream_sensors
+from orchestration.sensors import Ticking, alerts_sensor, published_sensor, stream_sensors
 from orchestration.stream_assets import table_assets
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def build_defs(
     streams: Sequence[Stream] | None = None,
     resources: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
+    pace: float = 1.0,
 ) -> dg.Definitions:
     """All definitions; building them connects to nothing (I14).
 
@@ -51,23 +52,24 @@ def build_defs(
         streams: the streams; those declared in `assets/streams/` if None.
         resources: resources that take the place of the default ones, by name.
         environment: `HIGHWATER_SENSORS=running` in it lets sensors start by themselves.
+        pace: a factor on the seconds between the ticks of all sensors.
     """
     if streams is None:
         from assets.streams import load_streams
 
         streams = list(load_streams().values())
-    running = environment.get(SENSORS, "").lower() == "running"
+    ticking = Ticking(environment.get(SENSORS, "").lower() == "running", pace)
     with warnings.catch_warnings():
         # Backfill policies, observable topics and partitions of checks are marked so in Dagster 1.13, which is pinned;
         # the tests hold what we rely on.
         warnings.simplefilter("ignore", dg.BetaWarning)
         warnings.simplefilter("ignore", dg.PreviewWarning)
-        parts = [_stream_defs(stream, running=running) for stream in streams]
+        parts = [_stream_defs(stream, ticking) for stream in streams]
     maintenance = maintenance_job(streams)
     shared = dg.Definitions(
         jobs=[maintenance],
         schedules=[nightly(maintenance)],
-        sensors=[alerts_sensor(streams, running=running)],
+        sensors=[alerts_sensor(streams, ticking)],
         resources={**default_resources(), **(resources or {})},
         # Backfills run outside of the job, with this one: a step in a process of its own once committed 22 s after its
         # run was marked as failed.
@@ -76,7 +78,7 @@ def build_defs(
     return dg.Definitions.merge(shared, *parts)
 
 
-def _stream_defs(stream: Stream, *, running: bool) -> dg.Definitions:
+def _stream_defs(stream: Stream, ticking: Ticking) -> dg.Definitions:
     job, audit = slice_job(stream), audit_job(stream)
     publishing = publish_job(stream) if stream.publishes else None
     return dg.Definitions(
@@ -97,8 +99,8 @@ def _stream_defs(stream: Stream, *, running: bool) -> dg.Definitions:
             *([publishing] if publishing else []),
         ],
         sensors=[
-            *stream_sensors(stream, job, running=running),
-            *([published_sensor(stream, publishing, running=running)] if publishing else []),
+            *stream_sensors(stream, job, ticking),
+            *([published_sensor(stream, publishing, ticking)] if publishing else []),
         ],
         schedules=[hourly(stream, job), daily_audit(stream, audit)],
     )

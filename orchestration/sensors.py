@@ -41,18 +41,38 @@ PUBLISH_SECONDS = 20
 ALERT_SECONDS = 60
 
 
-def published_sensor(stream: "Stream", job: "UnresolvedAssetJobDefinition", *, running: bool) -> dg.SensorDefinition:
-    """The sensor of a stream that publishes; it starts stopped unless `running`."""
-    status = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
-    return _sensor(stream, job, PUBLISHER, status)
+@dataclass(frozen=True)
+class Ticking:
+    """Whether and how often sensors tick.
+
+    Args:
+        running: whether they start by themselves.
+        pace: a factor on the seconds between their ticks; the daemon looks every five seconds, whatever it is.
+    """
+
+    running: bool = False
+    pace: float = 1.0
+
+    @property
+    def status(self) -> dg.DefaultSensorStatus:
+        """How they start."""
+        return dg.DefaultSensorStatus.RUNNING if self.running else dg.DefaultSensorStatus.STOPPED
+
+    def seconds(self, usual: int) -> int:
+        """Between two ticks, at the least."""
+        return max(1, round(usual * self.pace))
+
+
+def published_sensor(stream: "Stream", job: "UnresolvedAssetJobDefinition", ticking: Ticking) -> dg.SensorDefinition:
+    """The sensor of a stream that publishes."""
+    return _sensor(stream, job, PUBLISHER, ticking)
 
 
 def stream_sensors(
-    stream: "Stream", job: "UnresolvedAssetJobDefinition", *, running: bool
+    stream: "Stream", job: "UnresolvedAssetJobDefinition", ticking: Ticking
 ) -> list[dg.SensorDefinition]:
-    """The sensors of a stream; they start stopped unless `running`."""
-    status = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
-    return [_sensor(stream, job, shell, status) for shell in SHELLS if stream.delays or not shell.of_tiers]
+    """The sensors of a stream."""
+    return [_sensor(stream, job, shell, ticking) for shell in SHELLS if stream.delays or not shell.of_tiers]
 
 
 @dataclass(frozen=True)
@@ -130,13 +150,13 @@ PUBLISHER = Shell(
 
 
 def _sensor(
-    stream: "Stream", job: "UnresolvedAssetJobDefinition", shell: Shell, status: dg.DefaultSensorStatus
+    stream: "Stream", job: "UnresolvedAssetJobDefinition", shell: Shell, ticking: Ticking
 ) -> dg.SensorDefinition:
     @dg.sensor(
         name=f"{stream.name}_{shell.name}",
         job=job,
-        minimum_interval_seconds=shell.seconds,
-        default_status=status,
+        minimum_interval_seconds=ticking.seconds(shell.seconds),
+        default_status=ticking.status,
         description=shell.what(stream),
         required_resource_keys=set(shell.needs),
     )
@@ -166,13 +186,13 @@ def _result(context: dg.SensorEvaluationContext, stream: "Stream", act: Callable
     )
 
 
-def alerts_sensor(streams: Sequence["Stream"], *, running: bool) -> dg.SensorDefinition:
+def alerts_sensor(streams: Sequence["Stream"], ticking: Ticking) -> dg.SensorDefinition:
     """The sensor `alerts` of all streams; it requests no run."""
 
     @dg.sensor(
         name="alerts",
-        minimum_interval_seconds=ALERT_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED,
+        minimum_interval_seconds=ticking.seconds(ALERT_SECONDS),
+        default_status=ticking.status,
         description="Measures all streams against their thresholds, and tells what begins and what ends.",
         required_resource_keys={"kafka", "ledger", "lake"},
     )

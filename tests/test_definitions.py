@@ -194,6 +194,17 @@ def test_sensors_start_stopped_unless_the_environment_says_running(said: str, st
     assert {s.default_status.name for s in built.get_repository_def().schedule_defs} == {"STOPPED"}
 
 
+def test_the_pace_is_that_of_every_sensor() -> None:
+    """The demonstration's: it does not wait as long between two ticks as one would who runs it for years."""
+    usual, quick = (
+        {s.name: s.minimum_interval_seconds for s in build_defs(pace=p).get_repository_def().sensor_defs}
+        for p in (1, 0.25)
+    )
+    assert usual.keys() == quick.keys() >= {"orders_planner", "orders_published", "alerts"}
+    assert quick == {name: max(1, round((seconds or 0) / 4)) for name, seconds in usual.items()}
+    assert usual["orders_published"] == 20
+
+
 def test_resources_can_be_swapped_without_patching() -> None:
     class Other(dg.ConfigurableResource[object]):
         """Stands in for the lake."""

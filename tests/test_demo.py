@@ -21,8 +21,16 @@ from rich.console import Console
 from assets.streams import load_streams
 from dev import dagster_questions
 from dev.compare import Comparison
-from dev.dagster_questions import DagsterRefusedError, backfill_state, launch_backfill, runs, skip_reasons, slice_states
-from dev.demo import DemoFailedError, fresh_home, main, without_configuration
+from dev.dagster_questions import (
+    DagsterRefusedError,
+    backfill_state,
+    launch_backfill,
+    launch_run,
+    runs,
+    skip_reasons,
+    slice_states,
+)
+from dev.demo import SOUND, DemoFailedError, fresh_home, main, without_configuration
 from dev.demo_burst import RECORDS, Burst, BurstFigures
 from dev.demo_definitions import declared
 from dev.demo_report import Figures, tell
@@ -129,7 +137,7 @@ def test_why_ticks_requested_nothing_is_read() -> None:
         skip_reasons(Answers(instigationStateOrError={"__typename": "PythonError"}), "payments_planner")
 
 
-def test_the_demonstration_declares_a_shorter_cool_down_and_smaller_slices_and_nothing_else() -> None:
+def test_the_demonstration_declares_shorter_waits_and_other_slices_and_nothing_else() -> None:
     """Whoever deploys gets what `assets/streams` says; the cool-down there lasts longer than the demonstration."""
     shipped = load_streams()
     for stream in declared(7):
@@ -137,12 +145,14 @@ def test_the_demonstration_declares_a_shorter_cool_down_and_smaller_slices_and_n
         assert stream.breaker.cool_down < timedelta(minutes=1) < theirs.breaker.cool_down
         if stream.name == "orders":
             assert stream.limits == replace(theirs.limits, most_records=7, fewest_records=7)
+            assert next(iter(stream.delays.values())) < next(iter(theirs.delays.values()))
         else:
-            assert stream.limits == theirs.limits
-        assert replace(stream, breaker=theirs.breaker, limits=theirs.limits) == theirs
+            assert stream.limits == replace(theirs.limits, fewest_records=RECORDS)
+        assert stream.tiers[1:] == theirs.tiers[1:]
+        assert replace(stream, breaker=theirs.breaker, limits=theirs.limits, tiers=theirs.tiers) == theirs
         assert replace(stream.breaker, cool_down=theirs.breaker.cool_down) == theirs.breaker
     assert [stream.name for stream in declared(7)] == [*shipped]
-    assert max(shipped["payments"].breaker.least_records, shipped["payments"].limits.fewest_records or 0) <= RECORDS
+    assert shipped["payments"].breaker.least_records <= RECORDS == SOUND
 
 
 class Following:
@@ -164,7 +174,7 @@ class Following:
         ticks = [{"skipReason": "nothing new in payments"}, {"skipReason": "x; the breaker is open since 10:00. Wait"}]
         return {
             "runsOrError": {"__typename": "Runs", "results": [{"runId": "r", "status": "SUCCESS", "tags": probe}]},
-            "launchPartitionBackfill": {"__typename": "LaunchBackfillSuccess", "backfillId": "b"},
+            "launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r"}},
             "instigationStateOrError": {"__typename": "InstigationState", "ticks": ticks},
         }
 
@@ -201,11 +211,11 @@ def test_a_burst_is_accepted_and_followed_until_the_breaker_closes(
     assert found.burst.refused("run 7")
     assert (found.sound, [*ledger.breakers.accepted([REFUSED])]) == (1, [REFUSED])
     found.burst.look()
-    assert "Backfill" not in found.asked, "the probe's slice is planned first, or the breaker would close without one"
+    assert "Run" not in found.asked, "the probe's slice is planned first, or the breaker would close without one"
     found.plan(1)
     found.burst.look()
     found.burst.look()
-    assert found.asked.count("Backfill") == 1
+    assert found.asked.count("Run") == 1
     assert not found.burst.over
     found.settle(Circuit(since=NOW + timedelta(seconds=33)))
     found.burst.look()
@@ -254,6 +264,8 @@ def test_errors_of_dagster_are_not_taken_for_nothing() -> None:
         runs(Answers(runsOrError={"__typename": "PythonError", "message": "kaput"}))
     with pytest.raises(DagsterRefusedError, match="kaput"):
         launch_backfill(Answers(launchPartitionBackfill={"__typename": "PythonError", "message": "kaput"}), [], [], "")
+    with pytest.raises(DagsterRefusedError, match="kaput"):
+        launch_run(Answers(launchRun={"__typename": "PythonError", "message": "kaput"}), "payments_slice", {})
     with pytest.raises(DagsterRefusedError):
         backfill_state(Answers(partitionBackfillOrError={"__typename": "BackfillNotFoundError"}), "b")
 
