@@ -148,7 +148,9 @@ def _last_sent(stream: Stream, published: DeltaTable | None, settled: dict[str, 
     """The last slice of the main topic that is sent; a later one that was sent in part is taken from `settled`."""
     main = f"{stream.topic}@"
     while published is not None:
-        last = max((key for key in settled if key.startswith(main)), key=lambda key: (len(key), key), default=None)
+        keys = [key for key in settled if key.startswith(main)]
+        longest = max(map(len, keys), default=0)  # an ordinal beyond the usual digits has more of them
+        last = max((key for key in keys if len(key) == longest), default=None)
         if last is None or sent.complete(proofs_in(published, [last])):
             return last
         del settled[last]
@@ -164,7 +166,7 @@ def _waiting(
 ) -> tuple[list[str], list[str], int]:
     """The slices that were never sent to their end, those that were decided anew since, and of how many it is open."""
     fresh = [key for key in decided if key not in settled]
-    both = decided.keys() & settled.keys()
+    both = [key for key in decided if key in settled]  # not a set: in its order hundred thousand take thrice as long
     if events is None or published is None or not both:
         return fresh, [], 0
     after = [key for key in both if decided[key].at_ms > settled[key].at_ms]

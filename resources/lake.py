@@ -288,16 +288,22 @@ def written(table: DeltaTable) -> dict[str, Written]:
         actions = in_columns(table.get_add_actions(flatten=True))
     except Exception as error:
         raise _unreadable([str(table.table_uri)], error) from error
-    columns = (actions[name].to_pylist() for name in ("partition.slice", "num_records", "modification_time"))
+    keys, counts, times = (
+        actions[name].to_pylist() for name in ("partition.slice", "num_records", "modification_time")
+    )
+    # Of the rows of a slice one is the proof.
+    rows = [None if count is None else count - 1 for count in counts]
+    found = dict(zip(keys, map(Written._make, zip(rows, times, strict=True)), strict=True))
+    return found if len(found) == len(keys) else _joined(keys, counts, times)
+
+
+def _joined(keys: Sequence[str], counts: Sequence[int | None], times: Sequence[int]) -> dict[str, Written]:
+    """The same where a slice has several files, of which one holds the row that is the proof."""
     found: dict[str, Written] = {}
-    for key, rows, at_ms in zip(*columns, strict=True):
-        before = found.get(key)
-        # Of the rows one is the proof.
-        if before is None:
-            found[key] = Written(None if rows is None else rows - 1, at_ms)
-        else:
-            whole = None if rows is None or before.rows is None else before.rows + rows
-            found[key] = Written(whole, max(at_ms, before.at_ms))
+    for key, count, at_ms in zip(keys, counts, times, strict=True):
+        before = found.get(key, Written(-1, at_ms))
+        rows = None if count is None or before.rows is None else before.rows + count
+        found[key] = Written(rows, max(at_ms, before.at_ms))
     return found
 
 

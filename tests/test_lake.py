@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from highwater.errors import DependencyAwayError
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from resources.lake import Lake, query
+from resources.lake import Lake, Written, query, written
 from resources.spark_tables import create_table, name_of, parts_of
 
 STREAM, TABLE = "orders", "raw"
@@ -47,12 +49,42 @@ def test_the_log_tells_the_rows_that_a_proof_leaves_to_it(lake: Lake) -> None:
     assert told(lake) == [3, 0]
 
 
+def test_a_slice_of_several_files_has_the_rows_of_all_and_the_time_of_the_newest(lake: Lake) -> None:
+    path, keys = lake.path(STREAM, TABLE), [piece(n).key for n in range(2)]
+    assert written_of(path, keys[0]).rows == 3
+    log = Path(path) / "_delta_log" / f"{0:020d}.json"
+    (counts,) = (a["add"] for a in actions_of(log) if a.get("add", {}).get("partitionValues") == {"slice": keys[0]})
+    at_ms = counts["modificationTime"]
+    newer = {"path": "other.parquet", "modificationTime": at_ms + 7, "stats": json.dumps({"numRecords": 40})}
+    older = {"path": "last.parquet", "modificationTime": at_ms - 7, "stats": json.dumps({"numRecords": 500})}
+    write_actions(log.with_name(f"{1:020d}.json"), [{"add": {**counts, **newer}}, {"add": {**counts, **older}}])
+    assert written_of(path, keys[0]) == Written(543, at_ms + 7)
+    assert written_of(path, keys[1]).rows == 0
+    unknown = {"path": "unknown.parquet", "stats": None}
+    write_actions(log.with_name(f"{2:020d}.json"), [{"add": {**counts, **unknown}}])
+    assert written_of(path, keys[0]).rows is None
+
+
+def written_of(path: str, key: str) -> Written:
+    from deltalake import DeltaTable
+
+    return written(DeltaTable(path))[key]
+
+
+def actions_of(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def write_actions(log: Path, actions: Iterable[dict[str, Any]]) -> None:
+    log.write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+
 def test_rows_are_counted_where_a_file_has_no_statistics(lake: Lake) -> None:
     log = Path(lake.path(STREAM, TABLE)) / "_delta_log" / f"{0:020d}.json"
-    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    actions = actions_of(log)
     for action in actions:
         action.get("add", {}).pop("stats", None)
-    log.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    write_actions(log, actions)
     assert told(lake) == [3, 0]
 
 
