@@ -299,3 +299,11 @@ def test_a_log_that_cannot_be_read_and_a_proof_of_another_format_are_told(
     assert plain["lake_error"] == {"error": "ValueError", "text": "proof of format 9; this version reads format 2"}
     assert (plain["publication"], plain["taken_back"], plain["taken_back_remedy"]) == (None, [], "")
     assert replace(status, waiting=None).to_plain()["lake_error"] is None
+
+
+def test_the_last_slice_is_told_where_ordinals_outgrow_their_digits(scene: Scene) -> None:
+    pieces = [scene.plan(9_999_999 + n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
+    for n, piece in enumerate(pieces):
+        scene.decide(piece, 2 * n, 2 * n + 1)
+    scene.tables.publish(*pieces)
+    assert look(scene).last == "orders@10000000"
