@@ -18,6 +18,7 @@ LEDGER_URL = "HIGHWATER_LEDGER_URL"
 KAFKA_BOOTSTRAP = "HIGHWATER_KAFKA_BOOTSTRAP"
 KAFKA_CONFIG = "HIGHWATER_KAFKA_CONFIG"
 ALERTS_URL = "HIGHWATER_ALERTS_URL"
+DOCS_URL = "HIGHWATER_DOCS_URL"
 LOG_FORMAT = "HIGHWATER_LOG_FORMAT"
 SPARK_REMOTE = "SPARK_REMOTE"
 SPARK_MASTER = "HIGHWATER_SPARK_MASTER"
@@ -76,6 +77,20 @@ def log_format(environment: Mapping[str, str]) -> str:
             f"{LOG_FORMAT} names no format of log lines", found=found, remedy=f"set it to {' or '.join(LOG_FORMATS)}"
         )
     return found
+
+
+def docs_url(environment: Mapping[str, str]) -> str | None:
+    """Where the folder `docs` is served, without a slash at its end; None where nobody said.
+
+    Raises:
+        ConfigurationError: the variable is no address that a browser opens.
+    """
+    found = (environment.get(DOCS_URL) or "").rstrip("/")
+    if found and not found.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"{DOCS_URL} is no address of a page", found=found, remedy="begin it with https://, or leave it out"
+        )
+    return found or None
 
 
 def parse_kafka_config(text: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ What belongs here: telling Dagster what `orchestration.verdicts` decided, for ev
 decision itself.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import dagster as dg
 
 from highwater.declaration import Severity
 from highwater.reclaims import numbers
+from highwater.settings import docs_url
 from orchestration import (
     contents,
     follower_checks,
@@ -41,8 +43,16 @@ Verdicts = dict[str, dict[str, "Verdict"]]
 
 
 def page_of(name: str) -> str:
-    """The page of a check, from the top of the repository: the project has no address to link to."""
+    """The page of a check, from the top of the repository."""
     return f"docs/checks/{name}.md"
+
+
+def link_to(name: str) -> dg.MetadataValue[str]:
+    """The page of a check as metadata: a link where it is said where the pages are served."""
+    served = docs_url(os.environ)
+    return (
+        dg.MetadataValue.path(page_of(name)) if served is None else dg.MetadataValue.url(f"{served}/checks/{name}.md")
+    )
 
 
 @dataclass(frozen=True)
@@ -216,7 +226,7 @@ def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
                 asset=table_key(stream, checks.table),
                 additional_deps=[table_key(stream, needed) for needed in checks.needs],
                 description=f"{checks.what[name]} What a red one asks for: {page_of(name)}",
-                metadata={"page": dg.MetadataValue.path(page_of(name))},
+                metadata={"page": link_to(name)},
                 # Dagster then takes what is downstream of the table only after this check, in runs that have both.
                 blocking=stream.severity(name) is Severity.BLOCK,
                 partitions_def=slices_of(stream),
@@ -268,7 +278,7 @@ def evaluation(stream: "Stream", table: str, name: str, key: str, verdict: "Verd
         number: dg.MetadataValue.int(count) for number, count in verdict.numbers.items()
     }
     if not verdict.passed:
-        found["page"] = dg.MetadataValue.path(page_of(name))
+        found["page"] = link_to(name)
     if verdict.samples:
         found["samples"] = metadata.sample_table(verdict.samples)
     return dg.AssetCheckEvaluation(

@@ -34,6 +34,7 @@ from resources.dlq_topics import see_accepted, see_no_drift
 from resources.groups import denied, see_no_member
 from resources.lake import open_table
 from resources.permissions import permitted
+from resources.small_tables import try_storage
 from resources.topic_facts import stamped_by_broker, topic_facts
 from resources.transactions import Transactions
 from resources.vanished_topics import vanished
@@ -192,7 +193,8 @@ def _finding(topic: str, one: Finding) -> Tried:
 
 def _lake(root: str) -> str:
     if "://" in root and not root.startswith("file://"):
-        return f"{root}: another store than local files; reading is tried with the tables, writing by the first slice"
+        try_storage(root)
+        return f"{root}: a table was written, read and removed"
     folder = Path(root.removeprefix("file://"))
     at = folder if folder.exists() else next(parent for parent in folder.parents if parent.exists())
     file = at / f".highwater-doctor-{uuid.uuid4().hex}"

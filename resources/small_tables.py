@@ -1,18 +1,20 @@
 """Tables that are small enough to be written without a JVM: partitions replaced in one commit, one writer at a time.
 
-What belongs here: creating such a table, the compare-and-set of its commit, and adding to one that only grows. What
+What belongs here: creating such a table, the compare-and-set of its commit, adding to one that only grows, and trying
+whether any could be written. What
 does not: what its rows mean (`assets`), or the commits of Spark (`resources.lake`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
 from highwater.proof import user_metadata
-from resources.lake import in_one_line, open_table, slice_is_one_of
+from resources.lake import in_one_line, open_table, query, slice_is_one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,6 +117,38 @@ def append(path: str, rows: pa.Table) -> None:
             if there or open_table(path) is None:
                 raise
             write_deltalake(path, rows, mode="append")
+
+
+def try_storage(root: str) -> None:
+    """Do with a table of one row below a root what the pipeline and its maintenance do with theirs.
+
+    Raises:
+        DependencyAwayError: it could not be written, read or removed.
+    """
+    import pyarrow as pa
+    from deltalake import DeltaTable, write_deltalake
+    from deltalake.fs import DeltaStorageHandler
+
+    name = f".highwater-doctor-{uuid.uuid4().hex}"
+    path = f"{root}/{name}"
+    steps: dict[str, Callable[[], object]] = {
+        "written": lambda: write_deltalake(path, pa.table({"n": [1]})),
+        "read": lambda: query(DeltaTable(path), "SELECT n FROM t"),
+        "removed": lambda: DeltaStorageHandler(root).delete_dir(name),
+    }
+    for done, step in steps.items():
+        try:
+            step()
+        except Exception as error:
+            raise DependencyAwayError(
+                f"a table at {path} could not be {done}",
+                found=in_one_line(str(error)) or type(error).__name__,
+                remedy=(
+                    "see that HIGHWATER_LAKE is reachable, and that this user may list, read, write and delete below "
+                    "it; what is left at that place can go"
+                ),
+                of=LAKE,
+            ) from error
 
 
 @contextmanager

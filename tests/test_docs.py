@@ -16,9 +16,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dagster as dg
 import pytest
 
 from highwater import declaration, errors, settings
+from highwater.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -403,8 +405,18 @@ def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
         for passed in (False, True)
     )
 
-    assert red.metadata["page"].value == "docs/checks/versions_in_order.md"
+    assert red.metadata["page"] == dg.MetadataValue.path("docs/checks/versions_in_order.md")
     assert "page" not in green.metadata
+
+
+def test_the_pages_of_checks_are_links_where_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestration.checks import link_to
+
+    monkeypatch.setenv("HIGHWATER_DOCS_URL", "https://pages/docs/")
+    assert link_to("slices_tile") == dg.MetadataValue.url("https://pages/docs/checks/slices_tile.md")
+    monkeypatch.setenv("HIGHWATER_DOCS_URL", "docs")
+    with pytest.raises(ConfigurationError, match="no address of a page; found: docs; remedy: begin it with https"):
+        link_to("slices_tile")
 
 
 # Metrics

@@ -21,6 +21,7 @@ from orchestration.terminal import PERMANENT, TEMPORARY
 from resources.dlq_topics import ensure
 from resources.lake import Lake
 from resources.ledger import Ledger
+from resources.small_tables import try_storage
 from tests.conftest import create_topic
 from tests.scene import Scene
 from tests.support import customers, make_stream
@@ -50,7 +51,42 @@ def test_a_lake_is_written_to_and_left_clean(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DependencyAwayError, match="nothing can be written"):
         doctor._lake(str(tmp_path / "file"))
-    assert "another store" in doctor._lake("s3://bucket/lake")
+
+
+def test_a_store_of_objects_is_written_to_and_left_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "try_storage", lambda _: try_storage(tmp_path.as_uri()))
+    assert doctor._lake("s3://bucket/lake") == "s3://bucket/lake: a table was written, read and removed"
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+@pytest.mark.parametrize(("step", "done"), [("write_deltalake", "written"), ("DeltaTable", "read")])
+def test_what_cannot_be_done_in_a_store_is_told(
+    step: str, done: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("denied")
+
+    monkeypatch.setattr(f"deltalake.{step}", refuse)
+    with pytest.raises(DependencyAwayError, match=rf"could not be {done}; found: denied; remedy: .* may list"):
+        try_storage(tmp_path.as_uri())
+
+
+def test_what_cannot_be_removed_from_a_store_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("denied")
+
+    monkeypatch.setattr("deltalake.fs.DeltaStorageHandler.delete_dir", refuse)
+    with pytest.raises(DependencyAwayError, match=r"could not be removed; found: denied; remedy: .* that place can go"):
+        try_storage(tmp_path.as_uri())
+
+
+def test_a_store_that_nobody_serves_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"ENDPOINT_URL": f"http://{LOOPBACK}:{free_port()}", "ALLOW_HTTP": "true", "REGION": "nowhere"}
+    for name, value in {**answers, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "planted"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with pytest.raises(DependencyAwayError, match="could not be written") as caught:
+        doctor._lake("s3://bucket/lake")
+    assert "planted" not in str(caught.value)
 
 
 def test_the_ledger_is_written_to_and_left_clean(tmp_path: Path) -> None:
