@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dev.generator import SOURCES, Order, Target, generate, outbox_file
+from dev.readings import end_offsets
 from resources.delivery import End
 from resources.kafka import Kafka
 from resources.outbox import ID_HEADER, Outbox
@@ -24,7 +25,7 @@ from tests.support import forkserver, read_topic
 NOBODY = Kafka("127.0.0.1:1")
 # The longer series is of `make test-long`.
 SERIES = pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
-RECORDS = 3000
+RECORDS = 20_000
 RECORD = Record("t", b"k", b"v")
 
 
@@ -122,19 +123,24 @@ def test_whatever_is_killed_every_id_is_there_once_and_only_those_are_ticked(
     box = Outbox(file, Kafka(bootstrap))
     box.put((f"id-{n}", Record(name, b"k%d" % (n % 50), b"%d" % n)) for n in range(RECORDS))
     box.close()
-    killed_amid = untold = 0
+    killed_amid = untold = arrived = 0
     for number in range(kills):
         ready = tmp_path / f"ready-{number}"
         child = context.Process(target=work, args=(file, bootstrap, ready))
         child.start()
         while child.is_alive() and not ready.exists():
             time.sleep(0.002)
-        time.sleep(chance.uniform(0, 0.3))
+        if number % 2:  # amid what arrives; the others at any time
+            while child.is_alive() and sum(end_offsets(bootstrap, name).values()) == arrived:
+                time.sleep(0.002)
+        else:
+            time.sleep(chance.uniform(0, 0.6))
         if child.is_alive() and child.pid:
             os.kill(child.pid, signal.SIGKILL)
             killed_amid += 1
         child.join(30)
         standing = ids(bootstrap, name)
+        arrived = len(standing)
         assert len(standing) == len(set(standing)), "an id stands twice"
         box = Outbox(file, Kafka(bootstrap))
         ticked = box.ticked()
