@@ -223,11 +223,14 @@ def _in_sync_minimum(facts: TopicFacts) -> Finding:
     if least >= facts.factor > 1:
         text = f"{least} of {facts.factor}: one broker away stops writes"
         return Finding(rule, Level.ERROR, text, found.source, _spare_replica(facts, least))
-    if least >= SAFE_IN_SYNC:
+    # Brokers ask for no more replicas than there are.
+    in_force = min(least, facts.factor)
+    if in_force >= SAFE_IN_SYNC:
         return Finding(rule, Level.OK, found.value, found.source)
+    told = found.value if in_force == least else f"{least}, of which {in_force} is there"
     if facts.brokers == 1:
-        return Finding(rule, Level.WARNING, f"{least}: for development", found.source, _more_replicas(facts))
-    text = f"{least}: an acknowledged record may stand on one broker alone"
+        return Finding(rule, Level.WARNING, f"{told}: for development", found.source, _more_replicas(facts))
+    text = f"{told}: an acknowledged record may stand on one broker alone"
     return Finding(rule, Level.ERROR, text, found.source, _spare_replica(facts, least))
 
 

@@ -14,7 +14,7 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from highwater.declaration import Severity
-from highwater.errors import DependencyAwayError, HighwaterError, TemporaryError, UnbalancedError
+from highwater.errors import DependencyAwayError, HighwaterError, PermanentError, TemporaryError, UnbalancedError
 from highwater.partition_counts import eras
 from highwater.plans import left_to_read
 from highwater.reclaims import numbers
@@ -29,6 +29,7 @@ from orchestration.plan_status import DlqStatus, stream_status, times_plain
 from orchestration.producer_audit import judged_producers
 from orchestration.published_checks import standing_line
 from orchestration.standing import attempts
+from orchestration.strangers import slices_there, strangers
 from orchestration.topic_audit import judged_published
 from orchestration.unread import Ages, unread_ages
 from orchestration.version_checks import over_the_stream
@@ -125,6 +126,7 @@ class Audit:
         published: how far accepted events are sent; empty of a stream that sends none.
         on_topics: what tiers, parked topic and that of accepted events hold of the slices that were held.
         published_to: by name of a topic that is published to what the rules say of it.
+        strangers: what tables hold of slices that were never planned.
     """
 
     stream: str
@@ -151,6 +153,7 @@ class Audit:
     published: str = ""
     on_topics: Sequence[OnTopic] = ()
     published_to: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
+    strangers: Sequence[str] = ()
 
     @property
     def errors(self) -> list[str]:
@@ -170,7 +173,7 @@ class Audit:
         found += [held.error for held in self.held if held.error]
         found += [held.error for held in self.on_topics if held.error]
         found += self._told("error")
-        found += [*self.seams, *self.failing]
+        found += [*self.seams, *self.strangers, *self.failing]
         found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
         return found
 
@@ -347,6 +350,7 @@ class Audit:
             ],
             "versions": {name: one.to_plain() for name, one in self.versions.items()},
             "seams": [*self.seams],
+            "strangers": [*self.strangers],
             "failing_now": [*self.failing],
             "published": self.published,
         }
@@ -415,6 +419,7 @@ def audit(
     """
     # The lake before the plan: a slice that is committed in between is at worst told as unfinished.
     ends, standing = count_ends(ledger, lake, stream), attempts(lake, stream)
+    there = slices_there(lake, stream)
     pieces = ledger.slices(stream.name)
     newest = pieces[-records_of:] if records_of else []
     whole = [piece.key for piece in newest if not standing.lacking(piece.key)]
@@ -468,6 +473,7 @@ def audit(
         published=standing_line(lake, stream),
         on_topics=held_on_topics(kafka, lake, stream, newest),
         published_to=published_to,
+        strangers=strangers(there, {piece.key for piece in pieces}, stream.name),
     )
 
 
@@ -505,12 +511,21 @@ def _failing(
     for checks in CHECKS if keys else ():
         try:
             verdicts = checks.decide(Sources(ledger, kafka, lake), stream, keys)
-        except HighwaterError as error:
-            unasked[f"{', '.join(checks.names(stream))}: {error}"] = error
+        except Exception as error:  # noqa: BLE001 - a table that breaks one check must not hide what the others say
+            told = error if isinstance(error, HighwaterError) else _broke(error)
+            unasked[f"{', '.join(checks.names(stream))}: {told}"] = told
         else:
             red = failures(stream, verdicts, warned=False)
             found += [f"{key}: {name}: {verdict.text}" for name, key, verdict in red]
     return found, unasked
+
+
+def _broke(error: Exception) -> PermanentError:
+    return PermanentError(
+        "the checks could not be made of what the tables hold",
+        found=f"{type(error).__name__}: {error}",
+        remedy="look at the rows of the newest slices, and report it: no row may break a check",
+    )
 
 
 def _versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, Judged]:

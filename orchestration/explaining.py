@@ -141,7 +141,9 @@ class Explained:
             )
         lines += [] if self.accepted is None else self.accepted.lines
         lines += [self.hold.text] if self.hold is not None else []
-        lines += [f"{self.given_up.text}; highwater retry-slice lets it be tried again"] if self.given_up else []
+        lines += (
+            [f"{self.given_up.text}; highwater retry-slice {piece.key} lets it be tried again"] if self.given_up else []
+        )
         lines += [self._taken_back] if self.reclaims else []
         lines += [
             f"lease: {name!r} is held until {ends:%H:%M:%S} UTC, or renewed" for name, ends in self.leases.items()

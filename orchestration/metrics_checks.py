@@ -131,7 +131,9 @@ def _minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:
     """By slice the minutes of some events."""
     found: defaultdict[str, set[int]] = defaultdict(set)
     times = f"SELECT slice, arrow_cast(event_time, 'Int64') AS us FROM t WHERE proof IS NULL AND {where}"
-    for row in query(events, f"SELECT DISTINCT slice, {_MINUTE} AS minute FROM ({times})"):
+    # An event without a time is another check's to tell (`events_as_recorded`).
+    asked = f"SELECT DISTINCT slice, {_MINUTE} AS minute FROM ({times}) WHERE us IS NOT NULL"
+    for row in query(events, asked):
         found[row["slice"]].add(row["minute"])
     return found
 

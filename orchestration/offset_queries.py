@@ -40,7 +40,8 @@ class Rows:
         held: for each partition the offsets that have a row.
         rows: how many rows there are.
         doubled: rows beyond one for each offset.
-        outside: offsets that the slice's plan does not have, as `topic, generation, partition [start, end)`.
+        outside: offsets that the slice's plan does not have, as `topic, generation, partition [start, end)`; rows
+            without an offset among them.
     """
 
     held: dict[int, list[OffsetRange]] = field(default_factory=dict)
@@ -84,8 +85,12 @@ def rows_in_raw(raw: DeltaTable, pieces: Sequence[Slice]) -> dict[str, Rows]:
     found = {key: Rows() for key in planned}
     told = query_columns({"raw": raw}, _STRETCHES.format(slices=slice_is_one_of(planned)))
     for key, topic, generation, partition, first, last, rows in zip(*told.values(), strict=True):
-        mine, piece, stretch = found[key], planned[key], OffsetRange(first, last + 1)
+        mine, piece = found[key], planned[key]
         mine.rows += rows
+        if first is None:
+            mine.outside.append(f"{topic}, generation {generation}, partition {partition}, {rows:,} without an offset")
+            continue
+        stretch = OffsetRange(first, last + 1)
         mine.doubled += rows - len(stretch)
         if (topic, generation) == (piece.topic, piece.generation):
             mine.held.setdefault(partition, []).append(stretch)

@@ -83,11 +83,7 @@ class DlqStatus:
 
     @property
     def line(self) -> str:
-        """The topic in a sentence, or two."""
-        return self._line if self.pause is None else f"{self._line}; {self.pause.text}, highwater resume-tier"
-
-    @property
-    def _line(self) -> str:
+        """The topic in a sentence."""
         if self.error is not None:
             return f"{self.topic}: {type(self.error).__name__}: {self.error}"
         if self.waiting is None:
@@ -206,7 +202,11 @@ class StreamStatus:
             f"  run {run}: its worker lives, lease until {ends:%H:%M:%S} UTC" for run, ends in self.workers.items()
         ]
         lines = [*errors, *breakers, *refused, *holds, *given_up, *alerts, *workers]
-        return [head, *lines, *[f"  {one.line}" for one in self.dlq], *self._waits]
+        return [head, *lines, *[f"  {self._dlq_line(one)}" for one in self.dlq], *self._waits]
+
+    def _dlq_line(self, one: DlqStatus) -> str:
+        paused = "" if one.pause is None else f"; {one.pause.text}, highwater resume-tier {self.stream} {one.topic}"
+        return f"{one.line}{paused}"
 
     @property
     def _waits(self) -> list[str]:

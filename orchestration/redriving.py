@@ -48,7 +48,7 @@ class _Stay:
     large: list[tuple[str, int]] = field(default_factory=list)
     lost: list[tuple[str, Place]] = field(default_factory=list)
 
-    def raise_for(self, topic: str, client: int, bootstrap: str) -> None:
+    def raise_for(self, stream: str, topic: str, client: int, bootstrap: str) -> None:
         if self.large:
             error = too_large([(topic, size) for _, size in self.large], client, bootstrap)
             names = _named([f"{name}: {size:,} bytes" for name, size in self.large])
@@ -57,7 +57,8 @@ class _Stay:
                 f"{len(self.large):,} records stay parked, since {topic} does not take them; the others were sent",
                 found=f"{names}; the producer sends {client:,} bytes at the most{lost}",
                 remedy=f"{error.remedy}; then send them back again. Those of the main topic may be taken back instead, "
-                "where the cause is mended: highwater reclaim; or given up: highwater discard-parked",
+                f"where the cause is mended: highwater reclaim {stream}; or given up: highwater discard-parked "
+                f"{stream}",
             )
         if self.lost:
             raise UnbalancedError(
@@ -65,7 +66,7 @@ class _Stay:
                 stored=_named([f"{name} at {p.topic}[{p.partition}]@{p.offset}" for name, p in self.lost]),
                 found="raw holds nothing there",
                 remedy="materialise raw of their slices again, or restore it; what was erased, or is gone for good, is "
-                "given up: highwater discard-parked",
+                f"given up: highwater discard-parked {stream}",
             )
 
 
@@ -119,7 +120,7 @@ def redrive(
         for portion in cut(found, lambda one: one.size, RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
             sent += _sent(transactions, portion, stay, sent)
             yield sent
-        stay.raise_for(to, transactions.most_bytes, kafka.bootstrap)
+        stay.raise_for(stream.name, to, transactions.most_bytes, kafka.bootstrap)
 
 
 def _whole(

@@ -159,7 +159,9 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
     paused = ledger.paused.of(stream.name)
     for topic in _to_plan(ledger, stream):
         if topic in paused:
-            lines.append(f"{paused[topic].text}: nothing of it is planned before highwater resume-tier")
+            lines.append(
+                f"{paused[topic].text}: nothing of it is planned before highwater resume-tier {stream.name} {topic}"
+            )
             continue
         try:
             with guarded(kafka_guard(ledger, kafka)):

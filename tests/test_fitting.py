@@ -283,19 +283,19 @@ def test_what_a_tier_refuses_stays_parked_and_the_rest_is_sent_back() -> None:
     [(records, mark)] = transactions.committed
     assert ([record.key for record in records], mark) == ([b"k0", b"k2"], Mark(1, 9))
     with pytest.raises(RecordTooLargeError, match="1 records stay parked") as caught:
-        stay.raise_for(TIER, 1_000_000, "broker:9092")
+        stay.raise_for("orders", TIER, 1_000_000, "broker:9092")
     assert f"orders[0]@1: {portion[1].size:,} bytes" in str(caught.value.found)
     assert f"--entity-name {TIER} --add-config max.message.bytes={MOST_BYTES}" in caught.value.remedy
 
 
 def test_a_reference_whose_row_raw_lacks_stays_parked_and_is_told() -> None:
-    redriving._Stay().raise_for(TIER, 1, "broker:9092")
+    redriving._Stay().raise_for("orders", TIER, 1, "broker:9092")
     stay = redriving._Stay(lost=[("orders[2]@17", PLACE)])
     with pytest.raises(UnbalancedError, match=r"orders\[2\]@17"):
-        stay.raise_for(TIER, 1_000, "broker:9092")
+        stay.raise_for("orders", TIER, 1_000, "broker:9092")
     stay.large.append(("orders[0]@1", 2_000))
     with pytest.raises(RecordTooLargeError, match=r"raw does not hold orders\[2\]@17"):
-        stay.raise_for(TIER, 1_000, "broker:9092")
+        stay.raise_for("orders", TIER, 1_000, "broker:9092")
 
 
 @pytest.mark.slow

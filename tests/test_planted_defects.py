@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 import sqlalchemy as sa
@@ -21,7 +21,7 @@ from highwater.plans import Loss, Publication
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
 from orchestration import audit as audit_page
-from orchestration import gap_checks
+from orchestration import checks, gap_checks
 from orchestration.completeness import hold_against_topic
 from orchestration.offset_queries import in_raw
 from orchestration.plan_status import StreamStatus
@@ -214,6 +214,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "raw: a row took the place of a marker": (move("raw", EVENT, TO_MARKER), {GAPS, ACCOUNTED}),
     "raw: a row lies outside of the slice": (move("raw", EVENT, FAR), {PLANNED, GAPS, ACCOUNTED}),
     "raw: a row is of another generation": (alter("raw", EVENT, generation=1), {PLANNED, GAPS, ACCOUNTED}),
+    "raw: an offset is gone": (alter("raw", EVENT, offset=None), {PLANNED, GAPS, ACCOUNTED}),
     "raw: another key": (alter("raw", EVENT, key=b"o9"), {ACCOUNTED}),
     "raw: another time": (alter("raw", EVENT, timestamp=NOON - timedelta(1)), {ACCOUNTED}),
     "raw: a reject has another value": (alter("raw", MALFORMED, value=b"x"), {ACCOUNTED}),
@@ -551,3 +552,45 @@ def test_the_audit_tells_seams_and_checks_the_newest_slices_once_more(
     assert [one for one in red if not one.startswith((METRICS, SENT))] == [f"{RECORDED}: {told}"]
     world.ledger.add([piece(2, p0=(9, 9), p1=(4, 4))])
     assert "orders@0000002: partition 0 [8, 9) is in no slice, and not recorded as lost" in errors(0)
+
+
+STRANGE: dict[str, Place] = {
+    "raw": EVENT,
+    "events": LOSER,
+    "rejects": MALFORMED,
+    "dlq": MALFORMED,
+    "published": LOSER,
+    "current": WINNER,
+}
+
+
+def test_rows_of_a_slice_that_nobody_planned_are_an_error_of_the_audit(
+    world: World, audit: Callable[..., audit_page.Audit]
+) -> None:
+    assert audit(world).strangers == []
+    sound = deepcopy(world.rows)
+    for table, place in STRANGE.items():
+        world.rows = deepcopy(sound)
+        world.rows[table].append({**world.at(table, FIRST, place), "slice": "orders@0000099"})
+        found = audit(world)
+        [told] = found.strangers
+        assert told.startswith(
+            f"{table} holds rows of 1 slices that the ledger does not know: orders@0000099; remedy: "
+        )
+        assert told in found.errors
+    world.rows = deepcopy(sound)
+    world.rows["current"].append({**world.at("current", FIRST, WINNER), "updated_by_slice": "orders@0000098"})
+    assert "does not know: orders@0000098" in audit(world).strangers[0]
+
+
+def test_a_row_that_breaks_a_check_hides_nothing_else_from_the_audit(
+    world: World, audit: Callable[..., audit_page.Audit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_: object) -> NoReturn:
+        raise TypeError("no offset")
+
+    monkeypatch.setattr(checks, "CHECKS", [replace(checks.CHECKS[0], decide=break_down), *checks.CHECKS[1:]])
+    drop("events", LOSER)(world, FIRST)
+    errors = audit(world, records_of=len(world.pieces)).errors
+    assert any("slices_tile" in text and "TypeError: no offset" in text for text in errors)
+    assert any(f"{FIRST.key}: {ACCOUNTED}" in text for text in errors)

@@ -58,6 +58,13 @@ def test_a_safe_topic_breaks_no_rule() -> None:
         (with_setting(SAFE, min_insync_replicas="1"), "min.insync.replicas", Level.ERROR, "min.insync.replicas=2"),
         (with_setting(SAFE, min_insync_replicas="3"), "min.insync.replicas", Level.ERROR, "min.insync.replicas=2"),
         (with_setting(ONE, min_insync_replicas="1"), "min.insync.replicas", Level.WARNING, "three brokers"),
+        (ONE, "min.insync.replicas", Level.WARNING, "three brokers"),
+        (
+            replace(SAFE, replicas={0: 1, 1: 1}, in_sync={0: 1, 1: 1}, assignment={0: [1], 1: [2]}),
+            "min.insync.replicas",
+            Level.ERROR,
+            "kafka-reassign-partitions",
+        ),
         (
             with_setting(SAFE, unclean_leader_election_enable="true"),
             "unclean election",

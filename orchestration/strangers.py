@@ -1,0 +1,65 @@
+"""Rows of a stream's tables that belong to no slice of the ledger: no check of a slice sees them.
+
+What belongs here: finding them, without a JVM. What does not: the checks of planned slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from assets.sent import SENDING
+from assets.sent import TABLE as PUBLISHED
+from highwater.folding import BASE, RECENT
+from resources.lake import query, written
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.lake import Lake
+
+# Tables whose partitions are slices, with those that are not. Those of `metrics` are days, whose rows its check holds
+# against the events of all slices.
+_OTHERS: Mapping[str, frozenset[str]] = {
+    "raw": frozenset(),
+    "events": frozenset(),
+    "rejects": frozenset(),
+    "dlq": frozenset(),
+    "current": frozenset({BASE, RECENT}),
+    PUBLISHED: frozenset({SENDING}),
+}
+NAMED = 5
+
+
+def slices_there(lake: Lake, stream: Stream) -> dict[str, set[str]]:
+    """For each table the slices that its rows name.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    found: dict[str, set[str]] = {}
+    for name, others in _OTHERS.items():
+        table = lake.table(stream.name, name)
+        if table is None:
+            continue
+        found[name] = written(table).keys() - others
+        if name == "current":  # folded rows name the slice that brought them
+            rows = query(table, "SELECT DISTINCT updated_by_slice AS slice FROM t WHERE proof IS NULL")
+            found[name] |= {str(row["slice"]) for row in rows}
+    return found
+
+
+def strangers(there: Mapping[str, Collection[str]], planned: Collection[str], stream: str) -> list[str]:
+    """What the tables hold of slices that were never planned, in sentences.
+
+    Args:
+        there: from `slices_there`, looked at before the plan: whatever is committed was planned before.
+        planned: the keys of all slices.
+        stream: its name.
+    """
+    found = {name: sorted(set(keys).difference(planned)) for name, keys in there.items()}
+    return [
+        f"{name} holds rows of {len(keys):,} slices that the ledger does not know: {', '.join(keys[:NAMED])}; remedy: "
+        f"highwater rebuild-ledger {stream} if plans were lost; else find out who wrote them, and delete them"
+        for name, keys in found.items()
+        if keys
+    ]
