@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,7 +143,7 @@ def test_runs_and_checks_are_told_where_dagster_is(tmp_path: Path) -> None:
             )
         )
         with ledger.lease(f"run orders/{living.run_id}", seconds=60):
-            found = explain(ledger, Lake(str(tmp_path / "lake")), stream, key, instance)
+            found = explain(ledger, Lake(str(tmp_path / "lake")), stream, key, lambda: nullcontext(instance))
     runs = {run.run: run for run in found.runs or ()}
     assert (runs[dead.run_id].worker, runs[living.run_id].worker[:12]) == ("no lease", "lease until ")
     others = [run for run in runs.values() if run.run not in {dead.run_id, living.run_id}]
