@@ -61,7 +61,8 @@ def locate(
 ) -> None:
     """Follow the record at OFFSET of PARTITION of TOPIC: its slice, its row in raw, and how its origin ended.
 
-    TOPIC is a main topic, a tier or a parked topic.
+    TOPIC is a main topic, a tier or a parked topic. Where Kafka is to be looked at and is away, what is known is told
+    all the same, and the exit status is 75.
     """
     from orchestration.locating import locate as follow
     from orchestration.locating import stream_of
@@ -70,6 +71,9 @@ def locate(
     found = follow(deployment.ledger(), deployment.kafka(), deployment.lake(), stream, topic, partition, offset)
     if as_json:
         print_json([one.to_plain() for one in found])
-        return
+    else:
+        for one in found:
+            print_lines(one.lines)
     for one in found:
-        print_lines(one.lines)
+        if one.unseen is not None:
+            raise one.unseen
