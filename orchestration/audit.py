@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_checks import all_seams
 from orchestration.plan_status import DlqStatus, stream_status, times_plain
 from orchestration.producer_audit import judged_producers
+from orchestration.publication import accepted_vanished
 from orchestration.published_checks import standing_line
 from orchestration.standing import attempts
 from orchestration.topic_audit import judged_published
@@ -428,7 +430,9 @@ def audit(
     dlq_errors = [one.error for one in status.dlq if one.error is not None]
     ages = _ages(ledger, kafka, stream, status, standing.raw)
     findings, facts, problems = _looked_at(kafka, stream, ages)
-    published_to, unseen = judged_published(kafka, stream) if facts else ({}, [])
+    published_to, unseen = (
+        judged_published(kafka, stream, partial(accepted_vanished, ledger, lake, stream)) if facts else ({}, [])
+    )
     failing, not_decided = _failing(ledger, kafka, lake, stream, whole)
     losses = ledger.losses(stream.name)
     lost = _lost(losses, stream.topic)

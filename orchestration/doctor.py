@@ -30,6 +30,7 @@ from highwater.errors import (
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Finding, Level, judge
 from orchestration.dagster_home import see_home, told
+from orchestration.publication import accepted_vanished
 from orchestration.topic_audit import judged_published
 from resources.dlq_topics import see_accepted, see_no_drift
 from resources.groups import denied, see_no_member
@@ -137,8 +138,7 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
         yield from _rules(deployment, stream)
         yield _dlq(deployment, stream)
         if stream.publishes is not None:
-            what = f"topic of accepted events {stream.publishes.topic}"
-            yield _tried(what, lambda: see_accepted(deployment.kafka(), stream))
+            yield _tried(f"topic of accepted events {stream.publishes.topic}", lambda: _accepted(deployment, stream))
             group = f"highwater.pub.{stream.publishes.topic}"
             yield _tried(f"group {group}", lambda: _group(deployment, group))
         for one in stream.foreign_topics:
@@ -157,6 +157,11 @@ def _dlq(deployment: Deployment, stream: Stream) -> Tried:
     except HighwaterError as error:
         return Tried(what, error=error)
     return Tried(what, text, warning=warning)
+
+
+def _accepted(deployment: Deployment, stream: Stream) -> str:
+    gone = partial(accepted_vanished, deployment.ledger(), deployment.lake(), stream)
+    return see_accepted(deployment.kafka(), stream, gone)
 
 
 def _foreign(deployment: Deployment, topic: str) -> Tried:
