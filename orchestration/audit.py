@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_checks import all_seams
 from orchestration.plan_status import DlqStatus, stream_status, times_plain
 from orchestration.producer_audit import judged_producers
+from orchestration.publication import accepted_vanished
 from orchestration.published_checks import standing_line
 from orchestration.standing import attempts
 from orchestration.strangers import slices_there, strangers
@@ -115,6 +117,7 @@ class Audit:
         endurance: how many brokers may fail.
         problems: errors that keep something from being planned or looked at, by what is told of them.
         red: failing checks by name, with the number of slices; None where Dagster was not asked.
+        dagster_unasked: whether Dagster was to be asked, and could not be; why is one of the problems.
         held: slices whose records were held against the topic.
         versions: by check of versions what it says of the whole stream; empty if they were not asked for.
         seams: where slices do not tile.
@@ -142,6 +145,7 @@ class Audit:
     endurance: str
     problems: Mapping[str, HighwaterError]
     red: Mapping[str, int] | None = None
+    dagster_unasked: bool = False
     held: Sequence[Held] = ()
     versions: Mapping[str, Judged] = field(default_factory=dict)
     seams: Sequence[str] = ()
@@ -209,7 +213,8 @@ class Audit:
         if self.red is not None:
             return []
         made = "" if self.checked else ", and none was made here: --records N makes those of the newest N slices"
-        return [f"checks of slices: Dagster was not asked for their last results, DAGSTER_HOME is not set{made}"]
+        why = "could not be asked for their last results" if self.dagster_unasked else _NO_HOME
+        return [f"checks of slices: Dagster {why}{made}"]
 
     @property
     def tables(self) -> list[tuple[str, list[str], Rows]]:
@@ -379,6 +384,7 @@ def _broken(of: str, findings: Sequence[Finding]) -> list[str]:
     return [f"{of}{one.rule}: {one.value}" for one in findings if one.level is Level.ERROR]
 
 
+_NO_HOME = "was not asked for their last results, DAGSTER_HOME is not set"
 _RULES = ["rule", "level", "found", "set in", "remedy"]
 
 
@@ -401,6 +407,7 @@ def audit(
     versions: bool = False,
     keys: bool = False,
     others: Sequence[ProducerFacts] = (),
+    unasked: HighwaterError | None = None,
 ) -> Audit:
     """Make the page. Kafka that is away is a problem on it; ledger and lake must answer.
 
@@ -413,6 +420,7 @@ def audit(
         versions: put the checks of versions to the whole stream too.
         keys: look in which partitions each key of the topic is.
         others: producers that are not ours.
+        unasked: why Dagster could not be asked.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -427,8 +435,10 @@ def audit(
     dlq_errors = [one.error for one in status.dlq if one.error is not None]
     ages = _ages(ledger, kafka, stream, status, standing.raw)
     findings, facts, problems = _looked_at(kafka, stream, ages)
-    published_to, unseen = judged_published(kafka, stream) if facts else ({}, [])
-    failing, unasked = _failing(ledger, kafka, lake, stream, whole)
+    published_to, unseen = (
+        judged_published(kafka, stream, partial(accepted_vanished, ledger, lake, stream)) if facts else ({}, [])
+    )
+    failing, not_decided = _failing(ledger, kafka, lake, stream, whole)
     losses = ledger.losses(stream.name)
     lost = _lost(losses, stream.topic)
     waiting = _waiting([piece for piece in pieces if piece.key not in standing.raw], status, losses)
@@ -460,8 +470,11 @@ def audit(
         dlq=status.dlq,
         findings=findings,
         endurance="" if facts is None else endurance(facts),
-        problems=_by_text([*status.errors, *dlq_errors, *problems, *unseen, *refused]) | unasked,
+        problems=_by_text([*status.errors, *dlq_errors, *problems, *unseen, *refused])
+        | not_decided
+        | _of_dagster(unasked),
         red=red,
+        dagster_unasked=unasked is not None,
         held=hold_against_topic(ledger, kafka, lake, stream, newest),
         versions=_versions(ledger, lake, stream) if versions else {},
         seams=[seam.text for seam in all_seams(ledger, stream, pieces)],
@@ -498,6 +511,10 @@ def outcome(pages: Sequence[Audit], remedy: str) -> HighwaterError | None:
 def _by_text(errors: Iterable[HighwaterError]) -> dict[str, HighwaterError]:
     """What keeps several looks from succeeding is told once."""
     return {str(error): error for error in errors}
+
+
+def _of_dagster(unasked: HighwaterError | None) -> dict[str, HighwaterError]:
+    return {} if unasked is None else {f"Dagster could not be asked: {unasked}": unasked}
 
 
 def _failing(

@@ -220,8 +220,8 @@ def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> Non
             print_lines(one.lines)
             if one.partitions:
                 print_table(*one.table)
-    errors = [error for one in found for error in (*one.errors, *(dlq.error for dlq in one.dlq)) if error is not None]
-    if errors:
+    told = [error for one in found for error in (*one.errors, *(dlq.error for dlq in one.dlq), one.accepted)]
+    if errors := [error for error in told if error is not None]:
         # What a person has to mend comes before what mends itself.
         raise min(errors, key=exit_status)
 

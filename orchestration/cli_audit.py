@@ -5,7 +5,7 @@ What belongs here: arguments, output, exit status. What does not: what is gather
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,10 @@ import click
 
 from highwater.errors import ConfigurationError
 from highwater.producer_rules import Client
+from orchestration.dagster_home import answer, dagster_instance
 from orchestration.terminal import (
     Deployment,
     as_json_option,
-    dagster_instance,
     deployment_of,
     print_json,
     print_lines,
@@ -24,9 +24,6 @@ from orchestration.terminal import (
 )
 
 if TYPE_CHECKING:
-    import dagster as dg
-
-    from highwater.declaration import Stream
     from highwater.producer_rules import ProducerFacts
 
 
@@ -79,27 +76,31 @@ def audit(
     """
     from orchestration.audit import audit as gather
     from orchestration.audit import outcome
+    from orchestration.check_results import failing_checks
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
     ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
     if (client or client_version) and not files:
         raise click.UsageError("--client and --client-version say what a --producer FILE is of; give the file")
     others = [_producer(file, client, client_version) for file in files]
-    with dagster_instance() as instance:
-        found = [
-            gather(
-                ledger,
-                kafka,
-                lake,
-                stream,
-                _red(instance, stream),
-                records_of=records_of,
-                versions=versions,
-                keys=keys,
-                others=others,
-            )
-            for stream in declared
-        ]
+    red, unasked = answer(
+        dagster_instance, lambda instance: {one.name: failing_checks(instance, one) for one in declared}
+    )
+    found = [
+        gather(
+            ledger,
+            kafka,
+            lake,
+            stream,
+            None if red is None else red[stream.name],
+            records_of=records_of,
+            versions=versions,
+            keys=keys,
+            others=others,
+            unasked=unasked,
+        )
+        for stream in declared
+    ]
     if as_json:
         print_json([one.to_plain() for one in found])
     else:
@@ -123,9 +124,3 @@ def _producer(file: Path, client: str | None, version: str | None) -> ProducerFa
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{file.name} is no text in UTF-8", remedy="give Java properties or JSON") from error
     return producer_facts(file.name, text, known, None if version is None else version_of(version))
-
-
-def _red(instance: dg.DagsterInstance | None, stream: Stream) -> Mapping[str, int] | None:
-    from orchestration.check_results import failing_checks
-
-    return None if instance is None else failing_checks(instance, stream)

@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from highwater.errors import TemporaryError
+from orchestration.dagster_home import dagster_instance
 from orchestration.terminal import (
     Deployment,
     as_json_option,
     by_option,
-    dagster_instance,
     deployment_of,
     print_json,
     print_lines,

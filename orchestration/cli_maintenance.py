@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 
 import click
 
+from orchestration.dagster_home import dagster_instance
 from orchestration.terminal import (
     Deployment,
     as_json_option,
-    dagster_instance,
     deployment_of,
     print_json,
     print_lines,

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import click
 
-from orchestration.terminal import Deployment, dagster_instance, deployment_of
+from orchestration.dagster_home import dagster_instance
+from orchestration.terminal import Deployment, deployment_of
 
 
 @click.command()

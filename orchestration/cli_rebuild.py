@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from orchestration.dagster_home import dagster_instance
 from orchestration.terminal import (
     Deployment,
     as_json_option,
     by_option,
-    dagster_instance,
     deployment_of,
     print_json,
     print_lines,

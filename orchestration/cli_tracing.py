@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import click
 
+from orchestration.dagster_home import dagster_instance
 from orchestration.terminal import (
     Deployment,
     as_json_option,
-    dagster_instance,
     deployment_of,
     print_json,
     print_lines,
@@ -26,22 +26,24 @@ from orchestration.terminal import (
 def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # noqa: FBT001 - click's flag
     """Tell all that is known of SLICE: plan, commits, rejects, publication, leases, and its runs and checks.
 
-    The latter with DAGSTER_HOME set.
+    The latter with DAGSTER_HOME set. Where Dagster cannot be asked the rest is told all the same, and the exit status
+    is 75, or 2 if somebody has to mend that.
     """
     from highwater.slices import SliceKey
     from orchestration.explaining import explain as gather
     from orchestration.locating import stream_of
 
     stream = stream_of(deployment.streams().values(), SliceKey.parse(slice_key).topic)
-    with dagster_instance() as instance:
-        found = gather(deployment.ledger(), deployment.lake(), stream, slice_key, instance)
+    found = gather(deployment.ledger(), deployment.lake(), stream, slice_key, dagster_instance)
     if as_json:
         print_json(found.to_plain())
-        return
-    print_lines(found.lines)
-    for names, rows in found.tables:
-        click.echo()
-        print_table(names, rows)
+    else:
+        print_lines(found.lines)
+        for names, rows in found.tables:
+            click.echo()
+            print_table(names, rows)
+    if found.unasked is not None:
+        raise found.unasked
 
 
 @click.command()
@@ -59,7 +61,8 @@ def locate(
 ) -> None:
     """Follow the record at OFFSET of PARTITION of TOPIC: its slice, its row in raw, and how its origin ended.
 
-    TOPIC is a main topic, a tier or a parked topic.
+    TOPIC is a main topic, a tier or a parked topic. Where Kafka is to be looked at and is away, what is known is told
+    all the same, and the exit status is 75.
     """
     from orchestration.locating import locate as follow
     from orchestration.locating import stream_of
@@ -68,6 +71,9 @@ def locate(
     found = follow(deployment.ledger(), deployment.kafka(), deployment.lake(), stream, topic, partition, offset)
     if as_json:
         print_json([one.to_plain() for one in found])
-        return
+    else:
+        for one in found:
+            print_lines(one.lines)
     for one in found:
-        print_lines(one.lines)
+        if one.unseen is not None:
+            raise one.unseen

@@ -29,6 +29,8 @@ from highwater.errors import (
 )
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Finding, Level, judge
+from orchestration.dagster_home import see_home, told
+from orchestration.publication import accepted_vanished
 from orchestration.topic_audit import judged_published
 from resources.dlq_topics import see_accepted, see_no_drift
 from resources.groups import denied, see_no_member
@@ -136,8 +138,7 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
         yield from _rules(deployment, stream)
         yield _dlq(deployment, stream)
         if stream.publishes is not None:
-            what = f"topic of accepted events {stream.publishes.topic}"
-            yield _tried(what, lambda: see_accepted(deployment.kafka(), stream))
+            yield _tried(f"topic of accepted events {stream.publishes.topic}", lambda: _accepted(deployment, stream))
             group = f"highwater.pub.{stream.publishes.topic}"
             yield _tried(f"group {group}", lambda: _group(deployment, group))
         for one in stream.foreign_topics:
@@ -156,6 +157,11 @@ def _dlq(deployment: Deployment, stream: Stream) -> Tried:
     except HighwaterError as error:
         return Tried(what, error=error)
     return Tried(what, text, warning=warning)
+
+
+def _accepted(deployment: Deployment, stream: Stream) -> str:
+    gone = partial(accepted_vanished, deployment.ledger(), deployment.lake(), stream)
+    return see_accepted(deployment.kafka(), stream, gone)
 
 
 def _foreign(deployment: Deployment, topic: str) -> Tried:
@@ -339,7 +345,8 @@ def _dagster(environment: Mapping[str, str]) -> str:
             "DAGSTER_HOME is not set",
             remedy="set it to a folder with a copy of dagster.yaml; make up does so",
         )
-    file = Path(home) / "dagster.yaml"
+    see_home(home)
+    file = Path(home).expanduser() / "dagster.yaml"
     if not os.access(file, os.R_OK):
         raise ConfigurationError(
             f"there is no {file}", remedy="copy dagster.yaml there: it has the pools and the run monitoring"
@@ -351,20 +358,8 @@ def _dagster(environment: Mapping[str, str]) -> str:
 def _write_to_storage(home: str) -> None:
     """Add a partition to a definition that nothing uses, and remove it; storage that is not there yet is created."""
     import dagster as dg
-    import yaml
-    from dagster._check import CheckError
-    from sqlalchemy.exc import ArgumentError
 
-    key = uuid.uuid4().hex
-    try:
-        with dg.DagsterInstance.from_config(home) as instance:
-            instance.add_dynamic_partitions("highwater_doctor", [key])
-            instance.delete_dynamic_partition("highwater_doctor", key)
-    except Exception as error:  # noqa: BLE001 - whatever storage is configured raises its own; texts may hold a password
-        configured = (yaml.YAMLError, dg.DagsterInvalidConfigError, CheckError, ImportError, ArgumentError)
-        kind = ConfigurationError if isinstance(error, configured) else DependencyAwayError
-        raise kind(
-            f"Dagster's storage, as {home} configures it, cannot be written to",
-            found=type(error).__name__,
-            remedy="mend the storage block of its dagster.yaml, start the database, or make the folder writable",
-        ) from None
+    key, problem = uuid.uuid4().hex, f"Dagster's storage, as {home} configures it, cannot be written to"
+    with told(problem), dg.DagsterInstance.from_config(str(Path(home).expanduser())) as instance:
+        instance.add_dynamic_partitions("highwater_doctor", [key])
+        instance.delete_dynamic_partition("highwater_doctor", key)

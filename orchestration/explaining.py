@@ -18,6 +18,7 @@ from highwater.slices import ranges_to_plain
 from highwater.tables import BY_SLICE
 from highwater.wording import number
 from orchestration.check_results import check_keys
+from orchestration.dagster_home import answer
 from orchestration.publication import of_slice
 from orchestration.standing import attempts_of, committed
 from orchestration.worker_leases import living
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from highwater.declaration import Stream
+    from highwater.errors import HighwaterError
     from highwater.holding import Hold
     from highwater.plans import Loss, Publication
     from highwater.proof import Proof
     from highwater.reclaims import Reclaim
     from highwater.slices import Slice
+    from orchestration.dagster_home import Opened
     from orchestration.publication import Told
     from orchestration.verdicts import Attempts
     from resources.given_up import GivenUp
@@ -101,6 +104,7 @@ class Explained:
         leases: those of its stream that somebody holds, and when each ends unless it is renewed.
         runs: the newest first; None where Dagster was not asked.
         checks: name and status of each check's last execution; None where Dagster was not asked.
+        unasked: why Dagster could not be asked; None if it was, or was not to be.
         retired: whether its key was retired from Dagster.
         erased: what was erased of it, in sentences.
         aged: what went of it by its age, in sentences.
@@ -119,6 +123,7 @@ class Explained:
     leases: Mapping[str, datetime] = field(default_factory=dict)
     runs: Sequence[Run] | None = None
     checks: Mapping[str, str] | None = None
+    unasked: HighwaterError | None = None
     retired: bool = False
     erased: Sequence[str] = ()
     aged: Sequence[str] = ()
@@ -150,10 +155,17 @@ class Explained:
         ]
         lines += [f"erased: {told}" for told in self.erased]
         lines += [f"by age: {told}" for told in self.aged]
+        lines += self._not_asked
         recall = f"highwater recall-keys {piece.stream} {piece.key} {piece.key} --yes"
         lines += [f"its key is retired: {recall} brings it back"] if self.retired else []
         lines.append("whole" if not self.undone else f"not whole: {', '.join(self.undone)} still to be written")
         return lines
+
+    @property
+    def _not_asked(self) -> list[str]:
+        if self.unasked is not None:
+            return [f"runs and checks: Dagster could not be asked: {self.unasked}"]
+        return ["runs and checks: Dagster was not asked, DAGSTER_HOME is not set"] if self.runs is None else []
 
     @property
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
@@ -214,6 +226,7 @@ class Explained:
             "leases": {name: ends.isoformat() for name, ends in self.leases.items()},
             "runs": None if self.runs is None else [_run_plain(run) for run in self.runs],
             "checks": None if self.checks is None else dict(self.checks),
+            "dagster_error": None if self.unasked is None else str(self.unasked),
             "retired": self.retired,
             "erased": [*self.erased],
             "aged": [*self.aged],
@@ -234,7 +247,7 @@ def _counts(counts: Mapping[str, int] | None) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in told.items())
 
 
-def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.DagsterInstance | None) -> Explained:
+def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opened | None = None) -> Explained:
     """Gather what is known of a slice.
 
     Args:
@@ -242,7 +255,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         lake: the tables.
         stream: the slice's stream.
         key: the slice.
-        instance: Dagster's; None where there is none to ask.
+        dagster: opens its instance; None where it is not to be asked.
 
     Raises:
         UnknownSliceError: it was never planned.
@@ -255,6 +268,9 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
     commits = [_commit(table, proofs[table].get(key), sizes[table]) for table in BY_SLICE]
     lost = [loss for loss in ledger.losses(stream.name) if left_to_read(piece, [loss]) != piece]
     leases = ledger.leases()
+    of_dagster, unasked = (
+        (None, None) if dagster is None else answer(dagster, lambda one: _asked(one, stream, key, leases))
+    )
     return Explained(
         piece=piece,
         lost=lost,
@@ -266,8 +282,9 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, instance: dg.D
         given_up=next((one for one in ledger.given_up.open(stream.name) if one.slice_key == key), None),
         reclaims=ledger.reclaims.of(stream.name, slice_key=key),
         leases={name: ends for name, ends in leases.items() if _concerns(name, stream)},
-        runs=None if instance is None else _runs(instance, stream, key, leases),
-        checks=None if instance is None else _checks(instance, stream, key),
+        runs=None if of_dagster is None else of_dagster[0],
+        checks=None if of_dagster is None else of_dagster[1],
+        unasked=unasked,
         retired=key in ledger.retired.among([key]),
         erased=_erased(ledger, stream, key, by_age=False),
         aged=_aged(ledger, stream, key, proofs["raw"].get(key)),
@@ -317,6 +334,12 @@ def _concerns(lease: str, stream: Stream) -> bool:
 
 def _of_metrics(standing: Attempts, key: str) -> list[Commit]:
     return [] if standing.metrics is None else [Commit("metrics", standing.metrics.get(key))]
+
+
+def _asked(
+    instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mapping[str, datetime]
+) -> tuple[list[Run], dict[str, str]]:
+    return _runs(instance, stream, key, leases), _checks(instance, stream, key)
 
 
 def _runs(instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mapping[str, datetime]) -> list[Run]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN_TOPIC, Origin, headers_of, opened
-from highwater.errors import ConfigurationError, HighwaterError
+from highwater.errors import ConfigurationError, HighwaterError, OffsetsExpiredError, TopicAbsentError
 from highwater.foreign import identity, named
 from highwater.gaps import places_in
 from highwater.reclaims import numbers, stale
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from highwater.plans import Loss
     from highwater.reclaims import Reclaim
     from highwater.slices import Slice
-    from resources.kafka import Kafka
+    from resources.kafka import Kafka, TopicState
     from resources.lake import Lake
     from resources.ledger import Ledger
 
@@ -47,6 +47,7 @@ class Located:
         row: the row in raw, its key as text, without value and headers.
         facts: further sentences, in the order of what happened.
         commits: by table the attempt that committed the slice; tables that lack it are left out.
+        unseen: what kept Kafka from being looked at; None if nothing did, or it was not to be.
     """
 
     end: str
@@ -56,6 +57,7 @@ class Located:
     row: Mapping[str, Any] | None = None
     facts: Sequence[str] = ()
     commits: Mapping[str, int] = field(default_factory=dict)
+    unseen: HighwaterError | None = None
 
     @property
     def lines(self) -> list[str]:
@@ -296,10 +298,14 @@ def _rows_of(lake: Lake, stream: Stream, name: str, origin: Origin) -> list[dict
 
 def _on_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, partition: int, offset: int) -> Located:
     """A parked record: its envelope names the origin."""
+    topic = stream.parked_topic
     try:
-        messages = list(kafka.read(stream.parked_topic, {partition: OffsetRange(offset, offset + 1)}, seconds=10))
+        state = kafka.topic_state(topic)
+        if (why := _outside(state, partition, offset)) is not None:
+            return Located("unknown", why)
+        messages = list(kafka.read(topic, {partition: OffsetRange(offset, offset + 1)}, seconds=10))
     except HighwaterError as error:
-        return Located("unknown", f"{stream.parked_topic} could not be read there: {error.problem}")
+        return Located("unknown", f"{topic} could not be read there: {error.problem}", unseen=_unseen(error))
     headers: Any = messages[0].headers() if messages else None
     envelope: Envelope | None = opened(headers or (), stream.is_origin)
     if envelope is None:
@@ -312,15 +318,27 @@ def _unplanned(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, partiti
         if loss.partition == partition and offset in loss.offsets:
             return _lost(loss, None)
     try:
-        seen = kafka.topic_state(topic).partitions.get(partition)
+        why = _outside(kafka.topic_state(topic), partition, offset)
     except HighwaterError as error:
-        return Located("unplanned", f"no slice holds it, and the topic could not be looked at: {error.problem}")
+        text = f"no slice holds it, and the topic could not be looked at: {error.problem}"
+        return Located("unplanned", text, unseen=_unseen(error))
+    return Located("unplanned", why or "it waits for the planner, or lies before the offset where planning began")
+
+
+def _unseen(error: HighwaterError) -> HighwaterError | None:
+    """The error, unless it is the answer: a topic of the DLQ that is not there yet, a record that retention took."""
+    return None if isinstance(error, TopicAbsentError | OffsetsExpiredError) else error
+
+
+def _outside(state: TopicState, partition: int, offset: int) -> str | None:
+    """Why a topic gives no record at an offset; None if it lies within what may be read, or its leader is away."""
+    seen = state.partitions.get(partition)
     if seen is None:
-        return Located("unplanned", f"{topic} has no partition {partition}")
+        return f"{state.topic} has no partition {partition}"
     if seen.high_watermark is not None and offset >= seen.high_watermark:
-        return Located("unplanned", f"there is no such offset yet: the high watermark is {seen.high_watermark}")
+        return f"there is no such offset yet: the high watermark is {seen.high_watermark}"
     if seen.last_stable is not None and offset >= seen.last_stable:
-        return Located("unplanned", f"an open transaction holds it back: the last stable offset is {seen.last_stable}")
+        return f"an open transaction holds it back: the last stable offset is {seen.last_stable}"
     if seen.log_start is not None and offset < seen.log_start:
-        return Located("unplanned", f"retention took it before it was planned: the log starts at {seen.log_start}")
-    return Located("unplanned", "it waits for the planner, or lies before the offset where planning began")
+        return f"retention took it: the log starts at {seen.log_start}"
+    return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,13 +18,13 @@ from highwater.routing import on_tier
 from orchestration.alerts import DEPLOYMENT
 from orchestration.audit import committed_ends
 from orchestration.check_results import erring_checks, failing_checks
+from orchestration.dagster_home import Opened, answer
 from orchestration.origin_counts import Ends, count_ends
 from orchestration.plan_status import topic_status
 from orchestration.standing import attempts
 from orchestration.unread import unread_ages
 
 if TYPE_CHECKING:
-    import dagster as dg
     from prometheus_client import Metric
 
     from highwater.declaration import Stream
@@ -134,7 +133,7 @@ def measure(
     kafka: Kafka,
     lake: Lake,
     streams: Sequence[Stream],
-    dagster: Callable[[], AbstractContextManager[dg.DagsterInstance | None]],
+    dagster: Opened,
 ) -> Metrics:
     """Measure the streams; what is away leaves out what rests on it, and nothing else (I15).
 
@@ -289,22 +288,14 @@ def _ends(found: Metrics, stream: Stream, ends: Ends | None) -> None:
     found.add("highwater_origins_twice", ends.twice, stream.name)
 
 
-def _checks(
-    found: Metrics, opened: Callable[[], AbstractContextManager[dg.DagsterInstance | None]], streams: Sequence[Stream]
-) -> bool:
+def _checks(found: Metrics, opened: Opened, streams: Sequence[Stream]) -> bool:
     """Count failing checks; False where there is no instance to ask."""
-    try:
-        with opened() as instance:
-            if instance is None:
-                return False
-            for stream in streams:
-                failing = failing_checks(instance, stream)
-                for name in erring_checks(stream):
-                    found.add("highwater_failing_check_slices", failing.get(name, 0), stream.name, name)
-    except Exception as error:  # noqa: BLE001 - whatever its database says, the other numbers are known
-        found.away["dagster"] = DependencyAwayError(
-            "Dagster's instance could not be asked",
-            found=type(error).__name__,
-            remedy="see that DAGSTER_HOME names it, and that its database answers",
-        )
-    return True
+    failing, error = answer(opened, lambda instance: {s.name: failing_checks(instance, s) for s in streams})
+    if error is not None:
+        # The other numbers are known, and whether they are taken is not to hang on why these are not.
+        found.away["dagster"] = DependencyAwayError(error.problem, found=error.found, remedy=error.remedy)
+        return True
+    for stream in streams if failing is not None else ():
+        for name in erring_checks(stream):
+            found.add("highwater_failing_check_slices", (failing or {})[stream.name].get(name, 0), stream.name, name)
+    return failing is not None

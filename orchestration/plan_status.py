@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from orchestration import taken_back
 from orchestration.cutting import partition_errors, positions, see_same_topic, skipped_partitions
 from orchestration.dependencies import see_lake_there
 from orchestration.due_times import Due, due_of
-from orchestration.publication import Behind, behind
+from orchestration.publication import Behind, accepted_vanished, behind
 from orchestration.retries import plan_tier
 from orchestration.taken_back import TakenBack, told_of
 from orchestration.worker_leases import living
@@ -150,6 +151,7 @@ class StreamStatus:
         waiting: what the lake tells of work that is to come, or why that is not known; None where it was not looked at.
         workers: runs of the stream whose worker gave a sign of life within the last minute, and when its lease runs out
             unless it is renewed.
+        accepted: why the topic of accepted events cannot be published to, or looked at; None if it can, or was not.
     """
 
     stream: str
@@ -168,6 +170,7 @@ class StreamStatus:
     workers: Mapping[str, datetime] = field(default_factory=dict)
     waiting: Waiting | Exception | None = None
     given_up: Sequence[GivenUp] = ()
+    accepted: HighwaterError | None = None
 
     @property
     def lag(self) -> int | None:
@@ -201,6 +204,7 @@ class StreamStatus:
         workers = [
             f"  run {run}: its worker lives, lease until {ends:%H:%M:%S} UTC" for run, ends in self.workers.items()
         ]
+        errors += [] if self.accepted is None else [f"  {type(self.accepted).__name__}: {self.accepted}"]
         lines = [*errors, *breakers, *refused, *holds, *given_up, *alerts, *workers]
         return [head, *lines, *[f"  {self._dlq_line(one)}" for one in self.dlq], *self._waits]
 
@@ -247,6 +251,7 @@ class StreamStatus:
             "workers": {run: ends.isoformat() for run, ends in self.workers.items()},
             "alerts": [one.to_plain() for one in self.alerts],
             "dlq": [_dlq_plain(one) for one in self.dlq],
+            "accepted_error": None if self.accepted is None else _error_plain(self.accepted),
             **_waiting_plain(self.waiting),
         }
 
@@ -291,10 +296,33 @@ def stream_status(
     Raises:
         DependencyAwayError: the ledger is away.
     """
+    if lake is None:
+        return _stream_status(ledger, kafka, stream, counts)
     with ThreadPoolExecutor(1) as beside:
-        waiting = None if lake is None else beside.submit(_waiting, ledger, lake, stream)
+        waiting = beside.submit(_waiting, ledger, lake, stream)
         found = _stream_status(ledger, kafka, stream, counts)
-        return found if waiting is None else replace(found, waiting=waiting.result())
+        # A broker that is away is waited for once.
+        accepted = _accepted(ledger, kafka, lake, stream) if found.partitions else None
+        return replace(found, waiting=waiting.result(), accepted=accepted)
+
+
+def _accepted(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> HighwaterError | None:
+    """Why accepted events cannot be sent to their topic, or it cannot be looked at.
+
+    One request to Kafka where the topic is there, and none before anything was sent to it.
+    """
+    if stream.publishes is None:
+        return None
+    topic = stream.publishes.topic
+    try:
+        if not ledger.publications([topic]):
+            return None
+        with suppress(TopicAbsentError):
+            kafka.description(topic)
+            return None
+        return accepted_vanished(ledger, lake, stream, topic)
+    except HighwaterError as error:
+        return error
 
 
 def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | Exception:

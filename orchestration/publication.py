@@ -21,7 +21,7 @@ from assets import sent
 from assets.events import TABLE as EVENTS
 from assets.origins import DLQ
 from assets.rejects import TABLE as REJECTS
-from highwater.errors import KAFKA, LAKE
+from highwater.errors import KAFKA, LAKE, TopicVanishedError
 from highwater.publishing import State
 from resources.guards import resting, told
 from resources.lake import proofs_in, query, slice_is_one_of, written
@@ -136,6 +136,31 @@ def behind(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = (
         oldest=oldest,
         since=None if oldest is None else decided[oldest].at,
         held_up=_held_up(ledger, lake, stream, events, published, following) if following or since else "",
+    )
+
+
+def accepted_vanished(ledger: Ledger, lake: Lake, stream: Stream, topic: str) -> TopicVanishedError | None:
+    """The error that it is that the topic of accepted events is not there.
+
+    None of another topic, and where nothing was sent, as far as ledger and table know: that is how it begins, and how a
+    person has everything sent once more.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    if stream.publishes is None or topic != stream.publishes.topic:
+        return None
+    kept = ledger.publications([topic]).get(topic)
+    if kept is None or lake.table(stream.name, sent.TABLE) is None:
+        return None
+    return TopicVanishedError(
+        f"topic {topic} of stream {stream.name} is gone",
+        stored=f"batch {kept.attempt} was sent to it by {kept.published_at:%Y-%m-%d %H:%M:%S} UTC",
+        found="no such topic",
+        remedy="see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, have all sent once more: stop "
+        f"the sensor {stream.name}_published, delete the table {lake.path(stream.name, sent.TABLE)} and the group "
+        f"highwater.pub.{topic}, and start the sensor, which makes the topic anew. A run before that makes it without "
+        "a record, and fails with TopicRecreatedError",
     )
 
 

@@ -9,9 +9,7 @@ sysexits.h), so that a script may try again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +19,6 @@ from highwater.errors import ConfigurationError, HighwaterError, TemporaryError
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
-    import dagster as dg
     from pyspark.sql import SparkSession
 
     from assets.work import Work
@@ -100,15 +97,6 @@ class Deployment:
         from assets.work import Work
 
         return Work(stream, [], cast("SparkSession", spark), self.lake(), self.ledger(), self.kafka(), log)
-
-
-def dagster_instance() -> AbstractContextManager[dg.DagsterInstance | None]:
-    """Dagster's instance, or None where DAGSTER_HOME does not say where it is."""
-    if not os.environ.get("DAGSTER_HOME"):
-        return nullcontext(None)
-    import dagster as dg
-
-    return dg.DagsterInstance.get()
 
 
 deployment_of = click.make_pass_decorator(Deployment)

@@ -6,7 +6,6 @@ be set up to be published to at all (`resources.dlq_topics`).
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError, TopicAbsentError
@@ -15,19 +14,30 @@ from resources.topic_facts import topic_facts
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from resources.dlq_topics import Gone
     from resources.kafka import Kafka
 
 
-def judged_published(kafka: Kafka, stream: Stream) -> tuple[dict[str, list[Finding]], list[HighwaterError]]:
+def judged_published(
+    kafka: Kafka, stream: Stream, gone: Gone = lambda _: None
+) -> tuple[dict[str, list[Finding]], list[HighwaterError]]:
     """What the rules say of each of the topics that is there; and what kept one from being looked at.
 
     After the first that could not be, none is asked: a broker that is away is waited for once.
+
+    Args:
+        kafka: is looked at.
+        stream: the declaration.
+        gone: is asked of each topic that is absent, for the error that this is; None if it may be.
     """
     found: dict[str, list[Finding]] = {}
+    errors: list[HighwaterError] = []
     try:
         for topic in stream.published_topics:
-            with suppress(TopicAbsentError):
+            try:
                 found[topic] = judge_published(topic_facts(kafka, topic))
+            except TopicAbsentError:
+                errors += [error] if (error := gone(topic)) is not None else []
     except HighwaterError as error:
-        return found, [error]
-    return found, []
+        errors.append(error)
+    return found, errors

@@ -107,8 +107,13 @@ def ensure_accepted(kafka: Kafka, stream: Stream) -> Shape:
     return found
 
 
-def see_accepted(kafka: Kafka, stream: Stream) -> str:
+def see_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> str:
     """Check the topic of accepted events, and do not create it; returns what was found, in words.
+
+    Args:
+        kafka: is looked at.
+        stream: the declaration.
+        gone: is asked if it is absent.
 
     Raises:
         As `ensure`.
@@ -116,6 +121,7 @@ def see_accepted(kafka: Kafka, stream: Stream) -> str:
     topic, _, wanted = _accepted(kafka, stream)
     found = _there(kafka, [topic]).get(topic)
     if found is None:
+        _see_none_gone([topic], gone)
         _create(kafka, topic, wanted, only_asked=True)
         return "is not there yet: it is created with the first slice that is published, which is allowed"
     _see_no_drift(kafka, topic, wanted, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,12 +20,13 @@ from highwater.slices import OffsetRange, Slice
 from orchestration.explaining import explain
 from orchestration.locating import locate, stream_of
 from orchestration.requests import PURPOSE, RANGE_START
-from orchestration.terminal import PERMANENT
+from orchestration.terminal import PERMANENT, TEMPORARY
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.scene import Scene
 from tests.support import make_stream
+from tests.test_vanished import Topics
 
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory
@@ -60,6 +62,44 @@ def test_a_record_of_a_slice_whose_key_was_retired_is_found(tmp_path: Path) -> N
     assert found.piece.key == PIECE.key
     assert found.to_plain()["commits"] == {"raw": 1}
     assert "committed to raw by attempt 1" in found.lines
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("topic", "said"),
+    [
+        ("orders", "unplanned: no slice holds it, and the topic could not be looked at: Kafka at "),
+        ("orders.parked", "unknown: orders.parked could not be read there: Kafka at "),
+    ],
+)
+def test_a_broker_that_is_away_is_no_answer(tmp_path: Path, topic: str, said: str) -> None:
+    """A script took it for one: the status was 0."""
+    scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path)
+    told = scene.run("locate", topic, "0", "5")
+    assert told.exit_code == TEMPORARY, told.output
+    assert told.stdout.startswith(said)
+    assert told.stderr.startswith("error: Kafka at ")
+    plain = scene.run("locate", topic, "0", "5", "--json")
+    assert plain.exit_code == TEMPORARY
+    assert json.loads(plain.stdout)[0]["end"] == said.partition(":")[0]
+
+
+def test_what_is_not_there_is_an_answer(tmp_path: Path) -> None:
+    """The end of the parked topic is not waited for as if a record had to come."""
+    stream, ledger = make_stream("orders"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    lake, ends = Lake(str(tmp_path / "lake")), {"orders": ("A", 7), "orders.parked": ("B", 3)}
+
+    def found(topic: str, partition: int, offset: int, *there: str) -> tuple[str, str]:
+        kafka: Any = Topics({name: ends[name] for name in there})
+        [one] = locate(ledger, kafka, lake, stream, topic, partition, offset)
+        assert one.unseen is None
+        return one.end, one.text
+
+    assert found("orders.parked", 0, 3, *ends) == ("unknown", "there is no such offset yet: the high watermark is 3")
+    assert found("orders.parked", 9, 0, *ends) == ("unknown", "orders.parked has no partition 9")
+    assert found("orders.parked", 0, 1, *ends) == ("unknown", "no record with an envelope of ours at this offset")
+    assert "does not exist" in found("orders.parked", 0, 1, "orders")[1]
+    assert found("orders.dlq.1", 0, 1, "orders")[0] == "unplanned"
 
 
 PIECE = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 9)}, datetime.now(UTC))
@@ -142,7 +182,7 @@ def test_runs_and_checks_are_told_where_dagster_is(tmp_path: Path) -> None:
             )
         )
         with ledger.lease(f"run orders/{living.run_id}", seconds=60):
-            found = explain(ledger, Lake(str(tmp_path / "lake")), stream, key, instance)
+            found = explain(ledger, Lake(str(tmp_path / "lake")), stream, key, lambda: nullcontext(instance))
     runs = {run.run: run for run in found.runs or ()}
     assert (runs[dead.run_id].worker, runs[living.run_id].worker[:12]) == ("no lease", "lease until ")
     others = [run for run in runs.values() if run.run not in {dead.run_id, living.run_id}]

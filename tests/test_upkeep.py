@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -315,7 +316,7 @@ def test_keys_that_were_brought_back_stay_for_a_backfill(deployment: Deployment)
     assert recall(*meant, sure=False) == [*ours.keys[5:7], *ours.keys[8:10]]
     assert told[0] == "4 of 5 slices have a retired key"
     assert ours.keys[5] not in ours.live()
-    explained = explain(ours.ledger, ours.lake, STREAM, ours.keys[5], ours.instance).lines
+    explained = explain(ours.ledger, ours.lake, STREAM, ours.keys[5], lambda: nullcontext(ours.instance)).lines
     command = f"highwater recall-keys orders {ours.keys[5]} {ours.keys[5]} --yes"
     assert explained[-2:] == [f"its key is retired: {command} brings it back", "whole"]
     recall(*meant)
