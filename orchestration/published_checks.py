@@ -119,16 +119,12 @@ JOIN (SELECT {_ORIGIN}, fingerprint AS "#print" FROM published
 def _altered(stream: Stream, events: DeltaTable, published: DeltaTable, key: str) -> list[Origin]:
     """Events of a slice whose value is not the one that was judged, by its fingerprint.
 
-    The value is written as the stream is declared now. Events without a field that came later are left out; and where
-    no event agrees, the declaration was another one when they were sent.
+    The value is written as the stream is declared now, with null for a field that came later, as it was for whoever
+    sent it then. Where no event agrees, the declaration was another one when they were sent.
     """
     fields = ", ".join('e."' + one.name.replace('"', '""') + '"' for one in stream.fields)
     asked = _PRINTS.format(fields=fields, columns=fields_of(stream, events), slices=slice_is_one_of([key]))
     rows = query_arrow({"events": events, "published": published}, asked)
-    for one in stream.fields:
-        rows = rows.filter(rows[one.name].is_valid())
-    if not len(rows):
-        return []
     prints = event_json.fingerprints(event_json.values(stream, rows))
     same = [ours == theirs for ours, theirs in zip(prints, rows["#print"].to_pylist(), strict=True)]
     found = rows.select(list(ORIGIN)).to_pylist() if any(same) else []

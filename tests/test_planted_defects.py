@@ -192,6 +192,12 @@ def fall(world: World, of: Slice) -> None:
     world.rewrite(of, WINNER, LOSER, 1, minute=2)
 
 
+def of_before_a_field(world: World, of: Slice) -> None:
+    """Let the slice have been decided before a field was declared that records told already."""
+    alter_all("events", customer_id=None)(world, of)
+    alter_all("current", customer_id=None)(world, of)
+
+
 def of_before(world: World, of: Slice) -> None:
     """Let rows and commits lack what earlier versions did not write."""
     alter_all("events", retries=None, attempt=None)(world, of)
@@ -242,6 +248,21 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
         alter("events", LOSER, event_time=NOON),
         {RECORDED, METRICS, SENT},
     ),
+    "events: a winner lacks a field": (alter("events", WINNER, customer_id=None), {FOLLOWS, RECORDED, SENT}),
+    "events: a row that did not win lacks a field": (alter("events", LOSER, customer_id=None), {RECORDED, SENT}),
+    "events: a row that did not win lacks its key's field": (
+        alter("events", LOSER, order_id=None),
+        {RECORDED, SENT},
+    ),
+    "events: a row that did not win lacks its time": (
+        alter("events", LOSER, event_time=None),
+        {RECORDED, METRICS, SENT},
+    ),
+    "events: a winner lacks its version": (
+        alter("events", WINNER, version=None),
+        {FOLLOWS, RECORDED, SENT},
+    ),
+    "events: all lack a field that they always had": (alter_all("events", order_id=None), {FOLLOWS, RECORDED}),
     "events: another time of its record": (alter("events", LOSER, origin_timestamp=NOON - timedelta(1)), {ACCOUNTED}),
     "events: it was rejected before": (alter("events", LOSER, retries=1), {ACCOUNTED}),
     "events: of another attempt": (alter("events", LOSER, attempt=1), {ACCOUNTED}),
@@ -315,6 +336,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
         {ACCOUNTED, PUBLISHED, FOLLOWS},
     ),
     "what was written before the columns and numbers were there": (of_before, set()),
+    "what was decided before a field was declared": (of_before_a_field, set()),
     "data: two contents of a version": (rewrite(WINNER, LOSER, 1, amount=99), {ONE_CONTENT}),
     "data: a state that may not follow": (rewrite(WINNER, LOSER, 2, status="refunded"), {TRANSITIONS}),
     "data: a version is missing": (rewrite(WINNER, LOSER, 3), {MISSING}),
@@ -402,6 +424,9 @@ def test_defects_in_a_slice_of_a_tier(looked: World) -> None:
         (alter_all("raw", key=b"o9"), {ACCOUNTED}),
         (alter_all("raw", value=of_order("o5", 1, amount=9)), {RECORDED}),
         (alter("events", retry, amount=Decimal(99)), {FOLLOWS, RECORDED, METRICS}),
+        (alter("events", retry, order_id=None), {FOLLOWS, RECORDED}),
+        # Its only event: the field may have been declared later.
+        (alter("events", retry, customer_id=None), {FOLLOWS}),
         (alter("events", retry, retries=2), {ACCOUNTED}),
         (alter("events", retry, retries=None), set()),
         (alter("events", retry, attempt=1), {ACCOUNTED}),

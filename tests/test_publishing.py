@@ -23,6 +23,7 @@ from orchestration.published_checks import events_published, standing_line
 from orchestration.publishing import RULES, SLICES_A_RUN, next_run, publish
 from orchestration.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
 from orchestration.ticks import Tick, run_requests
+from orchestration.verdicts import Verdict
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
 from tests.accepted import NOON, Event, Log, Tables
@@ -245,6 +246,24 @@ def test_values_of_another_declaration_are_not_compared(scene: Scene) -> None:
     fewer = replace(stream, fields=stream.fields[::-1])
     for declared in (more, fewer):
         assert events_published(ledger, lake, declared, [piece.key])["events_published"][piece.key].passed
+
+
+def test_values_with_a_field_that_came_between_decision_and_publication_are_compared(scene: Scene) -> None:
+    """They were sent with null in it; events with a null were left out, so that nobody saw them altered."""
+    from deltalake import DeltaTable
+
+    piece, tables = scene.plan(0, p0=(0, 2)), scene.tables
+    scene.decide(piece, 0, 1)
+    tables.stream = replace(tables.stream, fields=(*tables.stream.fields, Field("currency", "string")))
+    tables.publish(piece)
+
+    def verdict() -> Verdict:
+        found = events_published(tables.ledger, tables.lake, tables.stream, [piece.key])
+        return found["events_published"][piece.key]
+
+    assert verdict().passed
+    DeltaTable(tables.lake.path("orders", "events")).update({"customer_id": "NULL"}, predicate="origin_offset = 1")
+    assert (verdict().passed, verdict().text) == (False, "1 sent with another value")
 
 
 KEYS = [f"t@{n:07}" for n in range(5)]
