@@ -192,6 +192,17 @@ def fall(world: World, of: Slice) -> None:
     world.rewrite(of, WINNER, LOSER, 1, minute=2)
 
 
+def lose(table: str, *, rows: bool) -> Plant:
+    """Remove the commit of a slice, its rows with it or not."""
+
+    def plant(world: World, of: Slice) -> None:
+        del world.proofs[table][of.key]
+        if rows:
+            world.rows[table] = [row for row in world.rows[table] if row["slice"] != of.key]
+
+    return plant
+
+
 def of_before_a_field(world: World, of: Slice) -> None:
     """Let the slice have been decided before a field was declared that records told already."""
     alter_all("events", customer_id=None)(world, of)
@@ -294,7 +305,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "dlq: a row is there twice": (double("dlq", MALFORMED), {PUBLISHED}),
     "dlq: another way": (alter("dlq", MALFORMED, next_topic=TIER), {PUBLISHED}),
     "dlq: one that was never rejected": (double("dlq", MALFORMED, origin_offset=FAR), {PUBLISHED}),
-    "dlq: the slice is gone": (lambda world, of: world.proofs["dlq"].pop(of.key), {PUBLISHED}),
+    "dlq: the slice is gone": (lose("dlq", rows=False), {PUBLISHED}),
     "dlq: the commit has other offsets": (prove_other_offsets("dlq"), {PUBLISHED}),
     "dlq: the commit has more rows": (prove("dlq", rows=3), {PUBLISHED}),
     "current: a winner is gone": (drop("current", WINNER), {FOLLOWS, VERSIONS}),
@@ -328,6 +339,11 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "published: retracted, by its row": (alter("published", LOSER, state="retracted"), {SENT}),
     "published: sent again, by its row": (alter("published", LOSER, revision=1), {SENT}),
     "published: late, by its row": (alter("published", LOSER, late="corrected"), {SENT}),
+    "published: of a later attempt, by its row": (alter("published", LOSER, attempt=3), {SENT}),
+    # As the rows of a slice that was decided anew, whose events stayed the same.
+    "published: of an earlier attempt, by its rows": (alter_all("published", attempt=1), set()),
+    "published: the commit is gone": (lose("published", rows=False), {SENT}),
+    "published: the slice is gone": (lose("published", rows=True), {SENT}),
     "published: the commit has other offsets": (prove_other_offsets("published"), {SENT}),
     "published: the commit is of another topic": (prove_another_topic("published"), {SENT}),
     "published: the commit has other rows": (prove("published", rows=6), {SENT}),
