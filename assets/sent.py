@@ -146,10 +146,11 @@ def last_published(lake: Lake, stream: Stream) -> str | None:
         DependencyAwayError: the lake could not be read.
     """
     table = open_table(lake.path(stream.name, TABLE))
-    return None if table is None else _last_published(table, stream.topic)
+    return None if table is None else last_in(table, stream.topic)
 
 
-def _last_published(table: DeltaTable, topic: str) -> str | None:
+def last_in(table: DeltaTable, topic: str) -> str | None:
+    """The same, of the table as it was opened."""
     names = {str(one["slice"]) for one in table.partitions()} - {SENDING}
     main = sorted((key for name in names if (key := SliceKey.parse(name)).topic == topic), reverse=True)
     return next((str(key) for key in main if complete(proofs_in(table, [str(key)]))), None)
@@ -313,7 +314,7 @@ class Book:
 
     def last_published(self) -> str | None:
         """As the function of this name, of the table as it was read or written last."""
-        return _last_published(self._table, self._work.stream.topic)
+        return last_in(self._table, self._work.stream.topic)
 
     def known(self, where: str) -> dict[Origin, Known]:
         """What became of the origins that a condition picks."""

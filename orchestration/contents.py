@@ -36,11 +36,12 @@ _ORIGIN = ", ".join(ORIGIN)
 
 
 class _Told(NamedTuple):
-    """A field as records tell it, the column that it stands in, and its declared type."""
+    """A field as records tell it, the column that it stands in, its declared type, and whether events always had it."""
 
     field: str
     column: str
     kind: str
+    always: bool
 
 
 class _Unlike(NamedTuple):
@@ -67,9 +68,9 @@ def events_as_recorded(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequenc
             text = f"nothing is compared: {gone[piece.key]:,} rows of raw went by their age"
             found[piece.key] = Verdict(passed=True, text=text, numbers={"events": 0, "unlike": 0})
         elif piece.topic == stream.topic:
-            found[piece.key] = _judged(*_of_main(raw, events, columns, piece))
+            found[piece.key] = _judged(*_of_main(raw, events, _held(events, columns, piece), piece))
         elif piece.topic in stream.tier_topics:
-            found[piece.key] = _judged(*_of_tier(raw, events, stream, columns, piece))
+            found[piece.key] = _judged(*_of_tier(raw, events, stream, _held(events, columns, piece), piece))
         else:
             found[piece.key] = Verdict(passed=True, text="the origins of other systems' records are not looked up")
     return found
@@ -131,7 +132,19 @@ def _columns(stream: Stream, events: DeltaTable) -> list[_Told]:
     there = {field.name for field in events.schema().fields}
     named = [(one.name, one.name) for one in field_columns(stream) if one.name in there]
     pairs = [*named, (stream.version, "version"), (stream.event_time, "event_time")]
-    return [_Told(name, column, kinds[name]) for name, column in pairs]
+    always = {stream.version, stream.event_time, *stream.key}
+    return [_Told(name, column, kinds[name], name in always) for name, column in pairs]
+
+
+def _held(events: DeltaTable, columns: Sequence[_Told], piece: Slice) -> list[_Told]:
+    """The columns in which the events of a slice must have something.
+
+    Every declared field is required, and one declaration decides a whole slice: a field that came to the stream later
+    is null in all of its events. What is null in some alone was taken from them.
+    """
+    counts = ", ".join(f"count({_quoted(one)}) AS c{at}" for at, one in enumerate(columns))
+    [filled] = query(events, f"SELECT {counts} FROM t e WHERE proof IS NULL AND {slice_is_one_of([piece.key])}")
+    return [one for at, one in enumerate(columns) if one.always or filled[f"c{at}"]]
 
 
 def _chosen(columns: Sequence[_Told]) -> str:
@@ -140,8 +153,11 @@ def _chosen(columns: Sequence[_Told]) -> str:
 
 def _as_told(one: _Told) -> str:
     """A time as a number: a producer's clock may name a year that Python's times do not know."""
-    quoted = 'e."' + one.column.replace('"', '""') + '"'
-    return f"arrow_cast({quoted}, 'Int64')" if one.kind == "timestamp" else quoted
+    return f"arrow_cast({_quoted(one)}, 'Int64')" if one.kind == "timestamp" else _quoted(one)
+
+
+def _quoted(one: _Told) -> str:
+    return 'e."' + one.column.replace('"', '""') + '"'
 
 
 def _suspects(columns: Sequence[_Told], batch: pa.RecordBatch) -> list[int]:
@@ -163,7 +179,7 @@ def _suspects(columns: Sequence[_Told], batch: pa.RecordBatch) -> list[int]:
             if one.kind == "timestamp":
                 theirs = pc.cast(pc.cast(theirs, pa.timestamp("us", "UTC")), pa.int64())
             same = pc.fill_null(pc.equal(pc.cast(ours, theirs.type), theirs), fill_value=False)
-            unlike = pc.or_(unlike, pc.and_(pc.is_valid(ours), pc.invert(same)))
+            unlike = pc.or_(unlike, pc.invert(same))
     except pa.ArrowException:
         return every
     found: list[int] = pc.indices_nonzero(unlike).to_pylist()
@@ -192,7 +208,7 @@ def _digits(kind: str) -> tuple[int, int]:
 
 
 def _differing(columns: Sequence[_Told], row: Mapping[str, Any], value: bytes) -> list[str]:
-    """The fields that an event has otherwise than its record; a field that came to the stream later it has not."""
+    """The fields that an event has otherwise than its record, or has not."""
     try:
         record = json.loads(value, parse_float=Decimal)
     except RecursionError:
@@ -204,7 +220,7 @@ def _differing(columns: Sequence[_Told], row: Mapping[str, Any], value: bytes) -
     return [
         one.field
         for at, one in enumerate(columns)
-        if row[f"c{at}"] is not None and not _equal(one.kind, record.get(one.field), row[f"c{at}"])
+        if row[f"c{at}"] is None or not _equal(one.kind, record.get(one.field), row[f"c{at}"])
     ]
 
 

@@ -128,12 +128,11 @@ def _made(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, _Made]:
 
 
 def _minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:
-    """By slice the minutes of some events."""
+    """By slice the minutes of some events; one whose time somebody took away has none."""
     found: defaultdict[str, set[int]] = defaultdict(set)
-    times = f"SELECT slice, arrow_cast(event_time, 'Int64') AS us FROM t WHERE proof IS NULL AND {where}"
-    # An event without a time is another check's to tell (`events_as_recorded`).
-    asked = f"SELECT DISTINCT slice, {_MINUTE} AS minute FROM ({times}) WHERE us IS NOT NULL"
-    for row in query(events, asked):
+    there = f"proof IS NULL AND event_time IS NOT NULL AND {where}"
+    times = f"SELECT slice, arrow_cast(event_time, 'Int64') AS us FROM t WHERE {there}"
+    for row in query(events, f"SELECT DISTINCT slice, {_MINUTE} AS minute FROM ({times})"):
         found[row["slice"]].add(row["minute"])
     return found
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from assets import event_json
 from assets.copies import fields_of
-from assets.sent import SENDING, TABLE, complete, last_published
+from assets.sent import SENDING, TABLE, complete, last_in, last_published
 from highwater.envelope import ORIGIN, Origin
 from highwater.publishing import State
+from highwater.slices import SliceKey
 from orchestration.origin_checks import SAMPLES, told
 from orchestration.plan_checks import another_plan
 from orchestration.verdicts import Verdict
-from resources.lake import proofs_in, query, query_all, query_arrow, slice_is_one_of
+from resources.lake import proofs_in, query, query_all, query_arrow, rows_by_slice, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -64,7 +65,8 @@ def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[
     if events is None or published is None:
         waits = Verdict(passed=True, text="nothing is published yet")
         return {PUBLISHED: dict.fromkeys(keys, waits)}
-    decided, sent = proofs_in(events, keys), complete(proofs_in(published, keys))
+    decided, standing = proofs_in(events, keys), proofs_in(published, keys)
+    sent = complete(standing)
     settled = [key for key in keys if key in sent and key in decided and sent[key].attempt == decided[key].attempt]
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in settled}
     there: dict[str, Counter[str]] = {key: Counter() for key in settled}
@@ -77,26 +79,55 @@ def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[
                 told("sent with another value", origin) for origin in _altered(stream, events, published, key)
             ]
         for row in query(published, _THERE.format(slices=mine)):
-            rows = Counter({"rows": row["rows"], _COUNTED.get(row["state"], ""): row["rows"]})
-            there[row["slice"]] += rows + Counter({name: row[name] for name in ("late", "revisions")})
+            key, rows = row["slice"], Counter({"rows": row["rows"], _COUNTED.get(row["state"], ""): row["rows"]})
+            there[key] += rows + Counter({name: row[name] for name in ("late", "revisions")})
+            there[key]["newest"] = max(there[key]["newest"], row["newest"] or 0)
     plans = {piece.key: piece for piece in ledger.get(settled)}
     others = {key: _unlike_commit(plans[key], sent[key], there[key]) for key in settled}
+    bare = [key for key in keys if key not in standing]
+    waiting = [key for key in keys if key in decided and key not in sent]
+    lost = {**_passed_over(stream, published, waiting), **_without_commit(published, bare)}
     return {
         PUBLISHED: {
-            key: _settled(decided[key], there[key], others[key], wrong[key]) if key in wrong else _waiting(key in sent)
+            key: _settled(decided[key], there[key], others[key], wrong[key])
+            if key in wrong
+            else _waiting(key in sent, lost.get(key))
             for key in keys
         }
     }
 
 
 _THERE = """
-SELECT slice, state, count(*) AS rows, count(late) AS late, sum(coalesce(revision, 0)) AS revisions
+SELECT slice, state, count(*) AS rows, count(late) AS late, sum(coalesce(revision, 0)) AS revisions,
+       max(attempt) AS newest
 FROM t WHERE proof IS NULL AND {slices} GROUP BY slice, state
 """
 
 
+def _passed_over(stream: Stream, published: DeltaTable, waiting: Sequence[str]) -> dict[str, str]:
+    """Slices that are not published though one behind them is: those of the main topic are sent in their order.
+
+    A batch that broke off is sent to its end before what comes after it. A slice of a tier may come at any time.
+    """
+    last = last_in(published, stream.topic) if waiting else None
+    if last is None:
+        return {}
+    end = SliceKey.parse(last)
+    found = [key for key in waiting if (one := SliceKey.parse(key)).topic == end.topic and one < end]
+    return dict.fromkeys(found, f"is not published, and {last} behind it is")
+
+
+def _without_commit(published: DeltaTable, bare: Sequence[str]) -> dict[str, str]:
+    """Slices with rows and no commit: they are only ever written together, also of a batch that broke off."""
+    rows = rows_by_slice(published, bare) if bare else {}
+    return {key: f"has {count:,} rows, and the commit that they came with is gone" for key, count in rows.items()}
+
+
 def _unlike_commit(piece: Slice, sent: Proof, there: Mapping[str, int]) -> list[str]:
-    """What the commit of a slice says otherwise than its plan or its rows; a number that it does not name is none."""
+    """What the commit of a slice says otherwise than its plan or its rows; a number that it does not name is none.
+
+    A row keeps the attempt under which it was judged while its event stays the same: only a later one is wrong.
+    """
     problem = another_plan(piece, sent, TABLE)
     found = [problem] if problem else []
     said = {name: count for name, count in (*sent.counts.items(), ("rows", sent.rows)) if count is not None}
@@ -104,6 +135,8 @@ def _unlike_commit(piece: Slice, sent: Proof, there: Mapping[str, int]) -> list[
     if any(said[name] != there[name] for name in names):
         counts = ", ".join(f"{said[name]:,} {name}" for name in names)
         found.append(f"the commit tells of {counts}, and other numbers are there")
+    if there["newest"] > sent.attempt:
+        found.append(f"the commit is of attempt {sent.attempt}, and rows are of attempt {there['newest']}")
     return found
 
 
@@ -119,16 +152,12 @@ JOIN (SELECT {_ORIGIN}, fingerprint AS "#print" FROM published
 def _altered(stream: Stream, events: DeltaTable, published: DeltaTable, key: str) -> list[Origin]:
     """Events of a slice whose value is not the one that was judged, by its fingerprint.
 
-    The value is written as the stream is declared now. Events without a field that came later are left out; and where
-    no event agrees, the declaration was another one when they were sent.
+    The value is written as the stream is declared now, with null for a field that came later, as it was for whoever
+    sent it then. Where no event agrees, the declaration was another one when they were sent.
     """
     fields = ", ".join('e."' + one.name.replace('"', '""') + '"' for one in stream.fields)
     asked = _PRINTS.format(fields=fields, columns=fields_of(stream, events), slices=slice_is_one_of([key]))
     rows = query_arrow({"events": events, "published": published}, asked)
-    for one in stream.fields:
-        rows = rows.filter(rows[one.name].is_valid())
-    if not len(rows):
-        return []
     prints = event_json.fingerprints(event_json.values(stream, rows))
     same = [ours == theirs for ours, theirs in zip(prints, rows["#print"].to_pylist(), strict=True)]
     found = rows.select(list(ORIGIN)).to_pylist() if any(same) else []
@@ -141,7 +170,9 @@ def _problem(row: Mapping[str, Any]) -> str:
     return "an event, and neither sent nor a second delivery" if row["in_events"] else "sent, and no event"
 
 
-def _waiting(before: bool) -> Verdict:  # noqa: FBT001 - a value, no mode
+def _waiting(before: bool, lost: str | None) -> Verdict:  # noqa: FBT001 - a value, no mode
+    if lost:
+        return Verdict(passed=False, text=f"the slice {lost}: restore the table")
     text = "was decided anew since it was published" if before else "is not published yet"
     return Verdict(passed=True, text=f"the slice {text}: its turn comes")
 

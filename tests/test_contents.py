@@ -14,11 +14,11 @@ from orchestration import contents
 from orchestration.contents import _differing, _suspects, _Told
 
 COLUMNS = [
-    _Told("id", "id", "string"),
-    _Told("version", "version", "integer"),
-    _Told("amount", "amount", "decimal(12,2)"),
-    _Told("at", "event_time", "timestamp"),
-    _Told("ok", "ok", "boolean"),
+    _Told("id", "id", "string", always=False),
+    _Told("version", "version", "integer", always=False),
+    _Told("amount", "amount", "decimal(12,2)", always=False),
+    _Told("at", "event_time", "timestamp", always=False),
+    _Told("ok", "ok", "boolean", always=False),
 ]
 BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 NOON = (datetime(2026, 3, 1, 12, tzinfo=UTC) - BEGIN) // timedelta(microseconds=1)
@@ -78,8 +78,11 @@ def test_what_cannot_be_compared_is_not_called_different() -> None:
     assert unlike((record(id="\ud800"), ("?", *EVENT[1:]))) == {}
 
 
-def test_a_field_that_came_later_is_compared_where_the_event_has_it() -> None:
-    assert unlike((record(), (*EVENT[:4], None))) == {}
+@pytest.mark.parametrize("at", range(len(COLUMNS)))
+def test_an_event_that_lacks_a_field_differs(at: int) -> None:
+    """Whoever set a field to null was not told of: a null passed as a field that came to the stream later."""
+    lacking = (*EVENT[:at], None, *EVENT[at + 1 :])
+    assert unlike((record(), EVENT), (record(), lacking)) == {1: [COLUMNS[at].field]}
 
 
 def test_the_quick_parser_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

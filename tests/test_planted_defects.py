@@ -192,6 +192,23 @@ def fall(world: World, of: Slice) -> None:
     world.rewrite(of, WINNER, LOSER, 1, minute=2)
 
 
+def lose(table: str, *, rows: bool) -> Plant:
+    """Remove the commit of a slice, its rows with it or not."""
+
+    def plant(world: World, of: Slice) -> None:
+        del world.proofs[table][of.key]
+        if rows:
+            world.rows[table] = [row for row in world.rows[table] if row["slice"] != of.key]
+
+    return plant
+
+
+def of_before_a_field(world: World, of: Slice) -> None:
+    """Let the slice have been decided before a field was declared that records told already."""
+    alter_all("events", customer_id=None)(world, of)
+    alter_all("current", customer_id=None)(world, of)
+
+
 def of_before(world: World, of: Slice) -> None:
     """Let rows and commits lack what earlier versions did not write."""
     alter_all("events", retries=None, attempt=None)(world, of)
@@ -243,6 +260,21 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
         alter("events", LOSER, event_time=NOON),
         {RECORDED, METRICS, SENT},
     ),
+    "events: a winner lacks a field": (alter("events", WINNER, customer_id=None), {FOLLOWS, RECORDED, SENT}),
+    "events: a row that did not win lacks a field": (alter("events", LOSER, customer_id=None), {RECORDED, SENT}),
+    "events: a row that did not win lacks its key's field": (
+        alter("events", LOSER, order_id=None),
+        {RECORDED, SENT},
+    ),
+    "events: a row that did not win lacks its time": (
+        alter("events", LOSER, event_time=None),
+        {RECORDED, METRICS, SENT},
+    ),
+    "events: a winner lacks its version": (
+        alter("events", WINNER, version=None),
+        {FOLLOWS, RECORDED, SENT},
+    ),
+    "events: all lack a field that they always had": (alter_all("events", order_id=None), {FOLLOWS, RECORDED}),
     "events: another time of its record": (alter("events", LOSER, origin_timestamp=NOON - timedelta(1)), {ACCOUNTED}),
     "events: it was rejected before": (alter("events", LOSER, retries=1), {ACCOUNTED}),
     "events: of another attempt": (alter("events", LOSER, attempt=1), {ACCOUNTED}),
@@ -274,7 +306,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "dlq: a row is there twice": (double("dlq", MALFORMED), {PUBLISHED}),
     "dlq: another way": (alter("dlq", MALFORMED, next_topic=TIER), {PUBLISHED}),
     "dlq: one that was never rejected": (double("dlq", MALFORMED, origin_offset=FAR), {PUBLISHED}),
-    "dlq: the slice is gone": (lambda world, of: world.proofs["dlq"].pop(of.key), {PUBLISHED}),
+    "dlq: the slice is gone": (lose("dlq", rows=False), {PUBLISHED}),
     "dlq: the commit has other offsets": (prove_other_offsets("dlq"), {PUBLISHED}),
     "dlq: the commit has more rows": (prove("dlq", rows=3), {PUBLISHED}),
     "current: a winner is gone": (drop("current", WINNER), {FOLLOWS, VERSIONS}),
@@ -308,6 +340,11 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "published: retracted, by its row": (alter("published", LOSER, state="retracted"), {SENT}),
     "published: sent again, by its row": (alter("published", LOSER, revision=1), {SENT}),
     "published: late, by its row": (alter("published", LOSER, late="corrected"), {SENT}),
+    "published: of a later attempt, by its row": (alter("published", LOSER, attempt=3), {SENT}),
+    # As the rows of a slice that was decided anew, whose events stayed the same.
+    "published: of an earlier attempt, by its rows": (alter_all("published", attempt=1), set()),
+    "published: the commit is gone": (lose("published", rows=False), {SENT}),
+    "published: the slice is gone": (lose("published", rows=True), {SENT}),
     "published: the commit has other offsets": (prove_other_offsets("published"), {SENT}),
     "published: the commit is of another topic": (prove_another_topic("published"), {SENT}),
     "published: the commit has other rows": (prove("published", rows=6), {SENT}),
@@ -316,6 +353,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
         {ACCOUNTED, PUBLISHED, FOLLOWS},
     ),
     "what was written before the columns and numbers were there": (of_before, set()),
+    "what was decided before a field was declared": (of_before_a_field, set()),
     "data: two contents of a version": (rewrite(WINNER, LOSER, 1, amount=99), {ONE_CONTENT}),
     "data: a state that may not follow": (rewrite(WINNER, LOSER, 2, status="refunded"), {TRANSITIONS}),
     "data: a version is missing": (rewrite(WINNER, LOSER, 3), {MISSING}),
@@ -403,6 +441,9 @@ def test_defects_in_a_slice_of_a_tier(looked: World) -> None:
         (alter_all("raw", key=b"o9"), {ACCOUNTED}),
         (alter_all("raw", value=of_order("o5", 1, amount=9)), {RECORDED}),
         (alter("events", retry, amount=Decimal(99)), {FOLLOWS, RECORDED, METRICS}),
+        (alter("events", retry, order_id=None), {FOLLOWS, RECORDED}),
+        # Its only event: the field may have been declared later.
+        (alter("events", retry, customer_id=None), {FOLLOWS}),
         (alter("events", retry, retries=2), {ACCOUNTED}),
         (alter("events", retry, retries=None), set()),
         (alter("events", retry, attempt=1), {ACCOUNTED}),

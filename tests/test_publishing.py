@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from assets import published
+from assets import published, sent
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.declaration import Field
 from highwater.publishing import Copy, second_deliveries
@@ -23,9 +23,10 @@ from orchestration.published_checks import events_published, standing_line
 from orchestration.publishing import RULES, SLICES_A_RUN, next_run, publish
 from orchestration.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
 from orchestration.ticks import Tick, run_requests
+from orchestration.verdicts import Verdict
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
-from tests.accepted import NOON, Event, Log, Tables
+from tests.accepted import NOON, Broken, Event, Log, Tables
 
 
 @dataclass
@@ -235,6 +236,44 @@ def test_a_row_of_published_that_is_there_twice_is_told(scene: Scene) -> None:
     assert verdict.text.startswith("1 there twice; the commit tells of 2 sent")
 
 
+def test_what_waits_for_its_turn_is_told_from_what_was_lost(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice whose commit was removed from the table passed as one that waits, rows and all."""
+    from deltalake import DeltaTable
+
+    tables, log = scene.tables, scene.log
+    first, second = scene.plan(0, minute=0, p0=(0, 2)), scene.plan(1, minute=10, p0=(2, 4))
+    retried = scene.plan(0, tables.stream.tier_topics[0], minute=5, p0=(0, 1))
+    for piece, offsets in ((first, (0, 1)), (second, (2, 3)), (retried, (7,))):
+        scene.decide(piece, *offsets)
+    every = [first.key, second.key, retried.key]
+
+    def red() -> dict[str, str]:
+        found = events_published(tables.ledger, tables.lake, tables.stream, every)["events_published"]
+        return {key: one.text for key, one in found.items() if not one.passed}
+
+    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 1)
+    for broken in ("before 4", "before 5"):
+        log.breaks = broken
+        with pytest.raises(Broken):
+            tables.publish(first, second)
+        assert red() == {}, "what broke off is sent with the next run"
+    assert tables.lake.committed("orders", "published", [second.key])[second.key].attempt == sent.INCOMPLETE
+    tables.publish(first, second)
+    assert red() == {}, "a slice of a tier may come at any time"
+    tables.publish(retried)
+    scene.decide(first, 0, 1)
+    assert red() == {}, "decided anew"
+    tables.publish(first)
+    assert red() == {}, "its rows stay those of the decision before"
+
+    table = DeltaTable(tables.lake.path("orders", "published"))
+    table.delete(f"proof IS NOT NULL AND slice IN ('{first.key}', '{retried.key}')")
+    gone = "rows, and the commit that they came with is gone: restore the table"
+    assert red() == {first.key: f"the slice has 2 {gone}", retried.key: f"the slice has 1 {gone}"}
+    table.delete(f"slice IN ('{first.key}', '{retried.key}')")
+    assert red() == {first.key: f"the slice is not published, and {second.key} behind it is: restore the table"}
+
+
 def test_values_of_another_declaration_are_not_compared(scene: Scene) -> None:
     """A field that came to the stream since, or left it, makes another value of every event."""
     piece = scene.plan(0, p0=(0, 2))
@@ -245,6 +284,24 @@ def test_values_of_another_declaration_are_not_compared(scene: Scene) -> None:
     fewer = replace(stream, fields=stream.fields[::-1])
     for declared in (more, fewer):
         assert events_published(ledger, lake, declared, [piece.key])["events_published"][piece.key].passed
+
+
+def test_values_with_a_field_that_came_between_decision_and_publication_are_compared(scene: Scene) -> None:
+    """They were sent with null in it; events with a null were left out, so that nobody saw them altered."""
+    from deltalake import DeltaTable
+
+    piece, tables = scene.plan(0, p0=(0, 2)), scene.tables
+    scene.decide(piece, 0, 1)
+    tables.stream = replace(tables.stream, fields=(*tables.stream.fields, Field("currency", "string")))
+    tables.publish(piece)
+
+    def verdict() -> Verdict:
+        found = events_published(tables.ledger, tables.lake, tables.stream, [piece.key])
+        return found["events_published"][piece.key]
+
+    assert verdict().passed
+    DeltaTable(tables.lake.path("orders", "events")).update({"customer_id": "NULL"}, predicate="origin_offset = 1")
+    assert (verdict().passed, verdict().text) == (False, "1 sent with another value")
 
 
 KEYS = [f"t@{n:07}" for n in range(5)]
