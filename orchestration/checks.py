@@ -146,7 +146,8 @@ CHECKS = (
         ("events",),
         {
             version_checks.IN_ORDER: (
-                "For every key of the slice, current is at or above the highest version that the slice brought."
+                "For every key of the slice, current is at or above the highest version that the slice brought, and of "
+                "two contents of it not the one of a later origin."
             ),
             "current_follows_events": (
                 "What current holds of the slice are the winners among its events, as they are there."

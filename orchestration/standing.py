@@ -14,6 +14,7 @@ from highwater.folding import BASE, RECENT, Fold
 from highwater.proof import Proof
 from highwater.slices import SliceKey
 from highwater.tables import stages_of
+from orchestration.later_origins import CLASS, IS_LATER, RULE, Among, later_origins
 from orchestration.verdicts import Attempts, Counted, Verdict, conserved, in_order
 from orchestration.version_questions import SAMPLES, Found, Scope, portions
 from resources.lake import has_column, proofs_in, query, query_all, slice_is_one_of
@@ -63,7 +64,7 @@ def _counted(table: DeltaTable, keys: Sequence[str]) -> dict[str, Counted]:
 
 
 def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
-    """For each slice whether `current` is at or above every version that the slice brought.
+    """For each slice whether `current` is at or above every version that the slice brought, and by the rule.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -73,27 +74,56 @@ def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, 
         return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
     sql = _ORDER.format(slices=slice_is_one_of(keys))
     found = {row["slice"]: row for row in query_all({"e": events, "c": current}, sql)}
-    counts = {key: found.get(key, {"keys": 0, "absent": 0, "behind": 0}) for key in keys}
+    counts = {key: found.get(key, {"keys": 0, "absent": 0, "behind": 0, "late": 0}) for key in keys}
     wrong = [key for key, row in counts.items() if row["absent"] or row["behind"]]
     samples = _samples(events, current, wrong) if wrong else {}
+    late = [key for key, row in counts.items() if row["late"]]
+    later = later_origins(events, current, stream, Among.of(late)) if late else {}
     return {
-        key: in_order(row["keys"], row["absent"], row["behind"], samples.get(key, ()), stream.name)
+        key: in_order(
+            row["keys"],
+            row["absent"],
+            row["behind"],
+            [*samples.get(key, ()), *_told(later.get(key, Found()))],
+            stream.name,
+            later=later.get(key, Found()).counts[CLASS],
+        )
         for key, row in counts.items()
     }
 
 
+def _told(later: Found) -> list[dict[str, object]]:
+    return [{name: cell for name, cell in row.items() if name != "class"} for row in later.samples]
+
+
+_RULE = ", ".join(RULE)
+# An event is followed where `current` has a higher version of its key, or its own of the same origin or an earlier one.
+# Joined row by row, since ranking the rows of a slice's keys takes three times as long; and only those of the highest
+# version that a slice has of a key, since a key may come with hundreds.
+_ORDER = f"""
+WITH highest AS (SELECT slice AS of_slice, key AS of_key, max(version) AS of_version FROM e
+                 WHERE proof IS NULL AND {{slices}} GROUP BY slice, key),
+     brought AS (SELECT slice, key, version, {_RULE}
+                 FROM (SELECT slice, key, version, {_RULE} FROM e WHERE proof IS NULL AND {{slices}}) r
+                 LEFT SEMI JOIN highest ON slice = of_slice AND key = of_key AND version = of_version),
+     standing AS (SELECT key, version, {_RULE} FROM c WHERE proof IS NULL),
+     beside AS (SELECT b.slice, b.key, max(b.version) AS version, max(s.version) AS standing,
+                  bool_or(s.version > b.version OR (s.version = b.version AND {IS_LATER} IS NOT TRUE)) AS followed
+                FROM brought b LEFT JOIN standing s ON b.key = s.key
+                GROUP BY b.slice, b.key, b.origin_partition, b.origin_offset, b.origin_generation),
+     held AS (SELECT slice, key, max(version) AS version, max(standing) AS standing,
+                bool_and(coalesce(followed, false)) AS followed
+              FROM beside GROUP BY slice, key)
+SELECT slice, count(*) AS keys,
+       sum(CASE WHEN standing IS NULL THEN 1 ELSE 0 END) AS absent,
+       sum(CASE WHEN standing < version THEN 1 ELSE 0 END) AS behind,
+       sum(CASE WHEN standing = version AND NOT followed THEN 1 ELSE 0 END) AS late
+FROM held GROUP BY slice
+"""
 _STANDING = """
      wanted AS (SELECT DISTINCT key FROM brought),
      standing AS (SELECT c.key, max(c.version) AS version FROM c JOIN wanted ON c.key = wanted.key
                   WHERE c.proof IS NULL GROUP BY c.key)
-"""
-_ORDER = f"""
-WITH brought AS (SELECT slice, key, max(version) AS version FROM e
-                 WHERE proof IS NULL AND {{slices}} GROUP BY slice, key), {_STANDING}
-SELECT b.slice, count(*) AS keys,
-       sum(CASE WHEN s.version IS NULL THEN 1 ELSE 0 END) AS absent,
-       sum(CASE WHEN s.version < b.version THEN 1 ELSE 0 END) AS behind
-FROM brought b LEFT JOIN standing s ON b.key = s.key GROUP BY b.slice
 """
 # Of each key the event that won among those of its slice.
 _EXAMPLES = f"""
@@ -143,13 +173,14 @@ WHERE rank <= CASE WHEN class = '' THEN 1 ELSE {samples} END
 """
 
 
-def highest_versions(lake: Lake, stream: Stream, standing: Attempts) -> Compared:
+def highest_versions(lake: Lake, stream: Stream, standing: Attempts, *, conflicts: bool) -> Compared:
     """Hold the version of each key in `current` against the highest one in events, over the whole stream.
 
     Args:
         lake: the tables.
         stream: the stream.
         standing: what stands in its tables, read before: what was committed since is left out.
+        conflicts: whether a version has several contents; only then `current` may hold the wrong one of them.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -160,16 +191,20 @@ def highest_versions(lake: Lake, stream: Stream, standing: Attempts) -> Compared
     decided = {key: proof.attempt for key, proof in proofs_in(events).items()}
     moving = [key for key, attempt in decided.items() if standing.current.get(key) != attempt]
     keys, found = 0, Found()
+    unsettled = slice_is_one_of(moving) if moving else "false"
     for scope in portions(events, Scope(None)):
-        sql = _HIGHEST.format(
-            unsettled=slice_is_one_of(moving) if moving else "false", portion=scope.portion, samples=SAMPLES
-        )
+        sql = _HIGHEST.format(unsettled=unsettled, portion=scope.portion, samples=SAMPLES)
         for row in query_all({"e": events, "c": current}, sql):
             count, rank = row.pop("found"), row.pop("rank")
             keys += count if rank == 1 else 0
             if row["class"]:
                 found.counts[row["class"]] += count if rank == 1 else 0
                 found.keep(row)
+        if conflicts:
+            for later in later_origins(events, current, stream, Among.all(scope.portion, unsettled)).values():
+                found.counts.update(later.counts)
+                for sample in later.samples:
+                    found.keep(sample)
     return Compared(keys, found)
 
 

@@ -113,23 +113,31 @@ def _imbalance(numbers: Mapping[str, int], rows: Mapping[str, Counted]) -> str |
 
 
 def in_order(
-    keys: int, absent: int, behind: int, samples: Sequence[Mapping[str, Any]] = (), stream: str = "STREAM"
+    keys: int,
+    absent: int,
+    behind: int,
+    samples: Sequence[Mapping[str, Any]] = (),
+    stream: str = "STREAM",
+    *,
+    later: int = 0,
 ) -> Verdict:
-    """Whether `current` is at least at each version that a slice's events brought (I6).
+    """Whether `current` is at least at each version that a slice's events brought, and by the rule (I6).
 
     Args:
         keys: keys that the slice has events of.
         absent: those that `current` does not hold.
         behind: those that `current` holds at a lower version.
-        samples: some of both.
+        samples: some of all.
         stream: its name, for the remedy.
+        later: those that it holds with another content of the same version, which is of a later origin.
     """
-    numbers = {"keys": keys, "absent": absent, "behind": behind}
-    if absent or behind:
+    numbers = {"keys": keys, "absent": absent, "behind": behind, "of_a_later_origin": later}
+    if absent or behind or later:
+        more = f", and {later:,} have another content there, of a later origin" if later else ""
         text = (
-            f"of {keys:,} keys {absent:,} are absent and {behind:,} behind in current: materialise current of the "
-            f"slice again; if it stays, somebody changed the table, and highwater rebuild-current {stream} computes "
-            "it anew"
+            f"of {keys:,} keys {absent:,} are absent and {behind:,} behind in current{more}: materialise current of "
+            "the slice again; if it stays, somebody changed the table, and highwater rebuild-current "
+            f"{stream} computes it anew"
         )
         return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
     return Verdict(passed=True, text=f"current is at or above the slice's version for all {keys} keys", numbers=numbers)
@@ -140,10 +148,12 @@ def is_highest(keys: int, classes: Mapping[str, int], samples: Sequence[Mapping[
 
     Args:
         keys: keys that were compared.
-        classes: keys that differ: `absent`, `behind`, or `ahead` of all that events have.
+        classes: keys that differ: `absent`, `behind`, or `ahead` of all that events have, or `of a later origin` than
+            another content of their version.
         samples: some of them.
     """
     numbers = {"keys": keys, **{name: classes.get(name, 0) for name in ("absent", "behind", "ahead")}}
+    numbers["of_a_later_origin"] = classes.get("of a later origin", 0)
     text = f"current is at the highest version in events for all {keys:,} keys"
     if classes:
         told = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
@@ -191,7 +201,7 @@ def one_content(totals: Mapping[str, int], conflicts: int, samples: Sequence[Map
     text = f"no version has two contents in {events:,} events; {again:,} are second deliveries"
     if conflicts:
         text = (
-            f"{conflicts:,} versions have several contents: the earliest origin of each is in current. Ask the "
+            f"{conflicts:,} versions have several contents: the earliest origin of each counts. Ask the "
             f"producer which is right; a further version mends it. {again:,} events are second deliveries"
         )
     return Verdict(not conflicts, text, numbers, samples)

@@ -75,7 +75,9 @@ def over_the_stream(lake: Lake, stream: Stream, taken_back: Mapping[Origin, int]
         DependencyAwayError: the lake could not be read.
     """
     found = _judged(lake, stream, None, [*names(stream), *counted_names(stream)], taken_back)
-    return {**{name: by[STREAM] for name, by in found.items()}, IN_ORDER: _current(lake, stream)}
+    told = {name: by[STREAM] for name, by in found.items()}
+    conflicts = bool(told[ONE_CONTENT].numbers.get("conflicts"))
+    return {**told, IN_ORDER: _current(lake, stream, conflicts=conflicts)}
 
 
 def _judged(
@@ -130,6 +132,6 @@ def _verdict(stream: Stream, name: str, totals: Totals, found: Found) -> Verdict
     return none_missing(totals, counts, samples, stream.name)
 
 
-def _current(lake: Lake, stream: Stream) -> Verdict:
-    compared = highest_versions(lake, stream, attempts(lake, stream))
+def _current(lake: Lake, stream: Stream, *, conflicts: bool) -> Verdict:
+    compared = highest_versions(lake, stream, attempts(lake, stream), conflicts=conflicts)
     return is_highest(compared.keys, compared.found.counts, compared.found.samples)

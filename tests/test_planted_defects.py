@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Accepted
+from highwater.folding import Run
 from highwater.gaps import Gaps
 from highwater.plans import Loss, Publication
 from highwater.slices import OffsetRange, Slice
@@ -378,6 +379,75 @@ def test_each_defect_turns_its_checks_red_and_no_other(make: Callable[..., World
     expected = {planted[name].key: checks for name, (_, checks) in DEFECTS.items() if checks}
     assert {name: found[of.key] for name, of in planted.items()} == {name: DEFECTS[name][1] for name in planted}
     assert {key: checks for key, checks in found.items() if checks} == expected
+
+
+def alter_base(place: Place, **changes: object) -> Plant:
+    return lambda world, of: world.folded(of, place).update(changes)
+
+
+def drop_base(world: World, of: Slice) -> None:
+    world.rows["current"].remove(world.folded(of, WINNER))
+
+
+def double_base(world: World, of: Slice) -> None:
+    world.rows["current"].append({**world.folded(of, WINNER)})
+
+
+def stand_instead(place: Place, of_place: Place) -> Plant:
+    """Let the event of one place stand in `base` in place of another of its slice that won."""
+
+    def plant(world: World, of: Slice) -> None:
+        row, event = world.folded(of, of_place), world.at("events", of, place)
+        row.update({name: event[name] for name in row.keys() & event.keys() if name != "slice"})
+
+    return plant
+
+
+def forget_in_base(world: World, of: Slice) -> None:
+    """Let the fold say nothing of the slice."""
+    assert world.base
+    [run] = world.base.runs["orders"]
+    parts = Run(run.first, of.ordinal - 1, run.attempt), Run(of.ordinal + 1, run.last, run.attempt)
+    world.base = replace(world.base, runs={**world.base.runs, "orders": parts})
+
+
+# What was there when the slice was folded, what became of `base` since, and the checks that tell.
+FOLDED: dict[str, tuple[Plant | None, Plant | None, set[str]]] = {
+    "a stale row": (None, stand_instead(LOSER, WINNER), {VERSIONS}),
+    "a row is gone": (None, drop_base, {VERSIONS}),
+    "another field": (None, alter_base(WINNER, amount=Decimal(99)), {FOLLOWS}),
+    "a lower version": (None, alter_base(WINNER, version=1), {FOLLOWS, VERSIONS}),
+    "a row is there twice": (None, double_base, {FOLLOWS}),
+    "a row of another origin": (None, alter_base(WINNER, origin_offset=FAR), {FOLLOWS}),
+    "two contents, of which the earliest counts": (rewrite(WINNER, LOSER, 1, amount=99), None, {ONE_CONTENT}),
+    "two contents, and the later one stands": (
+        rewrite(WINNER, LOSER, 1, amount=99),
+        stand_instead(WINNER, LOSER),
+        {ONE_CONTENT, VERSIONS},
+    ),
+    "a second delivery, and the later one stands": (rewrite(WINNER, LOSER, 1), stand_instead(WINNER, LOSER), set()),
+    # Named last: it cuts the fold in two.
+    "the slice is in no fold": (None, forget_in_base, {FOLLOWS}),
+}
+
+
+def test_each_defect_of_folded_slices_turns_its_checks_red_and_no_other(make: Callable[..., World]) -> None:
+    """All are folded, also those that stay sound: the first and the last, and the one of a tier."""
+    looked = look(make(copies=len(FOLDED) + 2))
+    planted = dict(zip(FOLDED, looked.copies[1:], strict=False))
+    for name, of in planted.items():
+        if before := FOLDED[name][0]:
+            before(looked, of)
+    looked.fold(*looked.pieces)
+    for name, of in planted.items():
+        if after := FOLDED[name][1]:
+            after(looked, of)
+    found: dict[str, set[str]] = {key: set() for key in looked.keys}
+    for check, failing in looked.red().items():
+        for key in failing:
+            found[key].add(check)
+    assert {name: found.pop(of.key) for name, of in planted.items()} == {name: FOLDED[name][2] for name in planted}
+    assert {key for key, checks in found.items() if checks} == set()
 
 
 KEPT_IN_RAW_ALONE: dict[str, tuple[Place, dict[str, object]]] = {

@@ -5,7 +5,7 @@ The cluster is told by plain values; the ledger and the tables are those of `tes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -144,6 +144,12 @@ def rules(found: Audit) -> dict[str, Level]:
     return {one.rule: one.level for one in found.findings if one.level is not Level.OK}
 
 
+def partitions(found: Audit) -> Sequence[Sequence[str]]:
+    """What the page tells of each partition of the main topic."""
+    [_, rows] = next(table[1:] for table in found.tables if table[0] == "Partitions")
+    return rows
+
+
 def test_a_sound_topic_has_no_error(cluster: Cluster) -> None:
     found = page(cluster)
     assert (found.errors, rules(found)) == ([], {})
@@ -200,11 +206,12 @@ def test_each_defect_turns_its_line_red_and_no_other(cluster: Cluster, name: str
     change(cluster)
     found = page(cluster)
     assert rules(found) == broken
+    # What is no error is told all the same.
+    assert [row[0] for row in partitions(found)] == [str(number) for number in range(2 + cluster.more)]
     assert len(found.errors) == len(errors), found.errors
     assert [text for text, begin in zip(found.errors, errors, strict=True) if not text.startswith(begin)] == []
 
 
 def test_a_partition_that_was_added_is_told_with_nothing_planned(cluster: Cluster) -> None:
     cluster.more = 1
-    [_, rows] = next(table[1:] for table in page(cluster).tables if table[0] == "Partitions")
-    assert [row[:2] for row in rows] == [["0", "8"], ["1", "4"], ["2", "0"]]
+    assert [row[:2] for row in partitions(page(cluster))] == [["0", "8"], ["1", "4"], ["2", "0"]]

@@ -92,7 +92,26 @@ def add_to_current(planted: Planted) -> None:
     planted.current = [*winners(planted.events), ahead]
 
 
+def fold_wrongly(**changes: object) -> Callable[[Planted], None]:
+    """Let `current` have dropped the earlier of two events of one version, which are of two slices."""
+
+    def planted_in(planted: Planted) -> None:
+        planted.events += [event(4, 1, "x"), event(25, 1, "x", **changes)]
+        planted.current = [r for r in winners(planted.events) if (r["key"], r["slice"]) != ("x", FIRST)]
+
+    return planted_in
+
+
 DEFECTS: dict[str, tuple[Callable[[Planted], None], dict[str, dict[str, Severity]]]] = {
+    "the later of two contents in current": (
+        fold_wrongly(customer_id="c2"),
+        {ONE_CONTENT: {FIRST: WARN, THIRD: WARN, STREAM: WARN}, IN_ORDER: {FIRST: ERROR, STREAM: ERROR}},
+    ),
+    "the later of two contents of one moment in current": (
+        fold_wrongly(customer_id="c2", origin_timestamp=BEGIN + timedelta(seconds=4)),
+        {ONE_CONTENT: {FIRST: WARN, THIRD: WARN, STREAM: WARN}, IN_ORDER: {FIRST: ERROR, STREAM: ERROR}},
+    ),
+    "a second delivery in current": (fold_wrongly(), {}),
     "a version that falls within a slice": (
         plant(event(4, 2, "x"), event(5, 1, "x", **LATER)),
         {ALONG_OFFSETS: {FIRST: ERROR, STREAM: ERROR}},

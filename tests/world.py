@@ -18,6 +18,7 @@ from typing import Any, cast
 from assets import current, dlq, events, minute_rows, raw, rejects, sent
 from highwater.declaration import Stream
 from highwater.envelope import ORIGIN, Envelope, Origin
+from highwater.folding import BASE, Fold, merged_runs
 from highwater.plans import Generation, Publication
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
@@ -136,6 +137,7 @@ class World:
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
         self.rows: dict[str, list[Row]] = {table: [] for table in tables}
         self.proofs: dict[str, dict[str, Proof]] = {table: {} for table in tables}
+        self.base: Fold | None = None
         for topic in ("orders", TIER):
             self.ledger.open_generation(Generation("orders", topic, ID, 0, {0: 0, 1: 0}, NOON))
         self.ledger.add(self.pieces)
@@ -249,6 +251,22 @@ class World:
             won = {name: event[name] for name in names if name in event}
             self.rows["current"].append({**won, "updated_by_slice": of.key})
 
+    def fold(self, *pieces: Slice) -> None:
+        """Fold slices of `current` into its partition `base`: one row a key, and one proof of all of them."""
+        keys = {one.key for one in pieces}
+        best: dict[str, Row] = {}
+        for row in sorted((row for row in self.rows["current"] if row["slice"] in keys), key=_precedence):
+            best.setdefault(row["key"], {**row, "slice": BASE})
+        self.rows["current"] = [row for row in self.rows["current"] if row["slice"] not in keys] + [*best.values()]
+        runs = merged_runs([], {key: self.proofs["current"].pop(key).attempt for key in keys})
+        self.base = Fold(BASE, 1, runs)
+
+    def folded(self, of: Slice, place: Place) -> Row:
+        """The row in `base` of an event that won."""
+        event = self.at("events", of, place)
+        [row] = self.of("current", slice=BASE, **{name: event[name] for name in ORIGIN})
+        return row
+
     def rewrite(self, of: Slice, place: Place, like: Place, version: int, minute: int = 0, **changes: Any) -> None:
         """Let an accepted record of a slice be one of another record's key; all tables follow as if it always was."""
         event, record = self.at("events", of, place), self.at("raw", of, place)
@@ -325,6 +343,8 @@ class World:
 
         for table, rows in self.rows.items():
             marks: list[Row] = [{"slice": key, "proof": proof.to_json()} for key, proof in self.proofs[table].items()]
+            if table == "current" and self.base:
+                marks.append({"slice": BASE, "proof": self.base.to_json()})
             for mark in marks if table == "metrics" else ():
                 mark["linked"] = sorted(self.minutes[mark["slice"]])
             if table == "published":
@@ -352,6 +372,11 @@ class World:
         """The checks that fail, each with the slices in which it does."""
         found = {n: [key for key, one in v.items() if not one.passed] for n, v in self.verdicts(keys).items()}
         return {name: failing for name, failing in found.items() if failing}
+
+
+def _precedence(row: Row) -> tuple[Any, ...]:
+    """The version rule: the least wins."""
+    return -row["version"], row["origin_timestamp"], row["origin_partition"], row["origin_offset"]
 
 
 def _columns(origin: Origin) -> Row:
