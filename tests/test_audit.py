@@ -244,6 +244,7 @@ def test_the_job_reads_the_newest_slices_once_more(
 @pytest.mark.usefixtures("impatient")
 def test_a_broker_that_is_away_is_a_temporary_error_until_a_real_one_stands_beside_it(written: Written) -> None:
     """It ended as if somebody had changed a table, and told the same twice."""
+    written.ledger.add([MAIN, RETRIED])
     written.write()
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", written.folder)
     away = scene.run("audit", "orders")
