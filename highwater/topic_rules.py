@@ -174,8 +174,13 @@ def _setting(facts: TopicFacts, name: str) -> Setting | None:
     return (facts.settings or {}).get(name)
 
 
-def _unreadable(rule: str) -> Finding:
-    return Finding(rule, Level.UNKNOWN, "not readable", "", "allow this user DescribeConfigs on the topic")
+def _unreadable(facts: TopicFacts, rule: str, resource: str | None = None) -> Finding:
+    """What an ACL forbids to be read of the topic, or of another resource as `kafka-acls` takes it."""
+    command = (
+        f"kafka-acls --bootstrap-server {facts.bootstrap} --add --allow-principal User:NAME --operation "
+        f"DescribeConfigs {resource or f'--topic {facts.topic}'}, with this user's name"
+    )
+    return Finding(rule, Level.UNKNOWN, "not readable", "", command)
 
 
 def _replication(facts: TopicFacts) -> Finding:
@@ -218,7 +223,7 @@ def _more(facts: TopicFacts, partition: int, held: Sequence[int]) -> list[int]:
 def _in_sync_minimum(facts: TopicFacts) -> Finding:
     rule, found = "min.insync.replicas", _setting(facts, "min.insync.replicas")
     if found is None:
-        return _unreadable(rule)
+        return _unreadable(facts, rule)
     least = int(found.value)
     if least >= facts.factor > 1:
         text = f"{least} of {facts.factor}: one broker away stops writes"
@@ -246,7 +251,7 @@ def _spare_replica(facts: TopicFacts, least: int) -> str:
 def _unclean(facts: TopicFacts) -> Finding:
     rule, found = "unclean election", _setting(facts, "unclean.leader.election.enable")
     if found is None:
-        return _unreadable(rule)
+        return _unreadable(facts, rule)
     if found.value == "false":
         return Finding(rule, Level.OK, "off", found.source)
     mend = _configure(facts, "unclean.leader.election.enable=false")
@@ -281,7 +286,7 @@ def retention(settings: Mapping[str, Setting] | None) -> timedelta | None:
 def _retention(facts: TopicFacts) -> Finding:
     rule, found = "retention", _setting(facts, "retention.ms")
     if found is None:
-        return _unreadable(rule)
+        return _unreadable(facts, rule)
     kept, age = retention(facts.settings), facts.oldest_unread or timedelta(0)
     if kept is None:
         return Finding(rule, Level.OK, "for ever", found.source)
@@ -305,7 +310,7 @@ def _age_unknown(facts: TopicFacts, source: str) -> Finding:
 def _size_limit(facts: TopicFacts) -> Finding:
     rule, found = "retention by size", _setting(facts, "retention.bytes")
     if found is None:
-        return _unreadable(rule)
+        return _unreadable(facts, rule)
     if int(found.value) == FOR_EVER:
         return Finding(rule, Level.OK, "none", found.source)
     text = f"{int(found.value):,} bytes a partition: a burst may take records before they are read"
@@ -315,7 +320,7 @@ def _size_limit(facts: TopicFacts) -> Finding:
 def _cleanup(facts: TopicFacts) -> Finding:
     rule, found = "cleanup", _setting(facts, "cleanup.policy")
     if found is None:
-        return _unreadable(rule)
+        return _unreadable(facts, rule)
     if "compact" not in found.value:
         return Finding(rule, Level.OK, found.value, found.source)
     text = f"{found.value}: records may be gone before they are read, and gaps cannot be told from markers"
@@ -350,11 +355,17 @@ def _auto_creation(facts: TopicFacts) -> Finding:
     rule = "auto-creation"
     found = (facts.broker_settings or {}).get(AUTO_CREATION)
     if found is None:
-        return Finding(rule, Level.UNKNOWN, "not readable", "", "allow this user DescribeConfigs on the cluster")
+        return _unreadable(facts, rule, "--cluster")
     if found.value == "false":
         return Finding(rule, Level.OK, "off", found.source)
     text = "on: a mistyped name becomes a topic"
-    return Finding(rule, Level.WARNING, text, found.source, "set auto.create.topics.enable=false in server.properties")
+    return Finding(
+        rule,
+        Level.WARNING,
+        text,
+        found.source,
+        f"set {AUTO_CREATION}=false in each broker's server.properties, and start it again: no command changes it",
+    )
 
 
 def _replica_lag(facts: TopicFacts) -> Finding:
@@ -370,7 +381,7 @@ def _session(facts: TopicFacts) -> Finding:
 def _shown(facts: TopicFacts, rule: str, names: Sequence[str], what: str) -> Finding:
     """A time of the brokers for which no value is wrong: writes and reads may stand still for so long."""
     if facts.broker_settings is None:
-        return Finding(rule, Level.UNKNOWN, "not readable", "", "allow this user DescribeConfigs on the cluster")
+        return _unreadable(facts, rule, "--cluster")
     found = next((facts.broker_settings[name] for name in names if name in facts.broker_settings), None)
     if found is None:
         return Finding(rule, Level.UNKNOWN, f"this broker has no {names[0]}")

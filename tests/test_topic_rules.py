@@ -193,6 +193,9 @@ def test_of_a_topic_that_is_published_to_is_judged_what_no_drift_tells() -> None
 def test_what_may_not_be_read_is_told_as_such() -> None:
     hidden = replace(SAFE, settings=None, broker_settings=None)
     unknown = {finding.rule for finding in judge(hidden) if finding.level is Level.UNKNOWN}
+    commands = {finding.remedy for finding in judge(hidden) if finding.value == "not readable"}
+    allow = "kafka-acls --bootstrap-server broker:9092 --add --allow-principal User:NAME --operation DescribeConfigs "
+    assert commands == {f"{allow}{what}, with this user's name" for what in ("--topic orders", "--cluster")}
     assert unknown == {finding.rule for finding in judge(SAFE)} - {"replication", "replicas in sync"}
     assert "cannot be told" in endurance(hidden)
 
