@@ -66,7 +66,8 @@ def store(lake: Lake, piece: Slice, rows: list[dict[str, Any]]) -> None:
         ]
     )
     proof = {"slice": piece.key, "proof": Proof(piece, 1, len(rows)).to_json()}
-    write_deltalake(lake.path("orders", "raw"), pa.Table.from_pylist([*rows, proof], schema), mode="overwrite")
+    table, path = pa.Table.from_pylist([*rows, proof], schema), lake.path("orders", "raw")
+    write_deltalake(path, table, mode="overwrite", partition_by=["slice"])
 
 
 def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
