@@ -29,7 +29,6 @@ from assets.minute_rows import (
     drawn,
     measures_of,
     newest_of,
-    quoted,
     row_of,
     scale_of,
     schema,
@@ -49,7 +48,7 @@ from highwater.minutes import (
     spans,
 )
 from highwater.portions import portions
-from resources.lake import proofs_in, query, slice_is_one_of
+from resources.lake import proofs_in, query, quoted, slice_is_one_of
 from resources.small_tables import has_rows, opened, replace_partitions
 
 if TYPE_CHECKING:

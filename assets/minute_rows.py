@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, Minute, Sums, day_of, time_of
-from resources.lake import query, sizes, slice_is_one_of
+from resources.lake import query, quoted, sizes, slice_is_one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,10 +71,6 @@ def described(stream: Stream) -> str:
         f"{metrics.amount} by {metrics.status} ({', '.join(statuses_of(stream))}), {scale_of(stream)} digits; "
         f"mean of {', '.join(metrics.mean_of)} over {HOUR_MINUTES} minutes"
     )
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def declared(stream: Stream) -> Metrics:

@@ -19,7 +19,7 @@ from highwater.envelope import ORIGIN, Origin
 from highwater.retention import aged
 from orchestration.origin_checks import RECORD, SAMPLES, enveloped, told
 from orchestration.verdicts import Verdict
-from resources.lake import proofs_in, query, slice_is_one_of, stream_batches, stream_rows
+from resources.lake import proofs_in, query, quoted, slice_is_one_of, stream_batches, stream_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,7 +157,7 @@ def _as_told(one: _Told) -> str:
 
 
 def _quoted(one: _Told) -> str:
-    return 'e."' + one.column.replace('"', '""') + '"'
+    return f"e.{quoted(one.column)}"
 
 
 def _suspects(columns: Sequence[_Told], batch: pa.RecordBatch) -> list[int]:

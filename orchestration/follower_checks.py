@@ -17,7 +17,7 @@ from highwater.folding import BASE, RECENT, Fold
 from orchestration.origin_checks import told
 from orchestration.plan_checks import another_commit, another_plan
 from orchestration.verdicts import Verdict
-from resources.lake import count_in, proofs_in, query, query_all, slice_is_one_of
+from resources.lake import columns_in_all, count_in, proofs_in, query, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -153,8 +153,7 @@ def _folds(current: DeltaTable) -> list[Fold]:
 def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
     """What `current` has of an event; of a field that was added to the stream as soon as both tables have it."""
     names = ["key", "version", "event_time", *[f.name for f in field_columns(stream)], *ORIGIN, "origin_timestamp"]
-    there = [{field.name for field in table.schema().fields} for table in tables.values()]
-    return ", ".join('"' + name.replace('"', '""') + '"' for name in names if all(name in one for one in there))
+    return ", ".join(columns_in_all(tables.values(), names))
 
 
 # A stream's field may have any name that is no word of ours: so what is added here has no name that a field has.

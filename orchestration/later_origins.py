@@ -7,14 +7,13 @@ which may be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assets.parsing import field_columns
 from highwater.envelope import ORIGIN
-from orchestration.version_questions import SAMPLES, STREAM, Found, quoted, text
-from resources.lake import query_all, slice_is_one_of
+from orchestration.version_questions import SAMPLES, STREAM, Found, text
+from resources.lake import columns_in_all, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,8 +104,8 @@ def later_origins(events: DeltaTable, current: DeltaTable, stream: Stream, among
         DependencyAwayError: the lake could not be read.
     """
     tables = {"e": events, "c": current}
-    contents = _in_both(tables, ["event_time", *[field.name for field in field_columns(stream)]])
-    columns = _in_both(tables, ["key", "version", *ORIGIN, "origin_timestamp"]) + contents
+    contents = columns_in_all(tables.values(), ["event_time", *[field.name for field in field_columns(stream)]])
+    columns = columns_in_all(tables.values(), ["key", "version", *ORIGIN, "origin_timestamp"]) + contents
     sql = _SQL.format(
         told=among.told,
         mine=among.mine,
@@ -122,9 +121,3 @@ def later_origins(events: DeltaTable, current: DeltaTable, stream: Stream, among
         told.counts[CLASS] += count if rank == 1 else 0
         told.keep({**row, "class": CLASS})
     return found
-
-
-def _in_both(tables: Mapping[str, DeltaTable], names: Sequence[str]) -> list[str]:
-    """Those of the columns that all tables have: a field that was added to the stream comes with the next commit."""
-    there = [{field.name for field in table.schema().fields} for table in tables.values()]
-    return [quoted(name) for name in names if all(name in one for one in there)]

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
-from assets.minute_rows import declared, quoted, scale_of, schema, statuses_of
+from assets.minute_rows import declared, scale_of, schema, statuses_of
 from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, day_of, time_of
 from highwater.portions import portions
 from highwater.proof import Proof
 from orchestration.origin_checks import SAMPLES
 from orchestration.plan_checks import another_commit
 from orchestration.verdicts import Verdict
-from resources.lake import proofs_in, query, slice_is_one_of
+from resources.lake import proofs_in, query, quoted, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -19,7 +19,7 @@ from highwater.slices import SliceKey
 from orchestration.origin_checks import SAMPLES, told
 from orchestration.plan_checks import another_plan
 from orchestration.verdicts import Verdict
-from resources.lake import proofs_in, query, query_all, query_arrow, rows_by_slice, slice_is_one_of
+from resources.lake import proofs_in, query, query_all, query_arrow, quoted, rows_by_slice, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -155,7 +155,7 @@ def _altered(stream: Stream, events: DeltaTable, published: DeltaTable, key: str
     The value is written as the stream is declared now, with null for a field that came later, as it was for whoever
     sent it then. Where no event agrees, the declaration was another one when they were sent.
     """
-    fields = ", ".join('e."' + one.name.replace('"', '""') + '"' for one in stream.fields)
+    fields = ", ".join(f"e.{quoted(one.name)}" for one in stream.fields)
     asked = _PRINTS.format(fields=fields, columns=fields_of(stream, events), slices=slice_is_one_of([key]))
     rows = query_arrow({"events": events, "published": published}, asked)
     prints = event_json.fingerprints(event_json.values(stream, rows))

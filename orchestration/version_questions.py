@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from assets.parsing import field_columns
 from highwater.slices import SliceKey
 from orchestration.suspects import TOUCHED, TOUCHED_KEYS, Suspects, Trait
-from resources.lake import query, query_columns, rows_in, slice_is_one_of, stream_all
+from resources.lake import query, query_columns, quoted, rows_in, slice_is_one_of, stream_all
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -356,11 +356,6 @@ def _rules(stream: Stream) -> dict[str, str]:
         "first": text(machine.first),
         "allowed": " OR ".join(pairs) or "false",
     }
-
-
-def quoted(name: str) -> str:
-    """A column's name in SQL."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def text(value: str) -> str:

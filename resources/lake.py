@@ -416,6 +416,17 @@ def slice_is_one_of(keys: Iterable[str]) -> str:
     return f"slice IN ({listed})"
 
 
+def quoted(name: str) -> str:
+    """A column's name in a query to `query` and its like; Spark quotes otherwise (`assets.parsing`)."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def columns_in_all(tables: Iterable[DeltaTable], names: Iterable[str]) -> list[str]:
+    """Those of some columns that all tables have, quoted: a field that was added comes with each one's next commit."""
+    there = [{field.name for field in table.schema().fields} for table in tables]
+    return [quoted(name) for name in names if all(name in one for one in there)]
+
+
 def count_in(table: DeltaTable, name: str) -> str:
     """A column of counts as SQL: 0 in rows, and in a table, from before it was there."""
     return f"coalesce({name}, 0)" if has_column(table, name) else "0"

@@ -412,8 +412,8 @@ def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
 def test_the_pages_of_checks_are_links_where_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     from orchestration.checks import link_to
 
-    monkeypatch.setenv("HIGHWATER_DOCS_URL", "https://pages/docs/")
-    assert link_to("slices_tile") == dg.MetadataValue.url("https://pages/docs/checks/slices_tile.md")
+    monkeypatch.setenv("HIGHWATER_DOCS_URL", "https://localhost/docs/")
+    assert link_to("slices_tile") == dg.MetadataValue.url("https://localhost/docs/checks/slices_tile.md")
     monkeypatch.setenv("HIGHWATER_DOCS_URL", "docs")
     with pytest.raises(ConfigurationError, match="no address of a page; found: docs; remedy: begin it with https"):
         link_to("slices_tile")
