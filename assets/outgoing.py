@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from highwater.proof import Proof
     from highwater.slices import Slice
 
-# Events that are held at once, with their values.
-WINDOW = 100_000
+# Events that are read at once: those of a slice of usual size.
+WINDOW = 200_000
+# What a batch's events may take in memory to be held until they are sent.
+HELD_BYTES = 256 * 1024 * 1024
 _ORIGIN = ", ".join(ORIGIN)
 
 
@@ -66,7 +68,7 @@ class Batch:
     def windows(self) -> Iterator[Window]:
         """All events in the order of publication, window by window, then what retracts events.
 
-        What fits into one window is read once, everything else once for each call.
+        They are read once where they take little memory, else anew at each call.
 
         Raises:
             RetractionError: what was sent of a slice is no event any more, and nobody allows that.
@@ -76,20 +78,21 @@ class Batch:
             return
         found: list[Window] = []
         seen: set[Origin] = set()
-        count = 0
+        count, size = 0, 0
         for window in self._windows():
-            count += len(window)
+            count, size = count + len(window), size + window.rows.nbytes
             if self._known:
                 seen.update(one for one in _origins(window.rows) if one in self._known)
-            found.append(window)
-            if self.rows > WINDOW:
-                yield window
+            if size <= HELD_BYTES:
+                found.append(window)
+            else:
                 found.clear()
+            yield window
         self._see_all(count)
-        found.append(self._retracted(seen))
-        if self.rows <= WINDOW:
-            self._held = found
-        yield from found
+        last = self._retracted(seen)
+        if size <= HELD_BYTES:
+            self._held = [*found, last]
+        yield last
 
     def _see_all(self, count: int) -> None:
         if count != self.rows:

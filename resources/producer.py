@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from highwater.errors import KeyStoppedError, RecordRefusedError, UndeliveredError
 from resources.delivery import NOT_SENT, End, end_of
@@ -32,6 +32,8 @@ MOST_QUEUED = 10_000
 # `send` takes in reports that often. At each record, taking in would cost more than sending.
 TAKE_IN_SECONDS = 0.005
 PURGE_SECONDS = 10.0
+# The client's own words for what a record leaves open.
+ANY_PARTITION, NOW = -1, 0
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -118,16 +120,17 @@ OnOutcome = Callable[[Outcome], None]
 Key = tuple[str, bytes]
 
 
-# A record that was taken, its id, and what its sender wants to hear of it.
-_Taken = tuple[Record, str, OnDelivered | None, OnOutcome | None]
+# What is kept of a record until its report, when the client has the rest: topic, key and id, and what its sender wants
+# to hear of it.
+_Taken = tuple[str, bytes | None, str, OnDelivered | None, OnOutcome | None]
 # The call that takes in its delivery report; `args` is what was taken. One is made for every record: an object of a
 # class of ours takes three times as long to make and to call.
 _Entry = partial[None]
 
 
-def _key(record: Record) -> Key | None:
-    """What its order is kept by; without a key there is no order."""
-    return None if record.key is None else (record.topic, record.key)
+def _key(topic: str, key: bytes | None) -> Key | None:
+    """What a record's order is kept by; without a key there is no order."""
+    return None if key is None else (topic, key)
 
 
 class ReliableProducer:
@@ -149,7 +152,8 @@ class ReliableProducer:
         self._client_error = KafkaException
         self._client: Producer = Producer(dict(properties))
         self._on_failure = on_failure
-        self._queue: deque[_Entry] = deque()
+        self._produce = self._client.produce
+        self._queue: deque[tuple[Record, _Entry]] = deque()
         self._with_client = 0
         # Once it gives up: of each topic, the records that had no report until then.
         self._late: Counter[str] | None = None
@@ -189,23 +193,24 @@ class ReliableProducer:
         """
         if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
             self.poll()
-        name = str(self.counts.sent) if record_id is None else record_id
+        counts = self.counts
+        name = str(counts.sent) if record_id is None else record_id
         if self.stopped:
             self._see_not_stopped(record, name)
-        entry = partial(self._reported, record, name, on_delivered, on_outcome)
+        entry = partial(self._reported, record[0], record[1], name, on_delivered, on_outcome)
         if self._queue or self._with_client >= MOST_WITH_CLIENT:
             self._wait_for_room()
-            self._queue.append(entry)
+            self._queue.append((record, entry))
         else:
             self._hand_over(record, entry)
-        self.counts.sent += 1
+        counts.sent += 1
 
     def _wait_for_room(self) -> None:
         while len(self._queue) >= MOST_QUEUED:
             self.poll(POLL_SECONDS)
 
     def _see_not_stopped(self, record: Record, record_id: str) -> None:
-        key = _key(record)
+        key = _key(record.topic, record.key)
         if key is not None and key in self.stopped:
             raise KeyStoppedError(
                 f"records of key {key[1]!r} of {key[0]} are stopped: {record_id} was not sent",
@@ -216,32 +221,31 @@ class ReliableProducer:
     def _pump(self) -> None:
         """Give the client what waits, as long as it has room; records of stopped keys are handed back instead."""
         while self._queue and self._with_client < MOST_WITH_CLIENT:
-            entry = self._queue.popleft()
-            record, record_id, *_ = entry.args
-            key = _key(record)
+            record, entry = self._queue.popleft()
+            topic, record_id = record.topic, entry.args[2]
+            key = _key(topic, record.key)
             if key is not None and key in self.stopped:
                 self.handed_back.setdefault(key, []).append(record_id)
-                self._settle(entry.args, _nowhere(record, NOT_SENT))
+                self._settle(entry.args, _nowhere(topic, NOT_SENT))
                 continue
             try:
                 self._hand_over(record, entry)
             except RecordRefusedError as error:
-                self._ended(entry.args, _nowhere(record, str(error.found)))
+                self._ended(entry.args, _nowhere(topic, str(error.found)))
             except UndeliveredError:  # no producer takes it any more; those under way end by themselves
-                self._ended(entry.args, _nowhere(record, NOT_SENT))
+                self._ended(entry.args, _nowhere(topic, NOT_SENT))
 
     def _hand_over(self, record: Record, entry: _Entry) -> None:
         topic, key, value, headers, partition, timestamp = record
-        more: dict[str, Any] = {}
-        if headers:
-            more["headers"] = list(headers)
-        if partition is not None:
-            more["partition"] = partition
-        if timestamp is not None:
-            more["timestamp"] = timestamp
+        to = ANY_PARTITION if partition is None else partition
         while True:
             try:
-                self._client.produce(topic, value, key, on_delivery=entry, **more)
+                # Most records have neither; what is named here costs each of them time.
+                if headers or timestamp is not None:
+                    at = NOW if timestamp is None else timestamp
+                    self._produce(topic, value, key, to, entry, headers=[*headers], timestamp=at)
+                else:
+                    self._produce(topic, value, key, to, entry)
             except BufferError:
                 # Room comes with delivery reports; those of the oldest come by the delivery timeout at last.
                 self._client.poll(POLL_SECONDS)
@@ -253,7 +257,8 @@ class ReliableProducer:
 
     def _reported(
         self,
-        record: Record,
+        topic: str,
+        key: bytes | None,
         record_id: str,
         on_delivered: OnDelivered | None,
         on_outcome: OnOutcome | None,
@@ -263,31 +268,29 @@ class ReliableProducer:
         """Take in the client's delivery report."""
         if error is None and on_outcome is None:
             self._with_client -= 1
-            self._delivered(record_id, on_delivered)
+            self.counts.delivered += 1
+            if on_delivered is not None:
+                on_delivered(record_id)
             return
-        outcome = _outcome(record.topic, error, message)
+        outcome = _outcome(topic, error, message)
         # Only now: a client that broke down for good may report with its own error pending, which ends this above.
         self._with_client -= 1
         if self._late is not None and error is not None:
-            self._late[record.topic] += 1
-        self._ended((record, record_id, on_delivered, on_outcome), outcome)
-
-    def _delivered(self, record_id: str, on_delivered: OnDelivered | None) -> None:
-        self.counts.delivered += 1
-        if on_delivered is not None:
-            on_delivered(record_id)
+            self._late[topic] += 1
+        self._ended((topic, key, record_id, on_delivered, on_outcome), outcome)
 
     def _ended(self, taken: _Taken, outcome: Outcome) -> None:
-        record, record_id, *_ = taken
-        key = _key(record)
+        record_id, key = taken[2], _key(*taken[:2])
         if outcome.end is not End.DELIVERED and self._on_failure is OnFailure.STOP_KEY and key is not None:
             self.stopped.setdefault(key, record_id)
         self._settle(taken, outcome)
 
     def _settle(self, taken: _Taken, outcome: Outcome) -> None:
-        _, record_id, on_delivered, on_outcome = taken
+        _, _, record_id, on_delivered, on_outcome = taken
         if outcome.error is None:
-            self._delivered(record_id, on_delivered)
+            self.counts.delivered += 1
+            if on_delivered is not None:
+                on_delivered(record_id)
         else:
             self.counts.failed[outcome.error] += 1
             ids = self.counts.not_delivered if outcome.end is End.NOT_DELIVERED else self.counts.unknown
@@ -328,10 +331,10 @@ class ReliableProducer:
 
     def _give_up(self) -> Counter[str]:
         """End what is still outstanding; returns how many of each topic that was."""
-        late = self._late = Counter(entry.args[0].topic for entry in self._queue)
+        late = self._late = Counter(record.topic for record, _ in self._queue)
         while self._queue:
-            taken = self._queue.popleft().args
-            self._settle(taken, _nowhere(taken[0], NOT_SENT))
+            record, entry = self._queue.popleft()
+            self._settle(entry.args, _nowhere(record.topic, NOT_SENT))
         if self._with_client:
             self._client.purge(in_queue=True, in_flight=True, blocking=True)
             deadline = time.monotonic() + PURGE_SECONDS
@@ -376,8 +379,8 @@ def _named(end: str, ids: Sequence[str]) -> str:
     return f"; {end}: {', '.join(ids[:NAMED])}{more}"
 
 
-def _nowhere(record: Record, error: str) -> Outcome:
-    return Outcome(record.topic, -1, -1, -1, error)
+def _nowhere(topic: str, error: str) -> Outcome:
+    return Outcome(topic, -1, -1, -1, error)
 
 
 def _outcome(topic: str, error: KafkaError | None, message: Message) -> Outcome:

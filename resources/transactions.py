@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from highwater.errors import ConfigurationError, RecordTooLargeError, SupersededAttemptError, TemporaryError
 from highwater.fitting import size_of, too_large
 from resources.kafka import READER
-from resources.producer import POLL_SECONDS, Record
+from resources.producer import ANY_PARTITION, POLL_SECONDS, Record
 from resources.producer_properties import producer_properties
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ T = TypeVar("T")
 # Longer than the 60 s of a transaction: another producer's one may have to time out first.
 INIT_SECONDS = 90.0
 CALL_SECONDS = 30.0
+CONNECT_SECONDS = 2.0
 # librdkafka's own default.
 LARGEST_BATCH = 1_000_000
 # A broker ends the connection of a larger request (socket.request.max.bytes, 100 MiB by default), and says nothing.
@@ -42,8 +44,6 @@ LARGEST_RECORD = 100 * 1024 * 1024 - 64 * 1024
 SPARE = 16
 PAUSE_SECONDS = 0.2
 REPORT_SECONDS = 5.0
-# The client's own word for it.
-ANY_PARTITION = -1
 _FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE"})
 # A coordinator that was just made, or moved; an offset whose transaction is being settled.
 _MOVING = frozenset(
@@ -131,7 +131,15 @@ class Transactions:
         return self
 
     def _init(self) -> None:
+        self._connect()
         self._trying(lambda: self._producer.init_transactions(CALL_SECONDS), INIT_SECONDS)
+
+    def _connect(self) -> None:
+        """Let the client find a broker first: with none, it would ask for the coordinator again after half a second."""
+        from confluent_kafka import KafkaException
+
+        with suppress(KafkaException):  # what is wrong is told by the call that needs it
+            self._producer.list_topics(self._topic, CONNECT_SECONDS)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

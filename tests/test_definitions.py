@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 import yaml
 from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.run_coordinator import QueuedRunCoordinator
 from dagster._core.scheduler.instigation import TickStatus
 from dagster._core.workspace.load import location_origins_from_yaml_paths
 from dagster._core.workspace.load_target import ModuleTarget
@@ -293,3 +294,6 @@ def test_the_instance_file_is_valid(tmp_path: Path) -> None:
         assert kept[TickStatus.SKIPPED] == 1
         assert instance.get_concurrency_config().pool_config.default_pool_limit == 1
         assert instance.get_concurrency_config().run_queue_config is not None
+        queue = instance.run_coordinator
+        assert isinstance(queue, QueuedRunCoordinator)
+        assert (queue.dequeue_interval_seconds, queue.dequeue_use_threads) == (1, True)

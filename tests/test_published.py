@@ -336,15 +336,25 @@ def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that
 POINTS = [f"{point} {number}" for number in range(1, 6) for point in ("before", "committed")]
 
 
+ANEW, HELD = 0, 1 << 20
+
+
 @pytest.mark.parametrize(
-    ("point", "portion"), [*((point, 3) for point in (*POINTS, "written down", "settling")), ("committed 2", 100)]
+    ("point", "portion", "held"),
+    [
+        *((point, 3, ANEW) for point in (*POINTS, "written down", "settling")),
+        ("committed 2", 100, HELD),
+        ("committed 2", 3, HELD),
+    ],
 )
 def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str, portion: int
+    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str, portion: int, held: int
 ) -> None:
-    """Two slices of seven events in one batch, of which one is a second delivery; also read in several portions."""
+    """Two slices of seven events in one batch, one a second delivery; read in portions, each once or anew."""
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
     monkeypatch.setattr(outgoing, "WINDOW", portion)
+    monkeypatch.setattr(outgoing, "HELD_BYTES", held)
+    asked = count_reads(monkeypatch)
     pieces = [tables.plan(0, p0=(0, 4), p1=(0, 3)), tables.plan(1, p0=(4, 9), p1=(3, 5))]
     tables.decide(pieces[0], [*orders(0, 0, 4), *orders(1, 0, 3)])
     tables.decide(pieces[1], [Event(0, 4, "o0-1", minute=1, changes={"n": 1}), *orders(0, 5, 9), *orders(1, 3, 5)])
@@ -357,11 +367,27 @@ def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
     with pytest.raises(Broken):
         tables.publish(*pieces)
     tables.publish(*pieces)
+    assert max(asked.values()) == (1 if held == HELD else 2)
     for partition, wanted in ((0, [0, 1, 2, 3, 5, 6, 7, 8]), (1, [0, 1, 2, 3, 4])):
         assert places([one for one in log.records if one.partition == partition]) == [(partition, n) for n in wanted]
     assert not any("highwater.late" in one.headers for one in log.records)
     assert Counter(row["state"] for row in rows_of(tables)) == {"sent": 13, "second delivery": 1}
     assert {row["slice"] for row in rows_of(tables)} == {piece.key for piece in pieces}
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
+    """How often each batch reads each of its portions."""
+    found: Counter[tuple[int, str]] = Counter()
+    kept: list[outgoing.Batch] = []
+    read = outgoing.Batch._events
+
+    def counting(self: outgoing.Batch, where: str) -> Any:
+        kept.append(self)  # or another one could have its id
+        found[id(self), where] += 1
+        return read(self, where)
+
+    monkeypatch.setattr(outgoing.Batch, "_events", counting)
+    return found
 
 
 def break_once(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool) -> None:
