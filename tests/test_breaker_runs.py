@@ -23,7 +23,7 @@ from tests.support import Bench, customers, order_message
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 class Runs:
@@ -85,7 +85,7 @@ def bursting(bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.Monke
     return bench
 
 
-@pytest.mark.parametrize(("count", "each"), [(4, 40), pytest.param(20, 50_000, id="a million")])
+@pytest.mark.parametrize(("count", "each"), [(4, 40), pytest.param(20, 50_000, id="a million", marks=pytest.mark.long)])
 def test_a_burst_opens_it_and_the_backlog_completes_when_the_cause_is_mended(
     bursting: Bench, count: int, each: int
 ) -> None:

@@ -267,11 +267,11 @@ def see_reached(deployment: Deployment, key: str, point: str, evidence: dict[str
         assert key in deployment.proofs(table)
 
 
-@pytest.mark.long
-def test_the_driver_in_the_worker_is_killed(local: Series) -> None:
+@series_of("points", STEPS[1:2], STEPS)
+def test_the_driver_in_the_worker_is_killed(local: Series, points: Sequence[str]) -> None:
     """Each child starts a Spark of its own."""
     keys = planned(local, 2)
-    for point in STEPS:
+    for point in points:
         found = local.killed([keys[0]], point=point, victim="group", tables=up_to(local.deployment, keys[0], point))
         see_reached(local.deployment, keys[0], point, found)
         see_nothing_committed(local.deployment, keys[0], point)

@@ -61,7 +61,6 @@ def test_what_is_wrong_is_told_and_is_the_exit_status(
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.timeout(3600)
 def test_fifty_thousand_records_and_ten_kills(tmp_path: Path) -> None:

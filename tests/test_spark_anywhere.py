@@ -77,7 +77,6 @@ def test_a_session_in_the_process_itself_takes_the_slice(tmp_path: Path, bootstr
     require_tables(tmp_path, bootstrap, sent)
 
 
-@pytest.mark.long
 def test_a_standalone_master_with_two_workers_takes_the_slice(tmp_path: Path, bootstrap: str, sent: str) -> None:
     with SparkStandalone(tmp_path) as cluster:
         take_slice(tmp_path, bootstrap, sent, {**cluster.driver_environment(), settings.SPARK_MASTER: cluster.master})
