@@ -238,7 +238,7 @@ class _Read:
 
     def proof(self, piece: Slice, attempt: int) -> Proof:
         lost = piece.offsets - self.left[piece.key].offsets
-        return Proof(piece, attempt, rows=None, counts={"lost": lost} if lost else {})
+        return Proof(piece, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True)
 
     def files(self) -> int:
         most = max((piece.offsets for piece in self.left.values()), default=0)
