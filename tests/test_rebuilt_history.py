@@ -14,12 +14,14 @@ import pytest
 
 from assets import raw
 from assets.work import Work
+from highwater.errors import DependencyAwayError, OffsetsExpiredError
 from highwater.history import Fingerprint, digest
+from highwater.plans import Generation
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from orchestration import rebuilding
 from orchestration.planning import Planner
-from resources.kafka import Kafka, TopicState
+from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.support import make_stream, order_message
@@ -129,6 +131,32 @@ def test_history_that_was_replaced_is_noticed_behind_a_rebuilt_ledger(tmp_path: 
     assert deployed.materialise(read[below.key]) == {}, "what it holds was not replaced"
     tick = Planner(deployed.ledger, deployed.kafka).tick(STREAM, NOON)
     assert (tick.slices, "other records stand" in str(tick.errors[0])) == ((), True)
+
+
+class Unled(Kafka):
+    """A cluster in which partition 1 has no leader, and partition 0 lost what is before offset 5."""
+
+    def topic_state(self, topic: str) -> TopicState:
+        return TopicState(topic, "id", {0: PartitionState(5, 30, 30, 1, 1), 1: PartitionState(None, None, None, None)})
+
+
+@pytest.mark.usefixtures("look_before")
+def test_a_partition_without_a_leader_is_not_read_and_holds_up_no_other(tmp_path: Path) -> None:
+    """Spark waited for one, which an unclean election gave it: other records were read that nobody had looked at."""
+    both, other = a_slice(0, {0: (10, 20), 1: (0, 10)}), a_slice(1, {0: (20, 30), 1: (10, 10)})
+    expired = a_slice(2, {0: (0, 9), 1: (10, 20)})
+    deployed = Deployed(tmp_path, Unled("nowhere:1"))
+    deployed.ledger.open_generation(Generation("orders", "orders", "id", 0, {0: 0, 1: 0}, NOON))
+    with pytest.raises(DependencyAwayError, match="partitions 1 of orders have no leader") as caught:
+        deployed.materialise(both)
+    assert both.key in str(caught.value)
+    assert caught.value.of is None, "Kafka as a whole is not away"
+    assert deployed.materialise(other) == {}
+    with pytest.raises(OffsetsExpiredError):
+        deployed.materialise(both, expired)
+    deployed.commit(expired)
+    kept = deployed.materialise(expired, other)
+    assert [*kept] == [expired.key], "its rows stay, so nothing of it is read"
 
 
 class Elected(Kafka):
