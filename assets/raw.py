@@ -103,6 +103,7 @@ def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) ->
     for key, problem in problems.items():
         if key not in standing.proofs:
             raise problem
+    _see_led([piece for piece in sound if piece.key not in problems], states)
     return {key: f"rows kept as they are: {problem}" for key, problem in problems.items()}
 
 
@@ -136,6 +137,27 @@ def _replaced(
         errors = {piece.key: _diverged(work.stream, piece, history.diverged) for piece in mine}
         found.update({key: error for key, error in errors.items() if error is not None})
     return found
+
+
+def _see_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
+    """See that every partition that is to be read has a leader.
+
+    Spark would wait for one. An election that is not clean gives it one with other records, and Spark would read these
+    without anybody having looked (I16).
+
+    Raises:
+        DependencyAwayError: one has none; runs of slices that do not need it go on.
+    """
+    for piece in slices:
+        state = states[piece.topic]
+        partitions = {} if isinstance(state, HighwaterError) else state.partitions
+        unled = [p for p, r in sorted(piece.ranges.items()) if len(r) and p in partitions and not partitions[p].known]
+        if unled:
+            # Without `of`: that Kafka were left alone would hold up all other partitions.
+            raise DependencyAwayError(
+                f"{piece.key}: partitions {', '.join(map(str, unled))} of {piece.topic} have no leader",
+                remedy="see that a broker that holds them in sync runs; it is tried again",
+            )
 
 
 def _diverged(stream: Stream, piece: Slice, diverged: Mapping[int, int]) -> HighwaterError | None:
@@ -206,7 +228,7 @@ def _range_problem(
         return None
     where = f"{piece.key}: {piece.topic} partition {partition}"
     if found is None or found.last_stable is None:
-        return None  # without a leader nothing is known; Spark's read fails and the slice is tried again
+        return None  # nothing is known; without a leader it is not read, and of one that is gone Spark's read fails
     if found.log_start is not None and found.log_start > offsets.start:
         return OffsetsExpiredError(
             f"{where}: offsets were deleted before they were read",
@@ -238,7 +260,7 @@ class _Read:
 
     def proof(self, piece: Slice, attempt: int) -> Proof:
         lost = piece.offsets - self.left[piece.key].offsets
-        return Proof(piece, attempt, rows=None, counts={"lost": lost} if lost else {})
+        return Proof(piece, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True)
 
     def files(self) -> int:
         most = max((piece.offsets for piece in self.left.values()), default=0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,26 @@ class Fingerprint:
 
     offset: int
     digest: str
+
+
+def epochs_to_plain(epochs: Mapping[int, int]) -> dict[str, int]:
+    """Leader epochs as plain values for JSON, ordered by partition."""
+    return {str(p): epochs[p] for p in sorted(epochs)}
+
+
+def epochs_from_plain(plain: Mapping[str, int]) -> dict[int, int]:
+    """The inverse of `epochs_to_plain`."""
+    return {int(p): epoch for p, epoch in plain.items()}
+
+
+def marks_to_plain(marks: Mapping[int, Fingerprint]) -> dict[str, list[int | str]]:
+    """Fingerprints as plain values for JSON, `{"partition": [offset, digest]}`, ordered by partition."""
+    return {str(p): [marks[p].offset, marks[p].digest] for p in sorted(marks)}
+
+
+def marks_from_plain(plain: Mapping[str, Sequence[Any]]) -> dict[int, Fingerprint]:
+    """The inverse of `marks_to_plain`."""
+    return {int(p): Fingerprint(*mark) for p, mark in plain.items()}
 
 
 def digest(timestamp_ms: int, key: bytes | None, value: bytes | None) -> str:

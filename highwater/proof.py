@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from highwater.history import epochs_from_plain, epochs_to_plain, marks_from_plain, marks_to_plain
 from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
 
 FORMAT = 1
@@ -48,12 +49,15 @@ class Proof:
         rows: rows of the slice in the table, the row of the proof left out; None where they were not counted before
             they were written, and Delta's log tells them.
         counts: further numbers by name; in events the whole split of raw.
+        past: whether it also tells what the plan recorded of each partition's past (I16), for a ledger that is rebuilt;
+            one table of a stream does.
     """
 
     piece: Slice
     attempt: int
     rows: int | None
     counts: Mapping[str, int] = field(default_factory=dict)
+    past: bool = False
 
     @property
     def key(self) -> str:
@@ -63,7 +67,7 @@ class Proof:
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
         piece = self.piece
-        return {
+        plain = {
             "format": FORMAT,
             "slice": self.key,
             "stream": piece.stream,
@@ -75,6 +79,7 @@ class Proof:
             "rows": self.rows,
             "counts": dict(sorted(self.counts.items())),
         }
+        return {**plain, **_past(piece)} if self.past else plain
 
     def to_json(self) -> str:
         """The written form; equal proofs are written alike."""
@@ -95,7 +100,14 @@ class Proof:
             attempt=plain["attempt"],
             rows=plain["rows"],
             counts=plain["counts"],
+            past="epochs" in plain,
         )
+
+
+def _past(piece: Slice) -> dict[str, Any]:
+    """The epochs, and of the fingerprints those of the slice's own records: older ones stand in proofs before it."""
+    own = {p: mark for p, mark in piece.marks.items() if p in piece.ranges and mark.offset in piece.ranges[p]}
+    return {"epochs": epochs_to_plain(piece.epochs), "marks": marks_to_plain(own)}
 
 
 def _slice_of(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Slice:
@@ -108,6 +120,9 @@ def _slice_of(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Sl
         ordinal=key.ordinal,
         ranges=ranges,
         planned_at=datetime.fromisoformat(plain["planned_at"]),
+        # The proofs of other tables have neither, nor have those that an older version wrote.
+        epochs=epochs_from_plain(plain.get("epochs", {})),
+        marks=marks_from_plain(plain.get("marks", {})),
     )
 
 

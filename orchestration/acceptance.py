@@ -85,6 +85,7 @@ class _Case:
     unread: Sequence[Slice]
     by: str
     now: datetime
+    divergence: bool
 
     def loss(self, generation: int, partition: int, offsets: OffsetRange, reason: str) -> Loss:
         return Loss(
@@ -121,12 +122,13 @@ def acceptance(
     now: datetime,
     partitions: Partitions = None,
     diverged: Mapping[int, int] = NOTHING,
-    divergence: bool = True,
+    divergence: bool = False,
 ) -> Acceptance:
     """Work out what is recorded so that planning and reading go on.
 
-    Expired offsets become losses. A recreated topic, and one with a partition that was cut off, opens a generation, in
-    which offsets may come again. Slices that were never read lose what Kafka does not hold any more, and keep the rest.
+    Expired offsets become losses, unless a divergence is accepted. A recreated topic, and one with a partition that was
+    cut off, opens a generation, in which offsets may come again. Slices that were never read lose what Kafka does not
+    hold any more, and keep the rest.
 
     Args:
         stream: the declaration.
@@ -137,12 +139,13 @@ def acceptance(
         now: the time, in UTC.
         partitions: the only ones that are meant; None means all.
         diverged: partitions whose log was replaced before their planned end, with the offset where it was (I16).
-        divergence: whether that alone is accepted; else it only says where a partition that was cut off is sound.
+        divergence: whether that is accepted, and nothing beside it but what was cut off; else all else is accepted, and
+            `diverged` only says where a partition that was cut off is sound.
 
     Raises:
         ConfigurationError: single partitions are named, and the whole topic was recreated.
     """
-    case = _Case(stream, planned, state, unread, by, now)
+    case = _Case(stream, planned, state, unread, by, now, divergence)
     if state.topic_id != planned.generation.topic_id:
         if partitions is not None:
             raise ConfigurationError(
@@ -154,6 +157,9 @@ def acceptance(
         return _recreated(case)
     errors = partition_errors(stream, planned, state, diverged if divergence else NOTHING)
     meant = {p: error for p, error in errors.items() if partitions is None or p in partitions}
+    if divergence:
+        # Offsets that expired are another loss, and are accepted by another command.
+        meant = {p: error for p, error in meant.items() if isinstance(error, TopicTruncatedError)}
     return _same_topic(case, meant, partitions, diverged)
 
 
@@ -240,7 +246,7 @@ def _parts_lost(
         return
     seen = case.state.partitions.get(partition)
     log_start = (seen.log_start if seen else None) or 0
-    if log_start > offsets.start:
+    if log_start > offsets.start and not case.divergence:
         yield OffsetRange(offsets.start, min(offsets.end, log_start)), "expired: deleted before its slice was read"
     sound = max(cut_off.get(partition, offsets.end), offsets.start, log_start)
     if sound < offsets.end:
@@ -284,8 +290,8 @@ def accept_loss(
         now: the time, in UTC.
         partitions: the only ones that are meant; None means all.
         dry: record nothing.
-        divergence: whether it is accepted that history was replaced (I16); without it partitions in which other records
-            stand under planned offsets stay as they are.
+        divergence: whether it is accepted that history was replaced (I16), and not that offsets expired; without it
+            partitions in which other records stand under planned offsets stay as they are.
         state: what the topic holds, for a dry run; it is looked at if None.
 
     Raises:

@@ -167,7 +167,8 @@ def accept_divergence(deployment: Deployment, /, **asked: Any) -> None:
     """Accept that other records stand under planned offsets of STREAM's topic than before.
 
     An unclean leader election does that. Planning goes on where the log parts from what was planned, as a new
-    generation; rows of the old history that are in the lake stay, and are told apart by their generation.
+    generation; rows of the old history that are in the lake stay, and are told apart by their generation. Offsets that
+    expired are left to accept-loss.
     """
     _accept(deployment, divergence=True, **asked)
 

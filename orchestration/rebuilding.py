@@ -8,8 +8,8 @@ the lake hold.
 
 What a rebuilt ledger cannot know: what was planned and never read (it is planned anew, under the same key where the
 slices around it are there), who accepted a loss and why, who gave up a parked record, who took one back, and whether
-anybody did where its slice was not decided anew since, and the epochs and fingerprints by which replaced history is
-noticed, until the next slice is planned.
+anybody did where its slice was not decided anew since. The epochs and fingerprints by which replaced history is noticed
+stand in the proofs of `raw`; those that an older version wrote lack them.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from resources.lake import count_in, query
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.erasing import Recorded
+    from highwater.history import Fingerprint
     from orchestration.verdicts import Attempts
     from resources.kafka import Kafka
     from resources.lake import Lake
@@ -91,7 +92,13 @@ class Rebuilt:
             for loss in self.losses
         ]
         lines += [f"{len(self.reclaims):,} records were taken back from the DLQ"] if self.reclaims else []
-        return [*lines, *self._erased, *self._retired, *self.unknown]
+        return [*lines, *self._unmarked, *self._erased, *self._retired, *self.unknown]
+
+    @property
+    def _unmarked(self) -> list[str]:
+        bare = [piece.key for piece in self.slices if not piece.epochs]
+        told = "no leader epochs stand in the proofs: other records under their offsets would not be noticed"
+        return [f"of {len(bare):,} slices {told}: {', '.join(bare[:5])}"] if bare else []
 
     @property
     def _erased(self) -> list[str]:
@@ -143,13 +150,14 @@ def _of_topic(stream: Stream, pieces: Sequence[Slice], highest: int, now: dateti
     unknown: list[str] = []
     losses: list[Loss] = []
     ends: dict[int, int] = {}
+    marks: Mapping[int, Fingerprint] = {}
     for piece in pieces:
         before = slices[-1] if slices else None
         skipped = piece.ordinal > (before.ordinal if before else -1) + 1
         opens = not generations or generations[-1].number != piece.generation
         if opens:
             generations.append(_generation(piece))
-            ends = {}
+            ends, marks = {}, {}
         if opens and skipped and not _begins_at_zero(stream, piece, before):
             unknown.append(
                 f"{piece.key} is the first of generation {piece.generation} that was read: what was planned "
@@ -164,7 +172,8 @@ def _of_topic(stream: Stream, pieces: Sequence[Slice], highest: int, now: dateti
         if holes and skipped:
             # It was planned under one of the ordinals in between, and will be read under the first of them.
             ordinal = before.ordinal + 1 if before else 0
-            missing = replace(piece, ordinal=ordinal, ranges=_between(piece, holes), epochs={}, marks={})
+            # It was planned before this one, so nothing in it can be of a later epoch either.
+            missing = replace(piece, ordinal=ordinal, ranges=_between(piece, holes), marks=marks)
             slices.append(missing)
             unread.append(missing.key)
         else:
@@ -172,7 +181,9 @@ def _of_topic(stream: Stream, pieces: Sequence[Slice], highest: int, now: dateti
                 Loss(stream.name, piece.topic, piece.generation, p, hole, f"a hole found by {BY}", BY, now)
                 for p, hole in sorted(holes.items())
             ]
-        slices.append(piece)
+        # A proof tells the marks of its own records alone, and a plan those from before as well.
+        marks = {**marks, **piece.marks}
+        slices.append(replace(piece, marks=marks))
         ends.update({p: r.end for p, r in piece.ranges.items()})
     generations[-1] = replace(generations[-1], first_ordinal=highest + 1)
     return Rebuilt(generations, slices, unread, losses, unknown)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.envelope import Origin
 from highwater.gaps import Gaps
-from highwater.history import Fingerprint
+from highwater.history import epochs_from_plain, epochs_to_plain, marks_from_plain, marks_to_plain
 from highwater.plans import Discard, Generation, Loss, starts_from_plain
 from highwater.slices import OffsetRange, Slice, ranges_from_plain, ranges_to_plain
 
@@ -30,8 +30,8 @@ def slice_row(piece: Slice) -> dict[str, Any]:
         "planned_at": piece.planned_at,
         "lag": piece.lag,
         "extra": {
-            "epochs": {str(p): epoch for p, epoch in sorted(piece.epochs.items())},
-            "marks": {str(p): [mark.offset, mark.digest] for p, mark in sorted(piece.marks.items())},
+            "epochs": epochs_to_plain(piece.epochs),
+            "marks": marks_to_plain(piece.marks),
         },
     }
 
@@ -46,8 +46,8 @@ def slice_of(row: Row[Any]) -> Slice:
         ranges=ranges_from_plain(row.ranges),
         planned_at=row.planned_at,
         lag=row.lag,
-        epochs={int(p): epoch for p, epoch in row.extra.get("epochs", {}).items()},
-        marks={int(p): Fingerprint(*mark) for p, mark in row.extra.get("marks", {}).items()},
+        epochs=epochs_from_plain(row.extra.get("epochs", {})),
+        marks=marks_from_plain(row.extra.get("marks", {})),
     )
 
 

@@ -20,7 +20,7 @@ from dev.processes import wait_until
 from highwater.declaration import Limits
 from highwater.errors import DependencyAwayError, TopicAbsentError, TopicTruncatedError
 from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
-from highwater.plans import Generation, Planned
+from highwater.plans import Generation, Planned, left_to_read
 from highwater.slices import OffsetRange, Slice
 from orchestration.acceptance import acceptance
 from orchestration.build import build_defs
@@ -129,6 +129,31 @@ def test_what_a_slice_of_an_earlier_generation_had_left_can_be_lost_too() -> Non
     assert acceptance(STREAM, after, topic(seen(60, 250, epoch=3)), [other], by="ann", now=NOON).nothing
 
 
+def test_accepting_a_divergence_leaves_what_expired() -> None:
+    """Without partitions to mean, offsets of others that had expired were recorded as lost with it."""
+    ranges = {0: OffsetRange(0, 200), 1: OffsetRange(0, 200), 2: OffsetRange(0, 200), 3: OffsetRange(0, 9)}
+    last = Slice("orders", "orders", "id", 0, 4, ranges, NOON, epochs=dict.fromkeys(ranges, 1))
+    before = Planned.of(generation(0, dict.fromkeys(ranges, 0)), last, [])
+    # The first was replaced from 100 on, of the second part of a slice expired, of the third more than was planned.
+    state = topic(seen(40, 250, epoch=3), seen(40, 250, epoch=1), seen(230, 250, epoch=1))
+    asked = {"by": "ann", "now": NOON, "diverged": {0: 100}}
+    found = acceptance(STREAM, before, state, [last], **asked, divergence=True)  # type: ignore[arg-type]
+    assert [(loss.partition, loss.offsets) for loss in found.losses] == [(0, OffsetRange(100, 200))]
+    assert found.opened is not None
+    assert found.opened.starts == {0: 100, 1: 200, 2: 200, 3: 9}
+    assert len(found.reasons) == 1
+    rest = left_to_read(last, found.losses)
+    later = Planned.of(replace(found.opened, revision=1), None, [])
+    more = acceptance(STREAM, later, state, [rest], by="bob", now=NOON)
+    assert {(loss.generation, loss.partition, loss.offsets) for loss in more.losses} == {
+        (0, 0, OffsetRange(0, 40)),
+        (0, 1, OffsetRange(0, 40)),
+        (0, 2, OffsetRange(0, 200)),
+        (1, 2, OffsetRange(200, 230)),
+        (0, 3, OffsetRange(0, 9)),
+    }, "and nothing of it is left out by the command that is meant for it"
+
+
 def seen(log_start: int, stable: int, *, epoch: int) -> PartitionState:
     return PartitionState(log_start, stable, stable, 1, epoch)
 
@@ -186,9 +211,9 @@ def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch:
         assert lost() == [(0, 100, 200, "ann")]
         assert ledger.generations("orders", "orders")[-1].starts == {0: 100}
         monkeypatch.setattr(PLAYED, "log_start", 230)
-        assert done("accept_divergence", record=True, by="bob", partitions=[1])
+        assert done("accept_divergence", record=True, by="bob")
         assert done("accept_loss", by="bob")
-        assert len(lost()) == 1
+        assert len(lost()) == 1, "what expired is not accepted with what was replaced"
         assert done("accept_loss", record=True, by="bob")
         assert lost()[1:] == [(1, 100, 230, "bob"), (0, 0, 100, "bob")], "what was left of the slice expired as well"
 
