@@ -32,6 +32,11 @@ class Measure:
     over: bool
     remedy: str
 
+    @classmethod
+    def of_nothing(cls, stream: str, what: str, why: str) -> Measure:
+        """Of what is not there any more: it ends the alert, which would stand for ever without a measure."""
+        return cls(stream, what, why, "none", over=False, remedy="nothing is to be done")
+
 
 @dataclass(frozen=True)
 class Alert:

@@ -16,7 +16,7 @@ from highwater.alerting import Alert, Measure, after, told
 from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError, TopicVanishedError
 from highwater.routing import JITTER
-from highwater.topic_rules import retention
+from highwater.topic_rules import kept_for_ever, retention
 from highwater.wording import span
 from orchestration import taken_back
 from orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
@@ -147,7 +147,7 @@ def _parked(asked: Asked) -> Measure | None:
 def _late_retries(asked: Asked) -> Measure | None:
     stream = asked.stream
     if not stream.delays:
-        return None
+        return Measure.of_nothing(stream.name, "age of retries", "no tier is declared")
     try:
         found = [_lateness(asked, topic) for topic in stream.delays]
     except TopicVanishedError as error:
@@ -188,8 +188,11 @@ def _lateness(asked: Asked, topic: str) -> tuple[timedelta, bool]:
 
 def _retention_left(asked: Asked) -> Measure | None:
     stream = asked.stream
-    kept = retention(topic_settings(asked.kafka, stream.topic))
-    if kept is None:
+    settings = topic_settings(asked.kafka, stream.topic)
+    if kept_for_ever(settings):
+        return Measure.of_nothing(stream.name, "retention before unread records", "the topic keeps all")
+    kept = retention(settings)
+    if kept is None:  # the settings may not be read
         return None
     ages = unread_ages(asked.ledger, asked.kafka, stream, stream.topic, asked.in_raw)
     left = kept - (ages.oldest or timedelta(0))
@@ -256,7 +259,7 @@ def _published_late(asked: Asked) -> Measure | None:
     now = datetime.now(UTC)
     found = behind(asked.ledger, asked.lake, stream)
     if found is None:
-        return None
+        return Measure.of_nothing(stream.name, "age of accepted events", "the stream sends none")
     late, limit = found.age(now), stream.alerts.published_late
     return Measure(
         stream.name,

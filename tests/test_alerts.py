@@ -206,6 +206,40 @@ def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: py
     assert [line.startswith("orders: not measured: ") for line in lines] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("settings", "over"),
+    [
+        ({"retention.ms": Setting("-1", "x")}, False),
+        ({"retention.ms": Setting(str(2**63 - 1), "x")}, False),
+        ({}, None),
+        (None, None),
+    ],
+    ids=["for ever", "the longest there is", "not told", "may not be read"],
+)
+def test_a_topic_that_keeps_all_ends_the_alert_of_its_retention(
+    settings: dict[str, Setting] | None, over: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever raised retention.ms to unlimited, as the alert says, never got the recovery."""
+    monkeypatch.setattr(alerts, "topic_settings", lambda *_: settings)
+    unused: Any = None
+    found = alerts._retention_left(alerts.Asked(unused, unused, unused, STREAM))
+    assert (found and found.over) == over
+    if found is not None:
+        known = {("orders", found.what): Alert("orders", found.what, "1 h", "2 h", "raise it", NOW, told=True)}
+        assert [one.to_plain()["kind"] for one in after(known, [found], NOW).values()] == ["recovery"]
+
+
+def test_the_alerts_of_tiers_and_of_sending_end_when_the_declaration_has_neither(tmp_path: Path) -> None:
+    """Nothing measured them any more, and they stood for ever."""
+    unused: Any = None
+    bare = replace(STREAM, tiers=(), foreign=(), publishes=None)
+    asked = alerts.Asked(Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), unused, unused, bare)
+    for measuring in (alerts._late_retries, alerts._published_late):
+        found = measuring(asked)
+        assert found is not None
+        assert not found.over
+
+
 def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
     """It was taken for an empty one: what was over recovered, and what was decided anew long ago was told to wait."""
     written = Written(tmp_path)
