@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from highwater.alerting import Alert, Measure, after, told
 from highwater.breaker import CLOSED
-from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError, TopicVanishedError
+from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError, TopicVanishedError
 from highwater.routing import JITTER
 from highwater.topic_rules import kept_for_ever, retention
 from highwater.wording import span
@@ -64,7 +64,7 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
     """Measure all streams, and tell what begins and what ends; returns what was done, in sentences.
 
     What cannot be measured, because something is away, leaves its alert as it is (I15). What cannot be told is told at
-    a later tick. Two ticks at once follow each other.
+    a later tick; one that the receiver refuses keeps back no other. Two ticks at once follow each other.
 
     Raises:
         DependencyAwayError: the ledger is away.
@@ -82,9 +82,12 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
         for alert in [alert for alert in open_.values() if alert.to_tell]:
             try:
                 tell(alert)
-            except HighwaterError as error:
+            except TemporaryError as error:
                 lines.append(str(error))
                 break  # a receiver that does not answer is not asked again and again within one tick
+            except HighwaterError as error:
+                lines.append(f"not told: {alert.stream} {alert.what}: {error}")
+                continue
             open_ = told(open_, alert)
             ledger.keep_alerts(open_)
             lines.append(f"told: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")

@@ -121,7 +121,10 @@ def test_a_receiver_that_fails_is_told_later(ticking: Callable[..., list[str]]) 
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Keeps what it was sent; answers by the server's `status`, or not at all while it is 0."""
+    """Keeps what it was sent; answers by the server's `status`, or not at all while it is 0.
+
+    What the server's `refuses` is in, it refuses with that status.
+    """
 
     def do_POST(self) -> None:
         server: Any = self.server
@@ -130,7 +133,8 @@ class Receiver(BaseHTTPRequestHandler):
             time.sleep(1)
             return
         server.heard.append((self.headers["Content-Type"], json.loads(body)))
-        self.send_response(server.status)
+        status = next((code for word, code in server.refuses.items() if word.encode() in body), server.status)
+        self.send_response(status)
         self.send_header("Location", "/")
         self.end_headers()
 
@@ -146,7 +150,7 @@ class Receiver(BaseHTTPRequestHandler):
 @pytest.fixture
 def receiver() -> Iterator[Any]:
     server: Any = HTTPServer((LOOPBACK, 0), Receiver)
-    server.heard, server.status = [], 200
+    server.heard, server.status, server.refuses = [], 200, {}
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
@@ -172,6 +176,36 @@ def test_a_receiver_gets_json_and_its_address_is_never_repeated(receiver: Any) -
         post(f"http://{LOOPBACK}/planted secret", {})
     told_of.append(str(odd.value) + repr(odd.value.__cause__))
     assert not any("planted" in text for text in [*told_of, str(caught.value), str(strange.value)])
+
+
+def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(
+    receiver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest is told first, and nothing behind one that was always refused was ever told."""
+    found = [replace(measure(over=True), what=what) for what in ("first", "second", "third")]
+    measuring = [lambda _, one=one: one for one in found]
+    unused: Any = None
+
+    def tick() -> tuple[list[str], list[str]]:
+        receiver.heard.clear()
+        ledger = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}")
+        url = f"http://{LOOPBACK}:{receiver.server_port}/"
+        lines = alerts.tick(ledger, unused, unused, [STREAM], lambda alert: post(url, alert.to_plain()))
+        return [body["what"] for _, body in receiver.heard], [line for line in lines if not line.startswith("told:")]
+
+    receiver.refuses = {"first": 413}
+    for new, asked in ((2, ["first", "second"]), (3, ["first", "third"])):
+        monkeypatch.setattr(alerts, "MEASURES", measuring[:new])
+        heard, [line] = tick()
+        assert heard == asked
+        assert line.startswith("not told: orders first: the receiver of alerts refused this one")
+        assert "413" in line
+    for busy in (408, 425, 429, 503):
+        receiver.refuses = {"first": busy}
+        monkeypatch.setattr(alerts, "MEASURES", [*measuring, lambda _: replace(found[0], what="fourth")])
+        assert tick()[0] == ["first"], "who cannot take it now is not asked for the others"
+    receiver.refuses = {}
+    assert tick()[0] == ["first", "fourth"]
 
 
 def test_what_the_lake_tells_is_measured(tmp_path: Path) -> None:
