@@ -6,13 +6,13 @@ alert begins and ends (`highwater.alerting`), or sending it (`resources.webhook`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from highwater.alerting import Alert, Measure, after, told
+from highwater.alerting import Alert, Measure, after, told, watch
 from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError, TopicVanishedError
 from highwater.routing import JITTER
@@ -74,8 +74,9 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
     lines: list[str] = []
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
         measures = [found for stream in streams for found in _measured(ledger, kafka, lake, stream, lines)]
-        measures += _dependencies(ledger)
+        measures += _dependencies(ledger, streams)
         known = ledger.alerts()
+        measures += _gone(ledger, streams, known.values(), now)
         open_ = after(known, measures, now)
         if open_ != known:
             ledger.keep_alerts(open_)
@@ -293,8 +294,27 @@ def _reclaimed_late(asked: Asked) -> Measure | None:
     )
 
 
-def _dependencies(ledger: Ledger) -> list[Measure]:
-    """The breakers of the dependencies, which are the deployment's, not a stream's."""
+def _asked_by(streams: Sequence[Stream]) -> list[str]:
+    """The dependencies of these streams."""
+    return [KAFKA, LAKE, *(stream.lookup.dependency for stream in streams if stream.lookup)]
+
+
+def _gone(ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], now: datetime) -> list[Measure]:
+    """Ends the alerts of streams and reference tables that no code location declares any more."""
+    about = {alert: alert.what if alert.stream == DEPLOYMENT else alert.stream for alert in alerts}
+    breakers = [f"circuit breaker of {name}"[:100] for name in _asked_by(streams)]
+    found = watch([*about.values()], [*(stream.name for stream in streams), *breakers], ledger.watched(), now)
+    ledger.watch(sorted(found.anew), now)
+    why = "nothing declares it any more: it was not measured for a day"
+    return [Measure.of_nothing(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
+
+
+def _dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Measure]:
+    """The breakers of the dependencies, which are the deployment's, not a stream's.
+
+    That of a reference table which no stream has any more stays as it is for ever, since nobody asks for the table.
+    """
+    names = _asked_by(streams)
     return [
         Measure(
             DEPLOYMENT,
@@ -305,6 +325,7 @@ def _dependencies(ledger: Ledger) -> list[Measure]:
             f"bring {one.name} back; highwater doctor tries every connection",
         )
         for one in ledger.breakers.dependencies()
+        if one.name in names
     ]
 
 

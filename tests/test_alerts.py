@@ -10,7 +10,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 import pytest
@@ -18,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dev.processes import LOOPBACK, free_port
-from highwater.alerting import Alert, Measure, after, told
-from highwater.declaration import Alerts
+from highwater.alerting import Alert, Measure, after, told, watch
+from highwater.declaration import Alerts, Lookup
 from highwater.envelope import Origin
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
 from highwater.reclaims import Reclaim
@@ -34,6 +35,7 @@ from tests.support import make_stream
 from tests.test_audit import MAIN, PARKED, STREAM, Written
 
 if TYPE_CHECKING:
+    from highwater.declaration import Stream
     from tests.conftest import TopicFactory
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -77,6 +79,52 @@ def test_what_was_not_measured_stays_as_it_is() -> None:
     later = after(open_, [measure(over=True, value="9")], NOW + timedelta(hours=1))
     [alert] = later.values()
     assert (alert.since, alert.value) == (NOW, "9")
+
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("seen", "gone", "anew"),
+    [
+        ({"mine": NOW - HOUR / 2, "other": NOW - DAY}, {"other"}, {"mine", "other"}),
+        ({"mine": NOW - HOUR / 2, "other": NOW - DAY + HOUR}, set(), {"mine"}),
+        ({"mine": NOW - HOUR / 2}, set(), {"mine", "other"}),
+        ({"mine": NOW - HOUR, "other": NOW - DAY}, set(), {"mine", "other"}),
+        ({}, set(), {"mine", "other"}),
+    ],
+    ids=["nobody watches it", "somebody did today", "a ledger of before", "no tick ran for a while", "a new ledger"],
+)
+def test_gone_is_what_nobody_watched_over_while_others_ticked(
+    seen: dict[str, datetime], gone: set[str], anew: set[str]
+) -> None:
+    found = watch(["mine", "other"], ["mine"], seen, NOW)
+    assert (set(found.gone), set(found.anew)) == (gone, anew)
+
+
+def test_the_alerts_of_what_nothing_declares_any_more_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that was removed, and a reference table that was away when its stream went, stayed an alert for ever."""
+    ledger, unused = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), cast("Any", None)
+    heard: list[dict[str, Any]] = []
+    table = Lookup("customer_id", "reference/old", "id")
+    ledger.breakers.change(table.dependency, lambda row: replace(row, state="open", since=NOW, why="away"))
+    mine, other = replace(STREAM, lookup=None), replace(STREAM, name="other", lookup=table)
+    monkeypatch.setattr(alerts, "MEASURES", (lambda asked: replace(measure(over=True), stream=asked.stream.name),))
+
+    def tick(number: int, *streams: Stream) -> list[tuple[str, str, str]]:
+        monkeypatch.setattr(alerts, "datetime", SimpleNamespace(now=lambda _: NOW + number * 0.9 * HOUR))
+        heard.clear()
+        alerts.tick(ledger, unused, unused, streams, lambda alert: heard.append(alert.to_plain()))
+        return sorted((one["kind"], one["stream"], one["what"]) for one in heard)
+
+    of_table = (alerts.DEPLOYMENT, f"circuit breaker of {table.dependency}")
+    names = [("other", "parked records"), of_table]
+    assert tick(0, mine, other) == sorted(("alert", *one) for one in [("orders", "parked records"), *names])
+    for number in range(1, 7):  # two code locations on one ledger: each declares what the other does not
+        assert tick(number, mine if number % 2 else other) == []
+    ended = {number: found for number in range(7, 40) if (found := tick(number, mine))}
+    assert ended == {6 + 27: sorted(("recovery", *one) for one in names)}, "a day after the last tick of the other"
+    assert [one.stream for one in ledger.alerts().values()] == ["orders"]
 
 
 @pytest.fixture
