@@ -6,9 +6,9 @@ What belongs here: the rule that one condition gives one alert and one recovery.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 
@@ -31,6 +31,11 @@ class Measure:
     threshold: str
     over: bool
     remedy: str
+
+    @classmethod
+    def of_nothing(cls, stream: str, what: str, why: str) -> Measure:
+        """Of what is not there any more: it ends the alert, which would stand for ever without a measure."""
+        return cls(stream, what, why, "none", over=False, remedy="nothing is to be done")
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,41 @@ class Alert:
 
 
 Open = Mapping[tuple[str, str], Alert]
+
+# Another code location may declare what this one does not, and its ticks may fail for a while.
+GONE_AFTER = timedelta(days=1)
+# After a longer pause of all ticks nothing follows from who did not tick meanwhile.
+PAUSE = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who watches over what.
+
+    Args:
+        gone: what nobody watches over any more.
+        anew: what is watched over from now on: what is declared here, and what gets another day.
+    """
+
+    gone: frozenset[str]
+    anew: frozenset[str]
+
+
+def watch(standing: Collection[str], declared: Collection[str], seen: Mapping[str, datetime], now: datetime) -> Watch:
+    """What alerts stand for that nothing declares any more, so that nothing measures it.
+
+    Args:
+        standing: the names of what alerts stand for.
+        declared: the names of what this tick measures.
+        seen: when a tick of anybody last watched over a name.
+        now: the time, in UTC.
+    """
+    others = frozenset(standing) - frozenset(declared)
+    pause = now - max(seen.values(), default=now - PAUSE)
+    if pause >= PAUSE:
+        return Watch(frozenset(), frozenset(declared) | others)
+    gone = frozenset(name for name in others if name in seen and now - seen[name] >= GONE_AFTER)
+    return Watch(gone, frozenset(declared) | gone | (others - seen.keys()))
 
 
 def after(open_: Open, measures: Iterable[Measure], now: datetime) -> dict[tuple[str, str], Alert]:

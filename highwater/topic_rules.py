@@ -283,6 +283,11 @@ def retention(settings: Mapping[str, Setting] | None) -> timedelta | None:
     return timedelta(milliseconds=int(found.value))
 
 
+def kept_for_ever(settings: Mapping[str, Setting] | None) -> bool:
+    """Whether a topic with these settings is known to keep records for ever."""
+    return "retention.ms" in (settings or {}) and retention(settings) is None
+
+
 def _retention(facts: TopicFacts) -> Finding:
     rule, found = "retention", _setting(facts, "retention.ms")
     if found is None:

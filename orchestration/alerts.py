@@ -6,17 +6,17 @@ alert begins and ends (`highwater.alerting`), or sending it (`resources.webhook`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from highwater.alerting import Alert, Measure, after, told
+from highwater.alerting import Alert, Measure, after, told, watch
 from highwater.breaker import CLOSED
-from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError, TopicVanishedError
+from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError, TopicVanishedError
 from highwater.routing import JITTER
-from highwater.topic_rules import retention
+from highwater.topic_rules import kept_for_ever, retention
 from highwater.wording import span
 from orchestration import taken_back
 from orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
@@ -64,7 +64,7 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
     """Measure all streams, and tell what begins and what ends; returns what was done, in sentences.
 
     What cannot be measured, because something is away, leaves its alert as it is (I15). What cannot be told is told at
-    a later tick. Two ticks at once follow each other.
+    a later tick; one that the receiver refuses keeps back no other. Two ticks at once follow each other.
 
     Raises:
         DependencyAwayError: the ledger is away.
@@ -74,17 +74,21 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
     lines: list[str] = []
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
         measures = [found for stream in streams for found in _measured(ledger, kafka, lake, stream, lines)]
-        measures += _dependencies(ledger)
+        measures += _dependencies(ledger, streams)
         known = ledger.alerts()
+        measures += _gone(ledger, streams, known.values(), now)
         open_ = after(known, measures, now)
         if open_ != known:
             ledger.keep_alerts(open_)
         for alert in [alert for alert in open_.values() if alert.to_tell]:
             try:
                 tell(alert)
-            except HighwaterError as error:
+            except TemporaryError as error:
                 lines.append(str(error))
                 break  # a receiver that does not answer is not asked again and again within one tick
+            except HighwaterError as error:
+                lines.append(f"not told: {alert.stream} {alert.what}: {error}")
+                continue
             open_ = told(open_, alert)
             ledger.keep_alerts(open_)
             lines.append(f"told: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")
@@ -147,7 +151,7 @@ def _parked(asked: Asked) -> Measure | None:
 def _late_retries(asked: Asked) -> Measure | None:
     stream = asked.stream
     if not stream.delays:
-        return None
+        return Measure.of_nothing(stream.name, "age of retries", "no tier is declared")
     try:
         found = [_lateness(asked, topic) for topic in stream.delays]
     except TopicVanishedError as error:
@@ -188,8 +192,11 @@ def _lateness(asked: Asked, topic: str) -> tuple[timedelta, bool]:
 
 def _retention_left(asked: Asked) -> Measure | None:
     stream = asked.stream
-    kept = retention(topic_settings(asked.kafka, stream.topic))
-    if kept is None:
+    settings = topic_settings(asked.kafka, stream.topic)
+    if kept_for_ever(settings):
+        return Measure.of_nothing(stream.name, "retention before unread records", "the topic keeps all")
+    kept = retention(settings)
+    if kept is None:  # the settings may not be read
         return None
     ages = unread_ages(asked.ledger, asked.kafka, stream, stream.topic, asked.in_raw)
     left = kept - (ages.oldest or timedelta(0))
@@ -256,7 +263,7 @@ def _published_late(asked: Asked) -> Measure | None:
     now = datetime.now(UTC)
     found = behind(asked.ledger, asked.lake, stream)
     if found is None:
-        return None
+        return Measure.of_nothing(stream.name, "age of accepted events", "the stream sends none")
     late, limit = found.age(now), stream.alerts.published_late
     return Measure(
         stream.name,
@@ -287,8 +294,27 @@ def _reclaimed_late(asked: Asked) -> Measure | None:
     )
 
 
-def _dependencies(ledger: Ledger) -> list[Measure]:
-    """The breakers of the dependencies, which are the deployment's, not a stream's."""
+def _asked_by(streams: Sequence[Stream]) -> list[str]:
+    """The dependencies of these streams."""
+    return [KAFKA, LAKE, *(stream.lookup.dependency for stream in streams if stream.lookup)]
+
+
+def _gone(ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], now: datetime) -> list[Measure]:
+    """Ends the alerts of streams and reference tables that no code location declares any more."""
+    about = {alert: alert.what if alert.stream == DEPLOYMENT else alert.stream for alert in alerts}
+    breakers = [f"circuit breaker of {name}"[:100] for name in _asked_by(streams)]
+    found = watch([*about.values()], [*(stream.name for stream in streams), *breakers], ledger.watched(), now)
+    ledger.watch(sorted(found.anew), now)
+    why = "nothing declares it any more: it was not measured for a day"
+    return [Measure.of_nothing(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
+
+
+def _dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Measure]:
+    """The breakers of the dependencies, which are the deployment's, not a stream's.
+
+    That of a reference table which no stream has any more stays as it is for ever, since nobody asks for the table.
+    """
+    names = _asked_by(streams)
     return [
         Measure(
             DEPLOYMENT,
@@ -299,6 +325,7 @@ def _dependencies(ledger: Ledger) -> list[Measure]:
             f"bring {one.name} back; highwater doctor tries every connection",
         )
         for one in ledger.breakers.dependencies()
+        if one.name in names
     ]
 
 

@@ -38,12 +38,12 @@ def retry_slice(
     sure: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
-    """Let SLICE be requested again that was given up after its last attempt."""
+    """Let SLICE be requested again that was given up after its last attempt, by repair or by publication."""
     see_named(by, sure=sure)
     lines: list[str] = []
     asked = Asked(slice_key, sure, by, because)
     found = act(deployment.ledger(), deployment.streams(), asked, datetime.now(UTC), lines.append)
     if as_json:
-        print_json({"given_up": found.to_plain(), "done": sure, "lines": lines})
+        print_json({"given_up": found and found.to_plain(), "done": sure, "lines": lines})
         return
     print_lines(told_lines(lines, sure=sure))

@@ -6,7 +6,7 @@ on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -93,6 +93,24 @@ def _time_of_end(record: RunRecord) -> datetime:
         return datetime.fromtimestamp(record.end_time, UTC)
     changed = record.update_timestamp
     return changed.replace(tzinfo=UTC) if changed.tzinfo is None else changed
+
+
+def left_by_what_was_away(instance: dg.DagsterInstance, keys: Collection[str], runs: Iterable[PastRun]) -> set[str]:
+    """Those of the slices whose last run failed because a dependency was away whose breaker stayed closed.
+
+    Spark has none, and that of Kafka is kept closed by questions that a broker answers while another one is missing.
+    They are asked for on and on, at the longest wait: what they wait for is no fault of theirs.
+
+    Args:
+        instance: Dagster's instance.
+        keys: the slices.
+        runs: runs that named them.
+    """
+    last: dict[str, PastRun] = {}
+    for run in sorted((run for run in runs if run.ended_at is not None), key=lambda run: str(run.ended_at)):
+        last.update(dict.fromkeys(run.keys & set(keys), run))
+    away = {run_id: dependency_was_away(instance, run_id) for run_id in {run.run_id for run in last.values()} if run_id}
+    return {key for key, run in last.items() if away.get(run.run_id)}
 
 
 def dependency_was_away(instance: dg.DagsterInstance, run_id: str) -> bool:

@@ -134,7 +134,7 @@ def _retry_slice(context: dg.OpExecutionContext, stream: "Stream") -> None:
     asked = context.op_config
     act(
         context.resources.ledger.open(),
-        [stream.name],
+        {stream.name: stream},
         Asked(asked["slice"], asked["record"], asked["by"], asked["because"]),
         datetime.now(UTC),
         context.log.info,

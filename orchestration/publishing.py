@@ -9,15 +9,15 @@ table `published` holds tells where it stands; nothing is remembered beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from assets.sent import last_published, proofs
 from orchestration import standing
-from orchestration.dependencies import lake_guard, see_kafka_awake
-from orchestration.history import past_publishing, past_runs
+from orchestration.dependencies import came_back, lake_guard, see_kafka_awake
+from orchestration.history import left_by_what_was_away, past_publishing, past_runs
 from orchestration.mirror import leading
 from orchestration.requests import PUBLISH, RepairRules, Request, decide_repair, forgiven, in_flight, neighbours
 from orchestration.ticks import PAGE, Tick, next_page
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
     from highwater.slices import Slice
-    from orchestration.requests import Repair
+    from orchestration.requests import PastRun, Repair
     from resources.lake import Lake
     from resources.ledger import Ledger
 
@@ -62,9 +62,7 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
     missing = {piece.key: piece.planned_at for piece in (*following[:done], *late)}
     lost = _without_key(ledger, order, [*missing], now)
     order += lost
-    # What a run failed by, a person may have let go since.
-    accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted([*missing]).items()}
-    found = decide_repair(missing, forgiven(runs, None, accepted), now, RULES)
+    found = _decide(instance, missing, _forgiven(ledger, stream, [*missing], runs), now)
     group = next_run(order, main, [piece.key for piece in late], found)
     requests = [Request(group, max(found.due[key] for key in group), PUBLISH, now)] if group else []
     lines = [
@@ -72,6 +70,29 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
         *_lines(following, done, len(late), found, group),
     ]
     return Tick(keys=lost, requests=requests, lines=lines, cursor=cursor)
+
+
+def _forgiven(ledger: Ledger, stream: Stream, keys: Sequence[str], runs: Sequence[PastRun]) -> list[PastRun]:
+    """The runs without those that count no more: what they failed by came back, or a person lets it go on since.
+
+    Slices go out together and in order, so a run fails for all that it names by one of them: who lets one be tried
+    again, lets those behind it.
+    """
+    times = [came_back(ledger, stream), *ledger.given_up.released(keys).values()]
+    floor = max((at for at in times if at is not None), default=None)
+    accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(keys).items()}
+    return forgiven(runs, floor, accepted)
+
+
+def _decide(
+    instance: dg.DagsterInstance, missing: Mapping[str, datetime], runs: Sequence[PastRun], now: datetime
+) -> Repair:
+    """Which slices are due; those that only wait for a dependency are not given up."""
+    found = decide_repair(missing, runs, now, RULES)
+    if not found.given_up:
+        return found
+    patient = left_by_what_was_away(instance, found.given_up, runs)
+    return decide_repair(missing, runs, now, RULES, patient=patient)
 
 
 def _without_key(ledger: Ledger, order: Sequence[str], keys: Sequence[str], now: datetime) -> list[str]:
@@ -132,11 +153,12 @@ def _late(
 
 
 def _lines(following: Sequence[Slice], done: int, late: int, found: Repair, group: Sequence[str]) -> list[str]:
+    again = f", then highwater retry-slice {found.given_up[0]}" if found.given_up else ""
     told = {
         f"requested: {', '.join(group[:3])}{' ...' if len(group) > 3 else ''}": len(group),
         f"wait for {following[done].key}, which is not done" if done < len(following) else "": len(following) - done,
         "changed, or came back through the DLQ, and follow": late,
         "wait for their next attempt": len(found.waiting),
-        f"given up for a day after {RULES.attempts} runs, look at them": len(found.given_up),
+        f"given up for a day after {RULES.attempts} runs, look at them{again}": len(found.given_up),
     }
     return [f"{count} {what}" for what, count in told.items() if count and what]

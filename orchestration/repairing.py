@@ -17,7 +17,7 @@ from highwater.breaker import rested
 from highwater.errors import UnknownSliceError
 from orchestration import metadata, standing
 from orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
-from orchestration.history import dependency_was_away, materialised, past_runs
+from orchestration.history import left_by_what_was_away, materialised, past_runs
 from orchestration.requests import (
     RepairRules,
     decide_repair,
@@ -123,7 +123,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     see_kafka_awake(ledger, now)
     seen = _look(instance, ledger, lake, stream, cursor, now)
     gate = _gate(ledger, lake, stream, seen, now)
-    let_go = {**gate.accepted, **released(ledger, seen.lacking), **_tried_again(ledger, seen.lacking)}
+    let_go = {**gate.accepted, **released(ledger, seen.lacking), **ledger.given_up.released([*seen.lacking])}
     floor = _floor(ledger, stream, gate.breaker)
     runs = forgiven(past_runs(instance, stream, seen.order, now), floor, let_go)
     still = _still_given_up(ledger, seen, gate, floor)
@@ -183,12 +183,6 @@ def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, now: datetime
     return _Gate(breaker, away, holds, accepted, refused)
 
 
-def _tried_again(ledger: Ledger, lacking: Collection[str]) -> dict[str, datetime]:
-    """Slices that were given up and that a person lets be tried again, and since when."""
-    found = ledger.given_up.of([*lacking])
-    return {key: one.released_at for key, one in found.items() if one.released_at is not None}
-
-
 def _still_given_up(ledger: Ledger, seen: _Seen, gate: _Gate, floor: datetime | None) -> set[str]:
     """The slices that stay given up; forgotten are those that are done, and those whose failures count no more."""
 
@@ -200,18 +194,6 @@ def _still_given_up(ledger: Ledger, seen: _Seen, gate: _Gate, floor: datetime | 
     if ended:
         ledger.given_up.end(sorted(ended))
     return {one.slice_key for one in seen.given_up} - ended
-
-
-def _away(instance: dg.DagsterInstance, keys: Sequence[str], runs: Sequence[PastRun]) -> set[str]:
-    """Those of the slices whose last run failed because a dependency was away that has no breaker, as Spark has none.
-
-    They are asked for on and on, at the longest wait: what they wait for is no fault of theirs.
-    """
-    last: dict[str, PastRun] = {}
-    for run in sorted((run for run in runs if run.ended_at is not None), key=lambda run: str(run.ended_at)):
-        last.update(dict.fromkeys(run.keys & set(keys), run))
-    away = {run_id: dependency_was_away(instance, run_id) for run_id in {run.run_id for run in last.values()} if run_id}
-    return {key for key, run in last.items() if away.get(run.run_id)}
 
 
 def _decide(
@@ -236,7 +218,7 @@ def _decide(
     missing = {key: at for key, at in planned_at.items() if key in others}
     found = decide_repair(missing, runs, now, RULES, given_up)
     if fresh := [key for key in found.given_up if key not in given_up]:
-        found = decide_repair(missing, runs, now, RULES, given_up, _away(instance, fresh, runs))
+        found = decide_repair(missing, runs, now, RULES, given_up, left_by_what_was_away(instance, fresh, runs))
     raw_alone = stopped.raw_alone | turn.raw_alone
     again = repair_requests(seen.order, found.due, most, now, main, raw_alone=raw_alone, alone=gate.refused)
     return _Decided(stopped, turn, found, [*turn.requests(now), *again, *probe_requests(stopped.probe, now)])

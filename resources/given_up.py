@@ -1,7 +1,7 @@
 """Slices that repair gave up, in the ledger: since when, after how many runs, and who let them be tried again.
 
 What belongs here: storing and reading them. What does not: when a slice is given up (`orchestration.requests`,
-`orchestration.repairing`).
+`orchestration.repairing`). Publication gives up by the runs of a day and keeps nothing here; a release it hears too.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ class GivenUps:
         with schema.transaction(self._engine(), writes=False) as connection:
             return {row.slice_key: _of(row) for row in schema.rows_of(connection, _TABLE, keys)}
 
+    def released(self, keys: Sequence[str]) -> dict[str, datetime]:
+        """Those of the slices that a person lets be tried again, and since when."""
+        return {key: one.released_at for key, one in self.of(keys).items() if one.released_at is not None}
+
     def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
         """Keep that slices are given up after so many runs; of one that is given up already the first time stays."""
         try:
@@ -97,6 +101,19 @@ class GivenUps:
         with schema.transaction(self._engine(), writes=True) as connection:
             values = {"released_at": now, "released_by": by, "because": because}
             return connection.execute(mine.values(values)).rowcount == 1
+
+    def let_go(self, stream: str, key: str, *, by: str, because: str, now: datetime) -> None:
+        """Keep that a person lets a slice be tried again, whether it is given up or not."""
+        if self.release(key, by=by, because=because, now=now):
+            return
+        row = {"slice_key": key, "stream": stream, "since": now, "runs": 0}
+        row |= {"released_at": now, "released_by": by, "because": because}
+        try:
+            with schema.transaction(self._engine(), writes=True) as connection:
+                connection.execute(delete(_TABLE).where(_TABLE.c.slice_key == key))
+                connection.execute(insert(_TABLE), [row])
+        except IntegrityError:
+            return  # PostgreSQL: another person was first
 
 
 def _of(row: Any) -> GivenUp:

@@ -6,7 +6,7 @@ database is opened (`resources.ledger_schema`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -515,6 +515,19 @@ class Ledger:
             connection.execute(delete(table))
             if open_:
                 connection.execute(insert(table), [vars(alert) for alert in open_.values()])
+
+    def watched(self) -> dict[str, datetime]:
+        """What alerts are about, by name, and when somebody last watched over it, in UTC."""
+        with self._reading() as connection:
+            return {row.name: row.at for row in connection.execute(select(schema.watched))}
+
+    def watch(self, names: Collection[str], now: datetime) -> None:
+        """Keep that these are watched over now."""
+        table = schema.watched
+        with self._writing() as connection:
+            for name in names:
+                if connection.execute(update(table).where(table.c.name == name).values(at=now)).rowcount == 0:
+                    connection.execute(insert(table).values(name=name, at=now))
 
     # Breakers
 

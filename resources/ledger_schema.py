@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.portions import portions
 
-VERSION = 6
+VERSION = 7
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 _WRITES = "highwater_writes"
@@ -156,6 +156,14 @@ alerts = sa.Table(
     sa.Column("since", Utc, nullable=False),
     sa.Column("told", sa.Boolean, nullable=False),
     sa.Column("ended", Utc),
+)
+
+# What alerts are about, and when a tick last ran that measures it.
+watched = sa.Table(
+    "watched",
+    metadata,
+    sa.Column("name", sa.String(249), primary_key=True),
+    sa.Column("at", Utc, nullable=False),
 )
 
 breakers = sa.Table(

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -30,6 +30,7 @@ from highwater.errors import DependencyAwayError
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
+    import dagster as dg
     import pytest
     from pyspark.sql import SparkSession
 
@@ -327,3 +328,23 @@ def make_stream(topic: str, **changes: Any) -> Stream:
     """The stream `orders` on another topic; it waits for nothing, retries nothing today, measures and sends nothing."""
     ours = {"topic": topic, "limits": Limits(), "tiers": LONG_TIERS, "metrics": None, "publishes": None}
     return replace(ORDERS, **{**ours, **changes})
+
+
+def failed_by(instance: dg.DagsterInstance, tags: Mapping[str, str], text: str) -> None:
+    """A run with these tags as a step leaves it that failed by an error of this text."""
+    import dagster as dg
+    from dagster._core.execution.plan.objects import StepFailureData
+    from dagster_shared.error import SerializableErrorInfo
+
+    run = dg.DagsterRun("orders_slice", tags=dict(tags))
+    instance.add_run(run)
+    cause = SerializableErrorInfo(f"dagster._core.definitions.events.Failure: {text}", [], "Failure")
+    error = SerializableErrorInfo("RetryRequestedFromPolicy", [], "RetryRequestedFromPolicy", cause=cause)
+    event = dg.DagsterEvent(
+        dg.DagsterEventType.STEP_FAILURE.value,
+        "orders_slice",
+        step_key="orders__raw",
+        event_specific_data=StepFailureData(error, user_failure_data=None),  # type: ignore[no-untyped-call]
+    )
+    instance.report_dagster_event(event, run.run_id)
+    instance.report_run_failed(run)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 import pytest
@@ -18,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dev.processes import LOOPBACK, free_port
-from highwater.alerting import Alert, Measure, after, told
-from highwater.declaration import Alerts
+from highwater.alerting import Alert, Measure, after, told, watch
+from highwater.declaration import Alerts, Lookup
 from highwater.envelope import Origin
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
 from highwater.reclaims import Reclaim
@@ -34,6 +35,7 @@ from tests.support import make_stream
 from tests.test_audit import MAIN, PARKED, STREAM, Written
 
 if TYPE_CHECKING:
+    from highwater.declaration import Stream
     from tests.conftest import TopicFactory
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -79,6 +81,52 @@ def test_what_was_not_measured_stays_as_it_is() -> None:
     assert (alert.since, alert.value) == (NOW, "9")
 
 
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("seen", "gone", "anew"),
+    [
+        ({"mine": NOW - HOUR / 2, "other": NOW - DAY}, {"other"}, {"mine", "other"}),
+        ({"mine": NOW - HOUR / 2, "other": NOW - DAY + HOUR}, set(), {"mine"}),
+        ({"mine": NOW - HOUR / 2}, set(), {"mine", "other"}),
+        ({"mine": NOW - HOUR, "other": NOW - DAY}, set(), {"mine", "other"}),
+        ({}, set(), {"mine", "other"}),
+    ],
+    ids=["nobody watches it", "somebody did today", "a ledger of before", "no tick ran for a while", "a new ledger"],
+)
+def test_gone_is_what_nobody_watched_over_while_others_ticked(
+    seen: dict[str, datetime], gone: set[str], anew: set[str]
+) -> None:
+    found = watch(["mine", "other"], ["mine"], seen, NOW)
+    assert (set(found.gone), set(found.anew)) == (gone, anew)
+
+
+def test_the_alerts_of_what_nothing_declares_any_more_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that was removed, and a reference table that was away when its stream went, stayed an alert for ever."""
+    ledger, unused = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), cast("Any", None)
+    heard: list[dict[str, Any]] = []
+    table = Lookup("customer_id", "reference/old", "id")
+    ledger.breakers.change(table.dependency, lambda row: replace(row, state="open", since=NOW, why="away"))
+    mine, other = replace(STREAM, lookup=None), replace(STREAM, name="other", lookup=table)
+    monkeypatch.setattr(alerts, "MEASURES", (lambda asked: replace(measure(over=True), stream=asked.stream.name),))
+
+    def tick(number: int, *streams: Stream) -> list[tuple[str, str, str]]:
+        monkeypatch.setattr(alerts, "datetime", SimpleNamespace(now=lambda _: NOW + number * 0.9 * HOUR))
+        heard.clear()
+        alerts.tick(ledger, unused, unused, streams, lambda alert: heard.append(alert.to_plain()))
+        return sorted((one["kind"], one["stream"], one["what"]) for one in heard)
+
+    of_table = (alerts.DEPLOYMENT, f"circuit breaker of {table.dependency}")
+    names = [("other", "parked records"), of_table]
+    assert tick(0, mine, other) == sorted(("alert", *one) for one in [("orders", "parked records"), *names])
+    for number in range(1, 7):  # two code locations on one ledger: each declares what the other does not
+        assert tick(number, mine if number % 2 else other) == []
+    ended = {number: found for number in range(7, 40) if (found := tick(number, mine))}
+    assert ended == {6 + 27: sorted(("recovery", *one) for one in names)}, "a day after the last tick of the other"
+    assert [one.stream for one in ledger.alerts().values()] == ["orders"]
+
+
 @pytest.fixture
 def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Ticks with one measure that a test sets; each opens the ledger afresh, as another daemon does."""
@@ -121,7 +169,10 @@ def test_a_receiver_that_fails_is_told_later(ticking: Callable[..., list[str]]) 
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Keeps what it was sent; answers by the server's `status`, or not at all while it is 0."""
+    """Keeps what it was sent; answers by the server's `status`, or not at all while it is 0.
+
+    What the server's `refuses` is in, it refuses with that status.
+    """
 
     def do_POST(self) -> None:
         server: Any = self.server
@@ -130,7 +181,8 @@ class Receiver(BaseHTTPRequestHandler):
             time.sleep(1)
             return
         server.heard.append((self.headers["Content-Type"], json.loads(body)))
-        self.send_response(server.status)
+        status = next((code for word, code in server.refuses.items() if word.encode() in body), server.status)
+        self.send_response(status)
         self.send_header("Location", "/")
         self.end_headers()
 
@@ -146,7 +198,7 @@ class Receiver(BaseHTTPRequestHandler):
 @pytest.fixture
 def receiver() -> Iterator[Any]:
     server: Any = HTTPServer((LOOPBACK, 0), Receiver)
-    server.heard, server.status = [], 200
+    server.heard, server.status, server.refuses = [], 200, {}
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
@@ -172,6 +224,36 @@ def test_a_receiver_gets_json_and_its_address_is_never_repeated(receiver: Any) -
         post(f"http://{LOOPBACK}/planted secret", {})
     told_of.append(str(odd.value) + repr(odd.value.__cause__))
     assert not any("planted" in text for text in [*told_of, str(caught.value), str(strange.value)])
+
+
+def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(
+    receiver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest is told first, and nothing behind one that was always refused was ever told."""
+    found = [replace(measure(over=True), what=what) for what in ("first", "second", "third")]
+    measuring = [lambda _, one=one: one for one in found]
+    unused: Any = None
+
+    def tick() -> tuple[list[str], list[str]]:
+        receiver.heard.clear()
+        ledger = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}")
+        url = f"http://{LOOPBACK}:{receiver.server_port}/"
+        lines = alerts.tick(ledger, unused, unused, [STREAM], lambda alert: post(url, alert.to_plain()))
+        return [body["what"] for _, body in receiver.heard], [line for line in lines if not line.startswith("told:")]
+
+    receiver.refuses = {"first": 413}
+    for new, asked in ((2, ["first", "second"]), (3, ["first", "third"])):
+        monkeypatch.setattr(alerts, "MEASURES", measuring[:new])
+        heard, [line] = tick()
+        assert heard == asked
+        assert line.startswith("not told: orders first: the receiver of alerts refused this one")
+        assert "413" in line
+    for busy in (408, 425, 429, 503):
+        receiver.refuses = {"first": busy}
+        monkeypatch.setattr(alerts, "MEASURES", [*measuring, lambda _: replace(found[0], what="fourth")])
+        assert tick()[0] == ["first"], "who cannot take it now is not asked for the others"
+    receiver.refuses = {}
+    assert tick()[0] == ["first", "fourth"]
 
 
 def test_what_the_lake_tells_is_measured(tmp_path: Path) -> None:
@@ -204,6 +286,40 @@ def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: py
     lines: list[str] = []
     assert list(alerts._measured(ledger, away, lake, STREAM, lines)) == []
     assert [line.startswith("orders: not measured: ") for line in lines] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "over"),
+    [
+        ({"retention.ms": Setting("-1", "x")}, False),
+        ({"retention.ms": Setting(str(2**63 - 1), "x")}, False),
+        ({}, None),
+        (None, None),
+    ],
+    ids=["for ever", "the longest there is", "not told", "may not be read"],
+)
+def test_a_topic_that_keeps_all_ends_the_alert_of_its_retention(
+    settings: dict[str, Setting] | None, over: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever raised retention.ms to unlimited, as the alert says, never got the recovery."""
+    monkeypatch.setattr(alerts, "topic_settings", lambda *_: settings)
+    unused: Any = None
+    found = alerts._retention_left(alerts.Asked(unused, unused, unused, STREAM))
+    assert (found and found.over) == over
+    if found is not None:
+        known = {("orders", found.what): Alert("orders", found.what, "1 h", "2 h", "raise it", NOW, told=True)}
+        assert [one.to_plain()["kind"] for one in after(known, [found], NOW).values()] == ["recovery"]
+
+
+def test_the_alerts_of_tiers_and_of_sending_end_when_the_declaration_has_neither(tmp_path: Path) -> None:
+    """Nothing measured them any more, and they stood for ever."""
+    unused: Any = None
+    bare = replace(STREAM, tiers=(), foreign=(), publishes=None)
+    asked = alerts.Asked(Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), unused, unused, bare)
+    for measuring in (alerts._late_retries, alerts._published_late):
+        found = measuring(asked)
+        assert found is not None
+        assert not found.over
 
 
 def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:

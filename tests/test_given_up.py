@@ -11,9 +11,6 @@ from typing import Any
 import dagster as dg
 import pytest
 from click.testing import CliRunner
-from dagster import DagsterEvent, DagsterEventType
-from dagster._core.execution.plan.objects import StepFailureData
-from dagster_shared.error import SerializableErrorInfo
 
 from highwater.errors import ConfigurationError
 from orchestration import alerts, repairing
@@ -25,10 +22,12 @@ from orchestration.requests import PastRun, RepairRules, decide_repair
 from orchestration.retrying_slices import Asked, act
 from resources.given_up import GivenUp
 from resources.ledger import Ledger
+from tests.support import failed_by
 from tests.test_breaker import ONE, STREAM, TWO, Repairing, prove
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 RULES = RepairRules()
+NAMED = {"highwater/stream": "orders"}
 
 
 def test_what_was_given_up_is_not_asked_for_however_old_its_runs_are() -> None:
@@ -114,15 +113,15 @@ def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) 
     asked = [key for keys, _, _ in ours.tick()[0] for key in keys]
     assert asked == [ONE.key, TWO.key]
     with pytest.raises(ConfigurationError, match="is not given up"):
-        act(ours.ledger, ["orders"], Asked(ONE.key), NOW, print)
+        act(ours.ledger, {"orders": STREAM}, Asked(ONE.key), NOW, print)
     with pytest.raises(ConfigurationError, match="is no slice of payments"):
-        act(ours.ledger, ["payments"], Asked(ONE.key), NOW, print)
+        act(ours.ledger, {"payments": STREAM}, Asked(ONE.key), NOW, print)
     ours.fail_often(ONE.key)
     ours.tick()
     assert measured(ours).over, "what fails again is given up anew"
 
 
-@pytest.mark.parametrize("during", ["_tried_again", "_still_given_up", "_decide"])
+@pytest.mark.parametrize("during", ["past_runs", "_still_given_up", "_decide"])
 def test_a_release_during_a_tick_is_not_undone(
     repairing_: Repairing, during: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,22 +157,6 @@ def test_the_job_is_there_for_every_stream() -> None:
     assert build_defs(streams=[STREAM]).get_repository_def().has_job("orders_retry_slice")
 
 
-def failed_by(ours: Repairing, key: str, text: str) -> None:
-    """A run as a step leaves it that failed by an error of this text."""
-    run = dg.DagsterRun("orders_slice", tags={"dagster/partition": key, "highwater/stream": "orders"})
-    ours.instance.add_run(run)
-    cause = SerializableErrorInfo(f"dagster._core.definitions.events.Failure: {text}", [], "Failure")
-    error = SerializableErrorInfo("RetryRequestedFromPolicy", [], "RetryRequestedFromPolicy", cause=cause)
-    event = DagsterEvent(
-        DagsterEventType.STEP_FAILURE.value,
-        "orders_slice",
-        step_key="orders__raw",
-        event_specific_data=StepFailureData(error, user_failure_data=None),  # type: ignore[no-untyped-call]
-    )
-    ours.instance.report_dagster_event(event, run.run_id)
-    ours.instance.report_run_failed(run)
-
-
 @pytest.mark.parametrize(
     ("text", "given_up"),
     [("DependencyAwayError: Spark is away", False), ("UnbalancedError: rows are missing", True)],
@@ -184,7 +167,7 @@ def test_what_fails_because_spark_is_away_is_not_given_up(
 ) -> None:
     ours = repairing_
     time.sleep(0.01)
-    failed_by(ours, ONE.key, text)
+    failed_by(ours.instance, {**NAMED, "dagster/partition": ONE.key}, text)
     _, tick = ours.tick()
     assert measured(ours).over == given_up
     assert ("waiting for the next attempt" in tick.message) != given_up
@@ -196,7 +179,7 @@ def test_of_a_run_the_log_is_read_once_while_its_slice_waits(
     """While Spark was away each tick read a log for every slice."""
     ours = repairing_
     time.sleep(0.01)
-    failed_by(ours, ONE.key, "DependencyAwayError: Spark is away")
+    failed_by(ours.instance, {**NAMED, "dagster/partition": ONE.key}, "DependencyAwayError: Spark is away")
     read: list[str] = []
     all_logs = dg.DagsterInstance.all_logs
 
@@ -208,7 +191,7 @@ def test_of_a_run_the_log_is_read_once_while_its_slice_waits(
     for _ in range(3):
         assert f"1 waiting for the next attempt: {ONE.key}" in ours.tick()[1].message
     assert len(read) == 1
-    failed_by(ours, ONE.key, "UnbalancedError: rows are missing")
+    failed_by(ours.instance, {**NAMED, "dagster/partition": ONE.key}, "UnbalancedError: rows are missing")
     ours.tick()
     assert measured(ours).over, "another run is another answer"
     assert len(read) == 2

@@ -16,17 +16,23 @@ from dagster._core.test_utils import create_run_for_test
 from assets import published, sent
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.declaration import Field
+from highwater.errors import KAFKA
 from highwater.publishing import Copy, second_deliveries
 from highwater.slices import Slice
+from orchestration import publishing
 from orchestration.build import build_defs
 from orchestration.published_checks import events_published, standing_line
 from orchestration.publishing import RULES, SLICES_A_RUN, next_run, publish
 from orchestration.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
+from orchestration.retrying_slices import Asked, act
 from orchestration.ticks import Tick, run_requests
 from orchestration.verdicts import Verdict
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
 from tests.accepted import NOON, Broken, Event, Log, Tables
+from tests.support import failed_by
+
+LATER = datetime.now(UTC) + timedelta(hours=2)
 
 
 @dataclass
@@ -179,19 +185,58 @@ def test_one_run_at_a_time_and_one_that_failed_waits(scene: Scene) -> None:
     assert request.run_key.startswith(f"{piece.key}..{piece.key} publish 1")
 
 
-def test_slices_that_were_given_up_are_asked_for_when_a_person_lets_them_go(scene: Scene) -> None:
-    """It stayed given up for a day, whatever was accepted meanwhile."""
-    piece = scene.plan(0, p0=(0, 1))
-    scene.decide(piece, 0)
-    tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: piece.key, RANGE_END: piece.key}
+def given_up(scene: Scene, text: str = "RecordTooLargeError: too large") -> list[Slice]:
+    """Two slices that were asked for together, as often as in a day, by runs that failed by an error of this text."""
+    pieces = [scene.plan(n, p0=(n, n + 1)) for n in range(2)]
+    for n, piece in enumerate(pieces):
+        scene.decide(piece, n)
+    tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: pieces[0].key, RANGE_END: pieces[1].key}
     for _ in range(RULES.attempts):
-        run = create_run_for_test(scene.instance, tags=tags, status=dg.DagsterRunStatus.STARTED)
-        scene.instance.report_run_failed(run)
+        failed_by(scene.instance, tags, text)
+    return pieces
+
+
+def test_slices_that_were_given_up_are_asked_for_when_a_person_lets_them_go(scene: Scene) -> None:
+    """They stayed given up for a day, whatever was accepted meanwhile."""
+    first, second = given_up(scene)
     tick = scene.tick()
-    assert (tick.requests, tick.lines) == ([], [f"1 given up for a day after {RULES.attempts} runs, look at them"])
-    leave = Acceptance(piece.key, "test data", "ann", datetime.now(UTC) + timedelta(seconds=1))
-    scene.tables.ledger.breakers.accept("orders", [leave])
-    assert scene.asked() == [(piece.key,)]
+    line = f"2 given up for a day after {RULES.attempts} runs, look at them, then highwater retry-slice {first.key}"
+    assert (tick.requests, tick.lines) == ([], [line])
+    leave = [Acceptance(one.key, "test data", "ann", LATER) for one in (first, second)]
+    scene.tables.ledger.breakers.accept("orders", leave)
+    assert scene.asked() == [(first.key, second.key)]
+
+
+def test_slices_that_were_given_up_are_tried_again_when_a_person_says_so_of_one(scene: Scene) -> None:
+    """`retry-slice` refused: only repair heard it, and only accept-rejects helped, which lets events be retracted."""
+    first, second = given_up(scene)
+    ledger, streams = scene.tables.ledger, {"orders": scene.tables.stream}
+    lines: list[str] = []
+    assert act(ledger, streams, Asked(first.key), LATER, lines.append) is None
+    assert scene.asked() == [], "a dry run"
+    for _ in range(2):  # said twice is no error
+        act(ledger, streams, Asked(first.key, sure=True, by="ann"), LATER, lines.append)
+    assert lines[-1] == f"{first.key}: recorded; where it is not sent, orders_published requests it and those behind it"
+    assert scene.asked() == [(first.key, second.key)]
+    assert ledger.given_up.open("orders") == [], "repair gave nothing up"
+
+
+def test_what_failed_while_a_dependency_was_left_alone_is_asked_for_when_it_is_back(scene: Scene) -> None:
+    """The outage used up the six runs, and the broker's return changed nothing for a day."""
+    first, second = given_up(scene, "BreakerOpenError: kafka is not asked")
+    assert scene.asked() == []
+    scene.tables.ledger.breakers.change(KAFKA, lambda row: replace(row, closed=LATER))
+    assert scene.asked() == [(first.key, second.key)]
+
+
+def test_what_fails_because_a_coordinator_is_away_is_not_given_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other brokers answer meanwhile, so the breaker of Kafka stays closed, and nothing was forgiven at the end."""
+    first, second = given_up(scene, "DependencyAwayError: Kafka did not answer")
+    assert scene.tick().lines == ["2 wait for their next attempt"]
+    monkeypatch.setattr(publishing, "datetime", SimpleNamespace(now=lambda _: LATER))
+    assert scene.asked() == [(first.key, second.key)], "an hour after the last run"
 
 
 def test_the_check_tells_events_that_were_not_sent_and_rows_that_are_none(scene: Scene) -> None:
