@@ -213,11 +213,12 @@ def _problem(work: Work) -> Column:
 
     found = _from_headers()
     namespaced = f"^{re.escape(work.stream.namespace)}{TOPIC_NAME}\\z"
+    most = envelope.MOST_COUNT
     numbers = {
-        envelope.ORIGIN_GENERATION: found["origin_generation"],
-        envelope.ORIGIN_PARTITION: found["origin_partition"],
-        envelope.ORIGIN_OFFSET: found["origin_offset"],
-        envelope.RECLAIMS: found[reclaims.NUMBER],
+        envelope.ORIGIN_GENERATION: found["origin_generation"].between(0, most),
+        envelope.ORIGIN_PARTITION: found["origin_partition"] >= 0,
+        envelope.ORIGIN_OFFSET: found["origin_offset"] >= 0,
+        envelope.RECLAIMS: found[reclaims.NUMBER].between(0, most),
     }
     topic = found["origin_topic"]
     problems = [
@@ -227,12 +228,12 @@ def _problem(work: Work) -> Column:
             F.lit(f"header {envelope.ORIGIN_TOPIC} names a topic of another stream"),
         ),
         *[
-            F.when(number.isNull() | (number < 0), F.lit(f"header {name} is missing or no number from 0 on"))
-            for name, number in numbers.items()
+            F.when(~F.coalesce(sound, F.lit(False)), F.lit(f"header {name} is missing or no number from 0 on"))  # noqa: FBT003 - a literal column
+            for name, sound in numbers.items()
         ],
         F.when(_milliseconds().isNull(), F.lit(f"header {envelope.ORIGIN_TIMESTAMP} is missing or no time in ms")),
         F.when(
-            found["retries"].isNull() | (found["retries"] < 1),
+            ~F.coalesce(found["retries"].between(1, most), F.lit(False)),  # noqa: FBT003 - a literal column
             F.lit(f"header {envelope.ATTEMPT} is missing or no number from 1 on"),
         ),
     ]

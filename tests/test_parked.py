@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 import pytest
 
+from assets import dlq
 from highwater import envelope
 from highwater.declaration import ON_REJECT, OnReject
-from highwater.envelope import Envelope, Origin, opened, wrapped
+from highwater.envelope import MOST_COUNT, Envelope, Origin, opened, wrapped
 from highwater.erasing import Erasure, digest_of
 from highwater.errors import ConfigurationError, RecordTooLargeError
 from highwater.plans import Discard
@@ -63,6 +64,9 @@ def test_an_envelope_is_read_as_it_was_written() -> None:
         (envelope.ORIGIN_OFFSET, b""),
         (envelope.ORIGIN_TIMESTAMP, b"today"),
         (envelope.ATTEMPT, b"0"),
+        (envelope.ATTEMPT, str(2**31 - 1).encode()),
+        (envelope.ORIGIN_GENERATION, str(2**31 - 1).encode()),
+        (envelope.RECLAIMS, str(2**31 - 1).encode()),
         (envelope.ORIGIN_PARTITION, str(2**31).encode()),
         (envelope.ORIGIN_TIMESTAMP, b"1767225600000000"),
         (envelope.ORIGIN_TOPIC, b"\xff"),
@@ -78,6 +82,17 @@ def test_an_envelope_that_cannot_be_believed_is_none(header: str, value: bytes) 
     # What was published before that header was there carries none.
     assert (without is None) == (header != envelope.RECLAIMS)
     assert without is None or without.reclaims == 0
+
+
+def test_a_record_that_is_rejected_once_more_is_always_read_again() -> None:
+    """One whose header named the greatest attempt came to the parked topic with one that no reader believed."""
+    for retries in (1, MOST_COUNT - 1, MOST_COUNT):
+        alike = dlq._alike(
+            "orders", 0, 0, "invalid", "orders.dlq.1@0000000", NOW, "orders.parked", "", retries, 0, None
+        )
+        found = opened(alike.envelope.headers())
+        assert found is not None
+        assert found.attempt == min(retries + 1, MOST_COUNT)
 
 
 class Parking:

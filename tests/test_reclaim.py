@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Alerts, Field
-from highwater.envelope import RECLAIMS, Origin
+from highwater.envelope import MOST_COUNT, RECLAIMS, Origin
 from highwater.errors import ConfigurationError
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim, numbers, stale
@@ -321,6 +321,14 @@ def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(
     assert (found.accepted, found.waiting[STREAM.tier_topics[1]], found.reclaimed) == (9, 0, 0)
     assert taking.end(2) == "accepted"
     assert taking.act().meant == {}
+
+
+def test_what_carries_the_greatest_number_is_not_taken_back(taking: Taking) -> None:
+    """Anybody may write it into a header on a tier; the next one no column holds, and no copy could carry."""
+    for table in ("rejects", "dlq"):
+        taking.world.at(table, FIRST, (0, 2))["reclaims"] = MOST_COUNT
+    found = taking.act(sure=True, by="ann", because="mended")
+    assert (found.meant, found.others, taking.world.ledger.reclaims.of("orders")) == ({}, 1, [])
 
 
 def test_a_topic_that_nothing_is_published_to_is_told(taking: Taking) -> None:
