@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from assets.undecided import DETAIL as NAMED_EARLY
 from highwater.envelope import ORIGIN, Origin, headers_of, opened
 from highwater.reclaims import numbers, stale
 from highwater.retention import aged
@@ -184,7 +185,8 @@ def _misplaced_of_tier(
     """
     mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
     asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}")
-    copies = Counter(_copy_of(stream, piece, row) for row in asked)
+    early = _named_early(tables["rejects"], piece, mine)
+    copies = Counter(_copy_of(stream, piece, row, early) for row in asked)
     read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
     tries = defaultdict[Origin, set[int | None]](lambda: {None})  # a row that does not tell is no error
     for one, times in copies.items():
@@ -235,8 +237,16 @@ class _Copy(NamedTuple):
     as_reject: str
 
 
-def _copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> _Copy:
-    origin, taken_back, retries, us = enveloped(stream, piece, row)
+def _named_early(rejects: DeltaTable, piece: Slice, mine: str) -> set[tuple[int, int]]:
+    """Partition and offset of records whose envelope named an origin before that was decided: by now it may be."""
+    columns = f"origin_partition, origin_offset FROM t WHERE {mine} AND origin_topic = '{piece.topic}'"
+    rows = query(rejects, f"SELECT {columns} AND detail = '{NAMED_EARLY}'")
+    return {(row["origin_partition"], row["origin_offset"]) for row in rows}
+
+
+def _copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any], early: Collection[tuple[int, int]]) -> _Copy:
+    told = {**row, "headers": None} if (row["partition"], row["offset"]) in early else row
+    origin, taken_back, retries, us = enveloped(stream, piece, told)
     whole = {**row, "us": us}
     return _Copy(origin, taken_back, retries, _digest({"us": us, "key": row["key"]}), _digest(whole))
 
