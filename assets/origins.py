@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from assets import foreign, reclaims, undecided
+from assets import discards, foreign, reclaims, undecided
 from assets.dlq_copies import with_copies
 from highwater import envelope
 from highwater.balancing import balanced
@@ -50,7 +50,7 @@ def seen_now(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
     taken_back = reclaims.seen_now(work)
     if piece.topic == work.stream.topic:
         return taken_back
-    return {SEEN: events_version, **taken_back, **foreign.seen_now(work)}
+    return {SEEN: events_version, **taken_back, **discards.seen_now(work), **foreign.seen_now(work)}
 
 
 def covering(places: pa.Table) -> str:
@@ -270,9 +270,9 @@ def with_fate(
     """Rows with what was published of them (columns `held_...`, null where nothing was), and `elsewhere`.
 
     A record that was published is left to the DLQ, whatever would become of it now (I5), unless it was taken back from
-    there since. A tier's record is superseded where its origin was accepted `elsewhere`, or was taken back since it was
-    published, and another system's where it is still its main slice's. What was published before the lake was lost and
-    begun anew counts as published too, with `copied_at`.
+    there since. A tier's record is superseded where its origin was accepted `elsewhere`, or was given up, or taken back
+    since it was published, and another system's where it is still its main slice's. What was published before the lake
+    was lost and begun anew counts as published too, with `copied_at`.
 
     Computed for the events and again for the rejects of the same decision, from the same versions.
 
@@ -286,13 +286,14 @@ def with_fate(
     """
     from pyspark.sql import functions as F
 
-    told = _with_held(work, reclaims.with_stale(work, rows, slices, seen), published)
-    held = with_copies(work, told, slices, [*HELD])
     tiers = tier_slices(work, slices)
+    counting = discards.with_given_up(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
+    told = _with_held(work, counting, published)
+    held = with_copies(work, told, slices, [*HELD])
     if not tiers:
         return held.withColumn("elsewhere", F.lit(False))  # noqa: FBT003 - a literal column
     joined = held.join(_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
-    gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE)
+    gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discards.GIVEN_UP)
     elsewhere = gone & F.col("held_reason").isNull()
     return joined.withColumn("elsewhere", elsewhere).drop("accepted")
 

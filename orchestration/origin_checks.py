@@ -49,7 +49,8 @@ def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequ
     if len(tables) < len(CONSERVED):
         return counted
     pieces = {piece.key: piece for piece in ledger.get(keys)}
-    wrong = _misplaced(tables, stream, pieces, proofs, numbers(ledger.reclaims.of(stream.name)))
+    given_up = {discard.origin for discard in ledger.discards(stream.name)}
+    wrong = _misplaced(tables, stream, pieces, proofs, numbers(ledger.reclaims.of(stream.name)), given_up)
     found = {}
     for key, verdict in counted.items():
         decision = proofs["events"].get(key)
@@ -75,6 +76,7 @@ def _misplaced(
     pieces: Mapping[str, Slice],
     proofs: Mapping[str, Mapping[str, Proof]],
     taken_back: Mapping[Origin, int],
+    given_up: Collection[Origin],
 ) -> dict[str, list[dict[str, Any]]]:
     """For each slice the origins that are not in exactly one place, or stand there otherwise than in raw.
 
@@ -99,7 +101,7 @@ def _misplaced(
     # Whose the records are that other systems sent rests on what was known when they were decided: the numbers tell.
     tiers = [key for key, piece in pieces.items() if piece.topic in stream.tier_topics and key not in gone]
     for key in tiers:
-        found[key] = _misplaced_of_tier(tables, stream, pieces[key], decisions.get(key), taken_back)
+        found[key] = _misplaced_of_tier(tables, stream, pieces[key], decisions.get(key), taken_back, given_up)
     return found
 
 
@@ -177,11 +179,12 @@ def _misplaced_of_tier(
     piece: Slice,
     decision: Proof | None,
     taken_back: Mapping[Origin, int],
+    given_up: Collection[Origin],
 ) -> list[dict[str, Any]]:
     """The same of a tier's slice, whose origins stand in the envelopes of its records.
 
     Several records may have one origin: one counts, the others are superseded. All of them are where another slice
-    accepted it, and those that were published before their origin was taken back from the DLQ.
+    accepted it or a person gave it up, and those that were published before their origin was taken back from the DLQ.
     """
     mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
     asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}")
@@ -205,7 +208,7 @@ def _misplaced_of_tier(
     found = [told("in two places", origin) for origin, times in sorted(placed.items()) if times > 1]
     found += [told(f"in {name} otherwise than in raw", origin) for origin, name in sorted(altered)]
     found += [told("in events or rejects, and not in raw", origin) for origin in sorted(placed.keys() - read.keys())]
-    left = counting - placed.keys()
+    left = counting.difference(placed, given_up)
     found += [told("in no place", origin) for origin in sorted(left - _elsewhere(tables, stream, piece, left))]
     superseded = sum(read.values()) - len(read.keys() & placed.keys())
     decided = decision.counts.get("superseded", 0) if decision else superseded

@@ -377,6 +377,21 @@ def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(takin
     assert [row["problem"] for row in verdict().samples] == ["in no place"]
 
 
+def test_a_copy_in_a_tier_of_what_was_given_up_is_superseded(taking: Taking) -> None:
+    world = taking.world
+    world.read(RETRIED, 0, 1, "o5", headers=headers_of(2))
+    del world.proofs["events"][RETRIED.key], world.proofs["rejects"][RETRIED.key], world.proofs["current"][RETRIED.key]
+    world._prove(RETRIED)
+    world.write()
+
+    def verdict() -> Verdict:
+        return offsets_accounted_for(world.ledger, world.lake, STREAM, [RETRIED.key])[RETRIED.key]
+
+    assert [row["problem"] for row in verdict().samples] == ["in no place"]
+    world.ledger.discard("orders", [Discard(X, "test data", "bob", NOW)])
+    assert verdict().passed, verdict().text
+
+
 def test_a_reject_was_published_under_its_own_number(taking: Taking) -> None:
     """Else the copy on its topic would be superseded, and nobody would have the record."""
     world = taking.world
