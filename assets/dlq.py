@@ -26,7 +26,7 @@ from assets.origins import MICROSECONDS, covering
 from assets.reclaims import NUMBER, counted
 from assets.references import came_as, originals_of
 from assets.work import SliceReport, Work, uncollected
-from highwater.envelope import MOST_DETAIL, ORIGIN, Envelope, Reference
+from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, Reference
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
 from highwater.portions import cuts
@@ -294,7 +294,8 @@ def _alike(
         partition=partition,
         offset=0,
         timestamp=0,
-        attempt=retries + 1,
+        # Whoever reads it again must believe it.
+        attempt=min(retries + 1, MOST_COUNT),
         reason=reason,
         detail=detail,
         slice_key=slice_key,

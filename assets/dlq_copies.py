@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN, ORIGIN_TYPES
+from highwater.envelope import MOST_COUNT, ORIGIN, ORIGIN_TYPES
 from resources.small_tables import storage
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def _first_copies(work: Work, rows: DataFrame, held: Sequence[str]) -> DataFrame
     main, topic = F.col("r.topic") == work.stream.topic, F.col("r.topic")
     theirs = topic.isin(*work.stream.foreign_topics) if work.stream.foreign_topics else F.lit(False)  # noqa: FBT003
     numbers = F.col(f"c.{NUMBER}"), F.col(f"r.{NUMBER}")
-    next_try = (F.col("c.attempt") == F.col("r.retries") + 1) & (F.col("c.sent_by") == topic)
+    following = F.least(F.col("r.retries") + 1, F.lit(MOST_COUNT))
+    next_try = (F.col("c.attempt") == following) & (F.col("c.sent_by") == topic)
     # The clock of another system's topic is nobody's; that of a tier is the broker's.
     younger = theirs | (F.col(f"c.{COPIED_AT}") > F.col("r.timestamp"))
     since = (main & (numbers[0] >= numbers[1])) | (next_try & younger & (numbers[0] == numbers[1]))

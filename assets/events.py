@@ -234,7 +234,7 @@ def _decide(
 
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
         seen = {piece.key: seen_now(work, piece, standing.version) for piece in slices}
-        rows = with_origins(work, raw_rows(work, slices), slices, seen)
+        rows = with_origins(work, raw_rows(work, slices), slices, seen, published.proofs)
         fated = with_fate(work, rows, slices, seen, published.proofs)
         reason = F.coalesce("held_reason", "reason")
         told = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)

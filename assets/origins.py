@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from assets import foreign, reclaims
+from assets import discards, foreign, reclaims, undecided
 from assets.dlq_copies import with_copies
 from highwater import envelope
 from highwater.balancing import balanced
@@ -35,8 +35,7 @@ MICROSECONDS = "arrow_cast(origin_timestamp, 'Int64') AS origin_us"
 DLQ = "dlq"
 # The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.
 PROBLEM = "envelope_problem"
-# In the proof of a tier's slice: the version of events in which others' acceptance counted.
-SEEN = "events_seen"
+SEEN = undecided.EVENTS_SEEN
 # For each slice what its decision rests on, as its proof has it.
 Seen = Mapping[str, Mapping[str, int]]
 
@@ -51,8 +50,7 @@ def seen_now(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
     taken_back = reclaims.seen_now(work)
     if piece.topic == work.stream.topic:
         return taken_back
-    theirs = piece.topic in work.stream.foreign_topics
-    return {SEEN: events_version, **taken_back, **(foreign.seen_now(work) if theirs else {})}
+    return {SEEN: events_version, **taken_back, **discards.seen_now(work), **foreign.seen_now(work)}
 
 
 def covering(places: pa.Table) -> str:
@@ -69,7 +67,9 @@ def covering(places: pa.Table) -> str:
     return f"{between(first, last)} AND {in_one_of(spans)}"
 
 
-def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen) -> DataFrame:
+def with_origins(
+    work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen, published: Collection[str]
+) -> DataFrame:
     """Raw rows with their origin, `retries` (how often they were judged before), `first_failed_at` and `reclaims`.
 
     `reclaims` is the number that a copy carries (`highwater.reclaims`); 0 on the main topic.
@@ -80,18 +80,20 @@ def with_origins(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen
         work: the connections.
         raw: the rows.
         slices: the slices that they are of.
-        seen: what the decisions of slices of foreign topics rest on.
+        seen: what the decisions of slices of tiers rest on.
+        published: the slices of which something was published.
     """
     from pyspark.sql import DataFrame as Frame
     from pyspark.sql import functions as F
 
     theirs = [piece for piece in slices if piece.topic in work.stream.foreign_topics]
     if not theirs:
-        return _ours(work, raw, slices)
-    frames = [_theirs(work, raw.where(F.col("slice") == piece.key), seen[piece.key]) for piece in theirs]
+        return _ours(work, raw, slices, seen, published)
+    frames = [_theirs(work, raw.where(F.col("slice") == piece.key), piece, seen, published) for piece in theirs]
     if len(theirs) < len(slices):
         rest = [piece for piece in slices if piece not in theirs]
-        frames.append(_ours(work, raw.where(slice_is_one_of([piece.key for piece in rest])), rest))
+        mine = raw.where(slice_is_one_of([piece.key for piece in rest]))
+        frames.append(_ours(work, mine, rest, seen, published))
     return balanced(Frame.unionByName, frames)
 
 
@@ -111,15 +113,16 @@ def _place() -> dict[str, Column]:
     }
 
 
-def _ours(work: Work, raw: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+def _ours(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen, published: Collection[str]) -> DataFrame:
     """Rows of the main topic and of the tiers."""
     from pyspark.sql import functions as F
 
     own, told = _place(), raw.withColumn(foreign.LEFT, F.lit(False))  # noqa: FBT003 - a literal column
-    if not tier_slices(work, slices):
+    tiers = tier_slices(work, slices)
+    if not tiers:
         return told.withColumns(own).withColumn(PROBLEM, F.lit(None).cast("string"))
     on_tier = F.col("topic") != work.stream.topic
-    told = told.withColumn(PROBLEM, F.when(on_tier, _problem(work)))
+    told = _with_problem(work, told, on_tier, None, tiers, seen, published)
     sound = on_tier & F.col(PROBLEM).isNull()
     enveloped = _from_headers()
     return told.withColumns(
@@ -127,13 +130,13 @@ def _ours(work: Work, raw: DataFrame, slices: Sequence[Slice]) -> DataFrame:
     )
 
 
-def _theirs(work: Work, raw: DataFrame, seen: Mapping[str, int]) -> DataFrame:
+def _theirs(work: Work, raw: DataFrame, piece: Slice, seen: Seen, published: Collection[str]) -> DataFrame:
     """Rows of a slice of a foreign topic. Where a record carries our envelope, that is what counts."""
     from pyspark.sql import functions as F
 
     told = raw.withColumns(foreign.named()).withColumn("enveloped", _has(envelope.ORIGIN_TOPIC))
-    told = told.withColumn(PROBLEM, F.when(F.col("enveloped"), _problem(work)).otherwise(foreign.problem()))
-    read = foreign.with_reader(work, told, seen)
+    told = _with_problem(work, told, F.col("enveloped"), foreign.problem(), [piece], seen, published)
+    read = foreign.with_reader(work, told, seen[piece.key])
     namespace, sound = F.lit(work.stream.namespace), F.col(PROBLEM).isNull()
     place, from_us = _place(), _from_headers()
     place |= {"origin_topic": F.concat(namespace, "topic"), "retries": F.lit(1)}
@@ -207,17 +210,39 @@ def _milliseconds() -> Column:
     return F.when(found.between(envelope.LEAST_MILLISECONDS, envelope.MOST_MILLISECONDS), found)
 
 
+def _with_problem(
+    work: Work,
+    rows: DataFrame,
+    enveloped: Column,
+    otherwise: Column | None,
+    tiers: Sequence[Slice],
+    seen: Seen,
+    published: Collection[str],
+) -> DataFrame:
+    """Rows with `PROBLEM`: that of the envelope where there is one, else what else there is to be said."""
+    from pyspark.sql import functions as F
+
+    named = {name: column for name, column in _from_headers().items() if name in ORIGIN}
+    told = undecided.with_early(work, rows, named, tiers, seen, [p.key for p in tiers if p.key in published])
+    early = F.when(F.col(undecided.EARLY), F.lit(undecided.DETAIL))
+    problem = F.when(enveloped, F.coalesce(_problem(work), early))
+    return told.withColumn(PROBLEM, problem if otherwise is None else problem.when(~enveloped, otherwise)).drop(
+        undecided.EARLY
+    )
+
+
 def _problem(work: Work) -> Column:
     """Why the envelope cannot be believed; null if it can."""
     from pyspark.sql import functions as F
 
     found = _from_headers()
     namespaced = f"^{re.escape(work.stream.namespace)}{TOPIC_NAME}\\z"
+    most = envelope.MOST_COUNT
     numbers = {
-        envelope.ORIGIN_GENERATION: found["origin_generation"],
-        envelope.ORIGIN_PARTITION: found["origin_partition"],
-        envelope.ORIGIN_OFFSET: found["origin_offset"],
-        envelope.RECLAIMS: found[reclaims.NUMBER],
+        envelope.ORIGIN_GENERATION: found["origin_generation"].between(0, most),
+        envelope.ORIGIN_PARTITION: found["origin_partition"] >= 0,
+        envelope.ORIGIN_OFFSET: found["origin_offset"] >= 0,
+        envelope.RECLAIMS: found[reclaims.NUMBER].between(0, most),
     }
     topic = found["origin_topic"]
     problems = [
@@ -227,12 +252,12 @@ def _problem(work: Work) -> Column:
             F.lit(f"header {envelope.ORIGIN_TOPIC} names a topic of another stream"),
         ),
         *[
-            F.when(number.isNull() | (number < 0), F.lit(f"header {name} is missing or no number from 0 on"))
-            for name, number in numbers.items()
+            F.when(~F.coalesce(sound, F.lit(False)), F.lit(f"header {name} is missing or no number from 0 on"))  # noqa: FBT003 - a literal column
+            for name, sound in numbers.items()
         ],
         F.when(_milliseconds().isNull(), F.lit(f"header {envelope.ORIGIN_TIMESTAMP} is missing or no time in ms")),
         F.when(
-            found["retries"].isNull() | (found["retries"] < 1),
+            ~F.coalesce(found["retries"].between(1, most), F.lit(False)),  # noqa: FBT003 - a literal column
             F.lit(f"header {envelope.ATTEMPT} is missing or no number from 1 on"),
         ),
     ]
@@ -245,9 +270,9 @@ def with_fate(
     """Rows with what was published of them (columns `held_...`, null where nothing was), and `elsewhere`.
 
     A record that was published is left to the DLQ, whatever would become of it now (I5), unless it was taken back from
-    there since. A tier's record is superseded where its origin was accepted `elsewhere`, or was taken back since it was
-    published, and another system's where it is still its main slice's. What was published before the lake was lost and
-    begun anew counts as published too, with `copied_at`.
+    there since. A tier's record is superseded where its origin was accepted `elsewhere`, or was given up, or taken back
+    since it was published, and another system's where it is still its main slice's. What was published before the lake
+    was lost and begun anew counts as published too, with `copied_at`.
 
     Computed for the events and again for the rejects of the same decision, from the same versions.
 
@@ -261,13 +286,14 @@ def with_fate(
     """
     from pyspark.sql import functions as F
 
-    told = _with_held(work, reclaims.with_stale(work, rows, slices, seen), published)
-    held = with_copies(work, told, slices, [*HELD])
     tiers = tier_slices(work, slices)
+    counting = discards.with_given_up(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
+    told = _with_held(work, counting, published)
+    held = with_copies(work, told, slices, [*HELD])
     if not tiers:
         return held.withColumn("elsewhere", F.lit(False))  # noqa: FBT003 - a literal column
     joined = held.join(_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
-    gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE)
+    gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discards.GIVEN_UP)
     elsewhere = gone & F.col("held_reason").isNull()
     return joined.withColumn("elsewhere", elsewhere).drop("accepted")
 

@@ -189,7 +189,8 @@ def _left_over(
     accepted = rows_at(work.spark, work.lake.path(name, events.TABLE), events_version).where(mine)
     read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine).drop("proof")
     seen = {d.key: d.counts for d in decisions}
-    fated = with_fate(work, with_origins(work, read, pieces, seen), pieces, seen, published.proofs)
+    origins = with_origins(work, read, pieces, seen, published.proofs)
+    fated = with_fate(work, origins, pieces, seen, published.proofs)
     alive = fated.where(F.col("value").isNotNull() & ~F.col("elsewhere"))
     return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), pieces)
 

@@ -205,7 +205,7 @@ def _write_batch(world: World, bed: Bed, batch: DataFrame, number: int) -> None:
     _append(bed, batch, "raw", number)
     named = batch.withColumns({"slice": F.lit(str(number)), "generation": F.lit(0)})
     work = world.work(bed, [])
-    judged = parsing.judged(work, with_origins(work, named.where("value IS NOT NULL"), [], {})).persist()
+    judged = parsing.judged(work, with_origins(work, named.where("value IS NOT NULL"), [], {}, ())).persist()
     accepted = judged.where("reason IS NULL").select(
         *events.origin_columns({str(number): number}),
         *events._event_columns(bed.stream),  # noqa: SLF001

@@ -42,6 +42,9 @@ MOST_BYTES = 16 * 1024
 # A detail is for people; what is longer is cut, so that the envelope never outgrows its room.
 MOST_DETAIL = 1000
 
+# Of numbers that count up: one less than the columns hold, so that the next one has room as well.
+MOST_COUNT = 2**31 - 2
+
 # The years 1 to 9999, which is what readers of the tables can hold.
 LEAST_MILLISECONDS, MOST_MILLISECONDS = -62_135_596_800_000, 253_402_300_799_999
 
@@ -229,12 +232,12 @@ def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = N
 
 _INT, _LONG = 2**31 - 1, 2**63 - 1
 _RANGES = {
-    ORIGIN_GENERATION: (0, _INT),
+    ORIGIN_GENERATION: (0, MOST_COUNT),
     ORIGIN_PARTITION: (0, _INT),
     ORIGIN_OFFSET: (0, _LONG),
     ORIGIN_TIMESTAMP: (LEAST_MILLISECONDS, MOST_MILLISECONDS),
-    ATTEMPT: (1, _INT),
-    RECLAIMS: (0, _INT),
+    ATTEMPT: (1, MOST_COUNT),
+    RECLAIMS: (0, MOST_COUNT),
 }
 # What a record says that lacks the header: it was published before there was one.
 _WITHOUT = {RECLAIMS: "0"}

@@ -168,7 +168,7 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
         return Located("gap", text, piece=piece)
     [row] = found
     here = Origin(piece.topic, piece.generation, partition, offset)
-    origin = here if piece.topic == stream.topic else _origin(ledger, stream, here, row)
+    origin = here if piece.topic == stream.topic else _origin(ledger, lake, stream, here, row)
     told = {"timestamp_ms": row["ms"], "key": _text(row["key"]), "bytes": row["bytes"]}
     return _ended(ledger, lake, stream, origin, piece, told, tombstone=bool(row["tombstone"]))
 
@@ -184,8 +184,14 @@ def _aged(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, here: Origin
     return Located("aged", f"{fact}; which record it was a copy of is not known any more", piece=piece)
 
 
-def _origin(ledger: Ledger, stream: Stream, here: Origin, row: Mapping[str, Any]) -> Origin:
-    """The origin of a record that waits for a retry: what its headers say, or where it lies."""
+def _origin(ledger: Ledger, lake: Lake, stream: Stream, here: Origin, row: Mapping[str, Any]) -> Origin:
+    """The origin of a record that waits for a retry: what its headers say, or where it lies.
+
+    Where it was rejected under its own place, that is it, whatever its headers say.
+    """
+    own = here if here.topic not in stream.foreign_topics else here._replace(topic=stream.namespace + here.topic)
+    if _rows_of(lake, stream, "rejects", own):
+        return own
     headers = headers_of(row)
     envelope = opened(headers, stream.is_origin)
     if envelope is not None:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from assets.undecided import DETAIL as NAMED_EARLY
 from highwater.envelope import ORIGIN, Origin, headers_of, opened
 from highwater.reclaims import numbers, stale
 from highwater.retention import aged
@@ -48,7 +49,8 @@ def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequ
     if len(tables) < len(CONSERVED):
         return counted
     pieces = {piece.key: piece for piece in ledger.get(keys)}
-    wrong = _misplaced(tables, stream, pieces, proofs, numbers(ledger.reclaims.of(stream.name)))
+    given_up = {discard.origin for discard in ledger.discards(stream.name)}
+    wrong = _misplaced(tables, stream, pieces, proofs, numbers(ledger.reclaims.of(stream.name)), given_up)
     found = {}
     for key, verdict in counted.items():
         decision = proofs["events"].get(key)
@@ -74,6 +76,7 @@ def _misplaced(
     pieces: Mapping[str, Slice],
     proofs: Mapping[str, Mapping[str, Proof]],
     taken_back: Mapping[Origin, int],
+    given_up: Collection[Origin],
 ) -> dict[str, list[dict[str, Any]]]:
     """For each slice the origins that are not in exactly one place, or stand there otherwise than in raw.
 
@@ -98,7 +101,7 @@ def _misplaced(
     # Whose the records are that other systems sent rests on what was known when they were decided: the numbers tell.
     tiers = [key for key, piece in pieces.items() if piece.topic in stream.tier_topics and key not in gone]
     for key in tiers:
-        found[key] = _misplaced_of_tier(tables, stream, pieces[key], decisions.get(key), taken_back)
+        found[key] = _misplaced_of_tier(tables, stream, pieces[key], decisions.get(key), taken_back, given_up)
     return found
 
 
@@ -176,15 +179,17 @@ def _misplaced_of_tier(
     piece: Slice,
     decision: Proof | None,
     taken_back: Mapping[Origin, int],
+    given_up: Collection[Origin],
 ) -> list[dict[str, Any]]:
     """The same of a tier's slice, whose origins stand in the envelopes of its records.
 
     Several records may have one origin: one counts, the others are superseded. All of them are where another slice
-    accepted it, and those that were published before their origin was taken back from the DLQ.
+    accepted it or a person gave it up, and those that were published before their origin was taken back from the DLQ.
     """
     mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
     asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}")
-    copies = Counter(_copy_of(stream, piece, row) for row in asked)
+    early = _named_early(tables["rejects"], piece, mine)
+    copies = Counter(_copy_of(stream, piece, row, early) for row in asked)
     read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
     tries = defaultdict[Origin, set[int | None]](lambda: {None})  # a row that does not tell is no error
     for one, times in copies.items():
@@ -203,7 +208,7 @@ def _misplaced_of_tier(
     found = [told("in two places", origin) for origin, times in sorted(placed.items()) if times > 1]
     found += [told(f"in {name} otherwise than in raw", origin) for origin, name in sorted(altered)]
     found += [told("in events or rejects, and not in raw", origin) for origin in sorted(placed.keys() - read.keys())]
-    left = counting - placed.keys()
+    left = counting.difference(placed, given_up)
     found += [told("in no place", origin) for origin in sorted(left - _elsewhere(tables, stream, piece, left))]
     superseded = sum(read.values()) - len(read.keys() & placed.keys())
     decided = decision.counts.get("superseded", 0) if decision else superseded
@@ -235,8 +240,16 @@ class _Copy(NamedTuple):
     as_reject: str
 
 
-def _copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> _Copy:
-    origin, taken_back, retries, us = enveloped(stream, piece, row)
+def _named_early(rejects: DeltaTable, piece: Slice, mine: str) -> set[tuple[int, int]]:
+    """Partition and offset of records whose envelope named an origin before that was decided: by now it may be."""
+    columns = f"origin_partition, origin_offset FROM t WHERE {mine} AND origin_topic = '{piece.topic}'"
+    rows = query(rejects, f"SELECT {columns} AND detail = '{NAMED_EARLY}'")
+    return {(row["origin_partition"], row["origin_offset"]) for row in rows}
+
+
+def _copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any], early: Collection[tuple[int, int]]) -> _Copy:
+    told = {**row, "headers": None} if (row["partition"], row["offset"]) in early else row
+    origin, taken_back, retries, us = enveloped(stream, piece, told)
     whole = {**row, "us": us}
     return _Copy(origin, taken_back, retries, _digest({"us": us, "key": row["key"]}), _digest(whole))
 

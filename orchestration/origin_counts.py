@@ -51,7 +51,7 @@ class Ends:
         stranded: by tier those that were published to it before it lost records, and that it reads no more; tiers
             without any are left out.
         parked: origins that wait for a person.
-        discarded: origins that a person gave up.
+        discarded: origins that a person gave up; none of them is accepted later.
         reclaimed: origins that were taken back from the DLQ, and are not decided anew yet.
         unpublished: rejected, and not published yet.
         undecided: in raw, and not decided yet.
@@ -126,9 +126,10 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
     taken_back = numbers(ledger.reclaims.of(stream.name))
     reclaimed = counted.reclaimed(taken_back, given_up)
+    discarded = counted.discarded(given_up)
     rejected = Counter(counted.left_over())
     rejected.subtract(reclaimed)
-    discarded = counted.discarded(given_up)
+    rejected.subtract(discarded)
     lost = lost_until(ledger, stream, settled, datetime.now(UTC))
     stranded = counted.stranded(lost, taken_back, given_up)
     return Ends(
@@ -142,8 +143,8 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
         ),
         waiting={tier: rejected[tier, True] - stranded.get(tier, 0) for tier in stream.tier_topics},
         stranded=stranded,
-        parked=rejected[stream.parked_topic, True] - discarded,
-        discarded=discarded,
+        parked=rejected[stream.parked_topic, True],
+        discarded=discarded.total(),
         reclaimed=reclaimed.total(),
         unpublished=sum(count for (_, published), count in rejected.items() if not published),
         undecided=sum(records(proof) for key, proof in read.items() if key not in settled),
@@ -161,8 +162,8 @@ def count_parked(ledger: Ledger, lake: Lake, stream: Stream) -> int:
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
     found = Counter(counted.left_over())
     found.subtract(counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), given_up))
-    there = sum(count for (topic, _), count in found.items() if topic == stream.parked_topic)
-    return there - counted.discarded(given_up)
+    found.subtract(counted.discarded(given_up))
+    return sum(count for (topic, _), count in found.items() if topic == stream.parked_topic)
 
 
 def _opened(lake: Lake, stream: Stream, *names: str) -> dict[str, DeltaTable]:
@@ -207,7 +208,6 @@ class _Counted:
         lost = [(loss.generation, loss.partition, loss.offsets.start, loss.offsets.end) for loss in losses]
         conditions.append(in_none_of([*undecided, *lost]))
         self._mine = " AND ".join(conditions)
-        self._parked = stream.parked_topic.replace("'", "''")
 
     def accepted(self) -> tuple[int, int]:
         """Rows of the main topic's origins in events, and how many origins they are."""
@@ -235,12 +235,14 @@ class _Counted:
         )
         return {(str(row["next_topic"]), bool(row["published"])): int(row["n"]) for row in found}
 
-    def discarded(self, given_up: Collection[Origin]) -> int:
-        """Parked origins that a person gave up, and that were not accepted since."""
+    def discarded(self, given_up: Collection[Origin]) -> Counter[tuple[str, bool]]:
+        """Of `left_over` those that a person gave up, counted alike: one may have been sent back before that."""
         if not given_up or "rejects" not in self._tables:
-            return 0
-        found = self._ask(f"{self._left_over} SELECT {_ORIGIN} FROM left_over WHERE next_topic = '{self._parked}'")
-        return sum(Origin.of_row(row) in given_up for row in found)
+            return Counter()
+        rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published FROM left_over")
+        return Counter(
+            (str(row["next_topic"]), bool(row["published"])) for row in rows if Origin.of_row(row) in given_up
+        )
 
     def reclaimed(self, taken_back: Mapping[Origin, int], given_up: Collection[Origin]) -> Counter[tuple[str, bool]]:
         """Of `left_over` those that were taken back since they were rejected, counted alike."""
@@ -266,7 +268,7 @@ class _Counted:
                 f"'{topic}' AND arrow_cast(published_at, 'Int64') < {microseconds(moment)}"
             )
             origins = ((Origin.of_row(row), row[NUMBER]) for row in rows)
-            found[topic] = sum(one in given_up or not stale(taken_back, one, number) for one, number in origins)
+            found[topic] = sum(one not in given_up and not stale(taken_back, one, number) for one, number in origins)
         return {topic: count for topic, count in found.items() if count}
 
     @property

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from assets.commit import LEASE_SECONDS
+from assets.events import retries_lease
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, opened
 from highwater.erasing import digest_of, microseconds, until
@@ -85,6 +87,7 @@ class Waiting:
     detail: str
     key: str
     left_out: str = ""
+    reclaims: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,7 @@ def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, 
         ConfigurationError: it is to be done and nobody is named, no reason is given, or there is no tier.
         RecordTooLargeError: the first tier does not take some of them, which stay parked; the others are sent.
         UnbalancedError: raw does not hold some that are parked by reference; the others are sent.
+        LeaseHeldError: retries are being decided for minutes; nothing was given up.
         DependencyAwayError: Kafka, the ledger or the lake is away.
     """
     if asked.sure and not asked.by:
@@ -185,8 +189,10 @@ def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, 
         for sent in redrive(kafka, lake, stream, parked.places, parked.ends, gone):
             log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
     else:
-        count = discard(ledger, stream, parked, by=asked.by, reason=asked.because, now=datetime.now(UTC))
+        count, late = _give_up(ledger, lake, stream, parked, asked)
         log(f"{count:,} given up by {asked.by}: {asked.because}")
+        if late:
+            log(f"{late:,} were accepted, given up or taken back meanwhile")
     return parked
 
 
@@ -252,6 +258,7 @@ def _waiting(message: Message, envelope: Envelope) -> Waiting:
         detail=envelope.detail[:DETAIL],
         key=(key_of(message) or b"").decode("utf-8", "replace"),
         left_out="" if envelope.reference is None else ",".join(envelope.reference.left_out),
+        reclaims=envelope.reclaims,
     )
 
 
@@ -269,9 +276,22 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
     return found & set(origins)
 
 
-def discard(ledger: Ledger, stream: Stream, parked: Parked, *, by: str, reason: str, now: datetime) -> int:
-    """Give the records up, in the ledger; returns how many. They stay on the topic, and are told as given up."""
-    return ledger.discard(stream.name, [Discard(origin, reason, by, now) for origin in parked.waiting])
+def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: Asked) -> tuple[int, int]:
+    """Give the records up, in the ledger; returns how many, and how many have another end by now.
+
+    Meanwhile no retry is decided: what one accepted before is not given up, and what is given up none accepts after,
+    also where it was sent back. The records stay on the topic, and are told as given up.
+    """
+    with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+        taken_back = numbers(ledger.reclaims.of(stream.name))
+        ended = _settled(ledger, lake, stream, parked.waiting)
+        meant = [o for o, one in parked.waiting.items() if o not in ended and not stale(taken_back, o, one.reclaims)]
+        # Decisions tell by the time which acts they saw.
+        last, now = ledger.discarded_until(stream.name), datetime.now(UTC)
+        now = now if last is None else max(now, last + timedelta(microseconds=1))
+        lease.check()
+        count = ledger.discard(stream.name, [Discard(origin, asked.because or "", asked.by, now) for origin in meant])
+    return count, len(parked.waiting) - count
 
 
 def only(parked: Parked, most: int | None) -> Parked:

@@ -21,7 +21,7 @@ from assets.events import TABLE as EVENTS
 from assets.events import retries_lease
 from assets.raw import TABLE as RAW
 from assets.reclaims import NUMBER, SEEN
-from highwater.envelope import ORIGIN, Origin
+from highwater.envelope import MOST_COUNT, ORIGIN, Origin
 from highwater.errors import ConfigurationError
 from highwater.portions import portions
 from highwater.reclaims import Reclaim, numbers, stale
@@ -236,7 +236,8 @@ def look(
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
 
     def takes(one: Published) -> bool:
-        return _takes(choice, one) and (not on or one.next_topic in on)
+        # A header may name any number: beyond the greatest no copy could be believed.
+        return one.number < MOST_COUNT and _takes(choice, one) and (not on or one.next_topic in on)
 
     old = _aged(lake, stream, sorted({one.home for one in in_dlq.values()}))
     there = {origin: one for origin, one in in_dlq.items() if one.home not in old}

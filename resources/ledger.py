@@ -417,10 +417,25 @@ class Ledger:
                 connection.execute(insert(table), [discard_row(stream, discard) for discard in fresh.values()])
         return len(fresh)
 
-    def discards(self, stream: str) -> list[Discard]:
-        """What was given up of a stream, oldest first."""
+    def discarded_until(self, stream: str) -> datetime | None:
+        """When a record of a stream was given up last, in UTC; None if none ever was."""
+        table = schema.discards
+        with self._reading() as connection:
+            return connection.execute(
+                select(func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
+            ).scalar()
+
+    def discards(self, stream: str, within: tuple[int, int] | None = None) -> list[Discard]:
+        """What was given up of a stream, oldest first.
+
+        Args:
+            stream: the stream's name.
+            within: the first and the last offset of the origins; all if None.
+        """
         table = schema.discards
         query = select(table).where(table.c.stream == stream).order_by(table.c.discarded_at)
+        if within is not None:
+            query = query.where(table.c.origin_offset.between(*within))
         with self._reading() as connection:
             return [discard_of(row) for row in connection.execute(query)]
 

@@ -22,7 +22,7 @@ from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from orchestration import origin_counts
 from orchestration.build import build_defs
-from orchestration.origin_counts import Ends, count_ends
+from orchestration.origin_counts import Ends, count_ends, count_parked
 from orchestration.terminal import PERMANENT, TEMPORARY
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -114,6 +114,16 @@ SOUND = Ends(produced=10, accepted=6, tombstones=1, waiting={TIER: 1, STREAM.tie
 def test_every_origin_has_one_end(written: Written) -> None:
     assert written.ends() == SOUND
     assert SOUND.error is None
+
+
+def test_what_was_given_up_while_a_copy_of_it_was_under_way_has_that_end(written: Written) -> None:
+    """The tier that it was sent back to supersedes the copy; it was told as waiting there for ever."""
+    written.ledger.discard(
+        "orders", [Discard(Origin("orders", 0, 0, offset), "garbage", "ann", NOW) for offset in (6, 7)]
+    )
+    ends = written.ends()
+    assert (ends.accepted, ends.discarded, ends.waiting[TIER], ends.parked, ends.error) == (6, 2, 0, 1, None)
+    assert count_parked(written.ledger, written.lake, STREAM) == 1
 
 
 def test_origins_are_counted_in_portions(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from assets.published import materialise as send_accepted
+from assets.undecided import DETAIL
 from dev.processes import wait_until
 from highwater import envelope
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, OffsetsExpiredError
-from highwater.plans import Discard
+from highwater.plans import Discard, Generation
 from highwater.routing import due_after, named
 from orchestration.acceptance import accept_loss, never_read
 from orchestration.explaining import explain
@@ -230,6 +231,9 @@ BAD_ENVELOPES: dict[str, dict[str, Any]] = {
     "negative partition": {envelope.ORIGIN_PARTITION: b"-1"},
     "not UTF-8": {envelope.ORIGIN_TOPIC: b"\xff"},
     "no attempt": {envelope.ATTEMPT: None},
+    "attempt without a next one": {envelope.ATTEMPT: b"2147483647"},
+    "generation without a next one": {envelope.ORIGIN_GENERATION: b"2147483647"},
+    "reclaims without a next one": {envelope.RECLAIMS: b"2147483647"},
     "negative reclaims": {envelope.RECLAIMS: b"-1"},
     "time in microseconds": {envelope.ORIGIN_TIMESTAMP: b"1767225600000000"},
     "time in nanoseconds": {envelope.ORIGIN_TIMESTAMP: b"1767225600000000000"},
@@ -267,6 +271,35 @@ def test_what_people_send_to_a_tier_settles_each_origin_once(retried: Bench) -> 
     assert [(row["origin_topic"], row["reason"]) for row in rows] == [(tier.stream.topic, "malformed")] * bad
     assert all("header highwater." in row["detail"] for row in rows)
     assert len(published(bench.bootstrap, bench.stream.parked_topic)) == 1 + bad
+
+
+def test_a_copy_of_what_is_not_decided_yet_is_none(retried: Bench) -> None:
+    """A sound envelope of another record's origin: its tier accepted it, and its main slice did so too, later."""
+    bench = retried
+    topic, tier = bench.stream.topic, bench.stream.tier_topics[0]
+    bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1), order_message("o3", 1))
+    piece = bench.plan(0, p0=(0, 1))
+    bench.ledger.open_generation(Generation("orders", topic, piece.topic_id, 0, {0: 0, 1: 0, 2: 0}, datetime.now(UTC)))
+    bench.materialise(piece)
+    waiting = bench.plan(1, p0=(1, 2), p1=(0, 0), p2=(0, 0))
+    [(_, _, _, headers)] = published(bench.bootstrap, tier)
+    named = {"offset": [b"1", b"2"], "generation": [b"1"], "partition": [b"1", b"7"]}
+    garbled = [{f"highwater.origin.{part}": value} for part, values in named.items() for value in values]
+    sound = order_message("o2", 1).value
+    at = replace(bench, stream=replace(bench.stream, topic=tier))
+    at.send(*[Message(b"o2", sound, 1, [*{**dict(headers), **changes}.items()]) for changes in garbled])
+    customers(bench.lake, ["c1", "late"])
+    [first] = due(bench)
+    for _ in range(2):
+        counts = bench.materialise(first)["events"][0].counts
+        assert (counts["events"], counts["rejects_malformed"], counts["rejects"]) == (1, len(garbled), len(garbled))
+        rows = [row for row in bench.rows("rejects") if row["slice"] == first.key]
+        assert {(row["origin_topic"], row["reason"], row["detail"]) for row in rows} == {(tier, "malformed", DETAIL)}
+        assert locate(bench.ledger, bench.kafka, bench.lake, bench.stream, tier, 1, 0)[0].end == "parked"
+        # By now they are decided: what was parked stays so when the tier's slice is materialised again.
+        bench.materialise(waiting)
+    assert Counter(row["key"] for row in bench.rows("events")) == {"o1": 1, "o2": 1}
+    assert len(published(bench.bootstrap, bench.stream.parked_topic)) == len(garbled)
 
 
 def test_nothing_is_due_before_its_delay(bench: Bench) -> None:

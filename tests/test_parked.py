@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,16 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 import pytest
 
+from assets import dlq
 from highwater import envelope
 from highwater.declaration import ON_REJECT, OnReject
-from highwater.envelope import Envelope, Origin, opened, wrapped
+from highwater.envelope import MOST_COUNT, Envelope, Origin, opened, wrapped
 from highwater.erasing import Erasure, digest_of
 from highwater.errors import ConfigurationError, RecordTooLargeError
 from highwater.plans import Discard
+from highwater.reclaims import Reclaim
 from orchestration.build import build_defs
 from orchestration.locating import locate
 from orchestration.origin_counts import count_ends
-from orchestration.parked import Asked, Choice, Parked, Waiting, act, look, only
+from orchestration.parked import Asked, Choice, Parked, Waiting, _give_up, act, look, only
 from orchestration.terminal import PERMANENT
 from resources.dlq_topics import ensure
 from resources.kafka import Kafka, PartitionState, TopicState
@@ -63,6 +66,9 @@ def test_an_envelope_is_read_as_it_was_written() -> None:
         (envelope.ORIGIN_OFFSET, b""),
         (envelope.ORIGIN_TIMESTAMP, b"today"),
         (envelope.ATTEMPT, b"0"),
+        (envelope.ATTEMPT, str(2**31 - 1).encode()),
+        (envelope.ORIGIN_GENERATION, str(2**31 - 1).encode()),
+        (envelope.RECLAIMS, str(2**31 - 1).encode()),
         (envelope.ORIGIN_PARTITION, str(2**31).encode()),
         (envelope.ORIGIN_TIMESTAMP, b"1767225600000000"),
         (envelope.ORIGIN_TOPIC, b"\xff"),
@@ -78,6 +84,30 @@ def test_an_envelope_that_cannot_be_believed_is_none(header: str, value: bytes) 
     # What was published before that header was there carries none.
     assert (without is None) == (header != envelope.RECLAIMS)
     assert without is None or without.reclaims == 0
+
+
+def test_a_record_that_is_rejected_once_more_is_always_read_again() -> None:
+    """One whose header named the greatest attempt came to the parked topic with one that no reader believed."""
+    for retries in (1, MOST_COUNT - 1, MOST_COUNT):
+        alike = dlq._alike(
+            "orders", 0, 0, "invalid", "orders.dlq.1@0000000", NOW, "orders.parked", "", retries, 0, None
+        )
+        found = opened(alike.envelope.headers())
+        assert found is not None
+        assert found.attempt == min(retries + 1, MOST_COUNT)
+
+
+def accept(lake: Lake, origins: Sequence[Origin]) -> None:
+    """Let records of `orders` stand in events, as retries that were accepted."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    columns = {
+        **{f"origin_{name}": [getattr(o, name) for o in origins] for name in Origin._fields},
+        "retries": [1] * len(origins),
+        "proof": pa.array([None] * len(origins), pa.string()),
+    }
+    write_deltalake(lake.path("orders", "events"), pa.table(columns))
 
 
 class Parking:
@@ -104,16 +134,7 @@ class Parking:
         send(self.scene.bootstrap, self.stream.parked_topic, messages)
 
     def accepted(self, *origins: Origin) -> None:
-        """Let records stand in events, as retries that were accepted."""
-        import pyarrow as pa
-        from deltalake import write_deltalake
-
-        columns = {
-            **{f"origin_{name}": [getattr(o, name) for o in origins] for name in Origin._fields},
-            "retries": [1] * len(origins),
-            "proof": pa.array([None] * len(origins), pa.string()),
-        }
-        write_deltalake(self.lake.path(self.stream.name, "events"), pa.table(columns))
+        accept(self.lake, origins)
 
     def waiting(self, choice: Choice | None = None) -> list[int]:
         found = look(self.scene.ledger, self.scene.kafka, self.lake, self.stream, choice or Choice())
@@ -183,6 +204,23 @@ def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
     found = look(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, Choice())
     assert sorted(origin.offset for origin in found.waiting) == [2, 3, 4]
     assert (found.settled, found.others) == (2, 0)
+
+
+def test_nothing_is_given_up_that_has_another_end_by_now(tmp_path: Path) -> None:
+    """The topic takes long to read; a retry may accept what was found, and a person may take it back."""
+    ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
+    later = datetime.now(UTC) + timedelta(minutes=1)  # by a clock that goes ahead
+    ledger.discard("orders", [Discard(an_envelope(3).origin, "first", "bob", later)])
+    waiting = {an_envelope(n).origin: Waiting(0, n, 0, "malformed", "orders@0000000", "why", "o1") for n in range(4)}
+    accept(lake, [an_envelope(0).origin])
+    ledger.reclaims.add("orders", [Reclaim(an_envelope(1).origin, "orders@0000000", 1, "mended", "ann", NOW)])
+    asked = Asked(sure=True, by="ann", because="a test")
+    assert _give_up(ledger, lake, STREAM, Parked(waiting, 0, 0, 0, {}), asked) == (1, 3)
+    found = {one.origin.offset: (one.reason, one.discarded_at) for one in ledger.discards("orders")}
+    assert found == {3: ("first", later), 2: ("a test", later + timedelta(microseconds=1))}
+    assert ledger.discarded_until("orders") == later + timedelta(microseconds=1)
+    assert [one.origin.offset for one in ledger.discards("orders", within=(3, 9))] == [3]
+    assert ledger.discarded_until("payments") is None
 
 
 @pytest.mark.slow
@@ -294,6 +332,27 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     assert run.success
     assert parking.waiting() == []
     assert {d.discarded_by for d in scene.ledger.discards("orders")} == {"ann", "bob"}
+
+
+@pytest.mark.slow
+def test_what_was_given_up_is_accepted_by_no_copy_that_is_under_way(bench: Bench) -> None:
+    """Its retry accepted it later, while the ledger named who had given it up."""
+    policy = {**ON_REJECT, "unresolved": OnReject.PARK}
+    bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1),), on_reject=policy)
+    bench.send(*[order_message(key, 1, customer_id="late") for key in ("o1", "o2")])
+    bench.materialise(bench.plan(0, p0=(0, 2)))
+    customers(bench.lake, ["c1", "late"])
+    where = (bench.ledger, bench.kafka, bench.lake, bench.stream)
+    act(*where, Asked(sure=True, by="ann"), bench.log.append)
+    act(*where, Asked(Choice(keys=["o1"]), sure=True, by="ann", because="test data"), bench.log.append)
+    [piece] = due(bench)
+    counts = bench.materialise(piece)["events"][0].counts
+    assert (counts["events"], counts["superseded"], counts["rejects"]) == (1, 1, 0)
+    assert [row["key"] for row in bench.rows("events")] == ["o2"]
+    found = count_ends(bench.ledger, bench.lake, bench.stream)
+    assert (found.accepted, found.discarded, found.parked, found.error) == (1, 1, 0, None)
+    assert [locate(*where, bench.stream.topic, 0, n)[0].end for n in (0, 1)] == ["discarded", "accepted"]
+    assert bench.failing() == {}
 
 
 @pytest.mark.long

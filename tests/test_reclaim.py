@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Alerts, Field
-from highwater.envelope import RECLAIMS, Origin
+from highwater.envelope import MOST_COUNT, RECLAIMS, Origin
 from highwater.errors import ConfigurationError
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim, numbers, stale
@@ -323,6 +323,14 @@ def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(
     assert taking.act().meant == {}
 
 
+def test_what_carries_the_greatest_number_is_not_taken_back(taking: Taking) -> None:
+    """Anybody may write it into a header on a tier; the next one no column holds, and no copy could carry."""
+    for table in ("rejects", "dlq"):
+        taking.world.at(table, FIRST, (0, 2))["reclaims"] = MOST_COUNT
+    found = taking.act(sure=True, by="ann", because="mended")
+    assert (found.meant, found.others, taking.world.ledger.reclaims.of("orders")) == ({}, 1, [])
+
+
 def test_a_topic_that_nothing_is_published_to_is_told(taking: Taking) -> None:
     """A typo means no record, which looks like success."""
     taking.world.write()
@@ -367,6 +375,21 @@ def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(takin
     assert verdict().passed, verdict().text
     world.rows["raw"][-1]["headers"] += [{"key": RECLAIMS, "value": b"1"}]
     assert [row["problem"] for row in verdict().samples] == ["in no place"]
+
+
+def test_a_copy_in_a_tier_of_what_was_given_up_is_superseded(taking: Taking) -> None:
+    world = taking.world
+    world.read(RETRIED, 0, 1, "o5", headers=headers_of(2))
+    del world.proofs["events"][RETRIED.key], world.proofs["rejects"][RETRIED.key], world.proofs["current"][RETRIED.key]
+    world._prove(RETRIED)
+    world.write()
+
+    def verdict() -> Verdict:
+        return offsets_accounted_for(world.ledger, world.lake, STREAM, [RETRIED.key])[RETRIED.key]
+
+    assert [row["problem"] for row in verdict().samples] == ["in no place"]
+    world.ledger.discard("orders", [Discard(X, "test data", "bob", NOW)])
+    assert verdict().passed, verdict().text
 
 
 def test_a_reject_was_published_under_its_own_number(taking: Taking) -> None:

@@ -1,0 +1,84 @@
+"""Offsets of the main topic that no slice has decided yet: what no sound envelope on a tier can name.
+
+What belongs here: which offsets these are. What does not: looking up what is decided, or the same as expressions of
+Spark (`assets.undecided`).
+
+A record is published to the DLQ after its slice was decided. So whatever names another one was garbled on its way, and
+the slice that reads that origin will decide it by itself: accepted on the tier too, it would be in events twice (I5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+from highwater.plans import Loss, Planned, left_to_read
+from highwater.slices import Slice, merge_ranges
+
+
+class Span(NamedTuple):
+    """Offsets of a generation's partition from `start` up to `end` (None: all that follow)."""
+
+    generation: int
+    partition: int
+    start: int
+    end: int | None
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """Origins of the main topic that its slices read, or will read, and that none has decided.
+
+    Args:
+        newest: the newest generation's number: no record is of a later one.
+        partitions: those that are planned of it: no record of another one was read.
+        spans: in these; they do not overlap.
+    """
+
+    newest: int
+    partitions: frozenset[int]
+    spans: Sequence[Span]
+
+    def holds(self, generation: int, partition: int, offset: int) -> bool:
+        """Whether an origin is one of them."""
+        if generation >= self.newest and (generation, partition in self.partitions) != (self.newest, True):
+            return True
+        return any(
+            (one.generation, one.partition) == (generation, partition)
+            and one.start <= offset
+            and (one.end is None or offset < one.end)
+            for one in self.spans
+        )
+
+
+def undecided(
+    planned: Planned, waiting: Iterable[Slice], losses: Sequence[Loss], copied: Mapping[int, int] | None = None
+) -> Undecided:
+    """What is not decided of the main topic.
+
+    What is recorded as lost is read by nobody, so that its copies are all that there is of it.
+
+    Args:
+        planned: how far the newest generation is planned.
+        waiting: slices that are planned, and not decided.
+        losses: recorded holes.
+        copied: by partition the offset before which records were published before a lost lake was begun anew: of these
+            nobody knows any more what was decided.
+    """
+    before, newest = copied or {}, planned.generation.number
+    partitions = frozenset({*planned.ends, *before})
+    tails = {p: max(planned.ends.get(p, 0), before.get(p, 0)) for p in sorted(partitions)}
+    left = sorted((left_to_read(piece, losses) for piece in waiting), key=attrgetter("generation"))
+    # A slice may have been planned meanwhile: it lies in the tail.
+    spans = [
+        Span(generation, p, max(offsets.start, before.get(p, 0)), end)
+        for generation, pieces in groupby(left, key=attrgetter("generation"))
+        for p, ranges in merge_ranges(pieces).items()
+        for offsets in ranges
+        for end in [min(offsets.end, tails.get(p, offsets.end)) if generation == newest else offsets.end]
+        if max(offsets.start, before.get(p, 0)) < end
+    ]
+    return Undecided(newest, partitions, [*spans, *(Span(newest, p, start, None) for p, start in tails.items())])
