@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from highwater.errors import ConfigurationError
+from highwater.producer_rules import without_prefix
 from highwater.settings import KAFKA_CONFIG
 from resources.producer_properties import ruled, weakness
 
@@ -120,6 +121,7 @@ def refuse_weakening(config: Mapping[str, str]) -> None:
 
 
 def _weakness(name: str, value: str) -> str | None:
+    name = without_prefix(name)
     if name in _NAMED:
         return _NAMED[name]
     if name in _READERS:
@@ -144,7 +146,8 @@ def spark_options(bootstrap: str, config: Mapping[str, str]) -> dict[str, str]:
     """
     _see_one_key_file(config)
     java = {"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false"}
-    for name, value in config.items():
+    for given, value in config.items():
+        name = without_prefix(given)
         # A guarded value is one that Spark's reader has anyway, or a producer's.
         if name not in _USER | _OURS_ALONE | GUARDED:
             java[_java_name(name)] = _java_value(name, value)

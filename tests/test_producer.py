@@ -70,24 +70,42 @@ def test_a_transactional_producer_waits_no_longer_than_its_transaction() -> None
         ("enable.gapless.guarantee", "true"),
         ("queuing.strategy", "lifo"),
         ("partitioner", "consistent_random"),
+        # librdkafka takes properties of topics under such names too.
+        ("topic.partitioner", "random"),
+        ("topic.message.timeout.ms", "5000"),
+        ("topic.request.required.acks", "1"),
     ],
 )
 def test_a_property_that_weakens_is_refused_with_its_value_and_a_reason(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         producer_properties("b:9092", {name: value})
     text = str(refused.value)
-    assert f"must not be {value}: " in text
+    assert f"{name} must not be {value}: " in text
     assert "remedy: take " in text
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("acks", "-1"), ("max.in.flight", "1"), ("message.timeout.ms", "200000"), ("compression.type", "zstd")],
+    [
+        ("acks", "-1"),
+        ("max.in.flight", "1"),
+        ("message.timeout.ms", "200000"),
+        ("compression.type", "zstd"),
+        ("topic.acks", "-1"),
+        ("topic.message.timeout.ms", "200000"),
+    ],
 )
 def test_a_property_that_does_not_weaken_is_taken_under_one_name(name: str, value: str) -> None:
     found = producer_properties("b:9092", {name: value})
     assert value in found.values()
-    assert not {"message.timeout.ms", "max.in.flight"} & found.keys()
+    assert not {"message.timeout.ms", "max.in.flight", "topic.acks", "topic.message.timeout.ms"} & found.keys()
+
+
+@pytest.mark.parametrize("name", ["topic.metadata.refresh.interval.ms", "topic.metadata.propagation.max.ms"])
+def test_a_property_whose_own_name_begins_like_that_of_topics_keeps_it(nobody: str, name: str) -> None:
+    found = producer_properties(nobody, {name: "1000"})
+    assert found[name] == "1000"
+    ReliableProducer(found).close(0)
 
 
 def test_outstanding_records_are_named_when_nobody_answers(nobody: str) -> None:
