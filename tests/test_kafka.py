@@ -363,6 +363,17 @@ SPARK: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "kafka.ssl.keystore.password": "secret",
         },
     ),
+    "values that are written otherwise": (
+        {"connections.max.idle.ms": "0", "socket.receive.buffer.bytes": "0", "socket.send.buffer.bytes": "0"}
+        | {"client.dns.lookup": "USE_ALL_DNS_IPS", "fetch.wait.max.ms": "0"},
+        {
+            "kafka.connections.max.idle.ms": "-1",
+            "kafka.receive.buffer.bytes": "-1",
+            "kafka.send.buffer.bytes": "-1",
+            "kafka.client.dns.lookup": "use_all_dns_ips",
+            "kafka.fetch.max.wait.ms": "0",
+        },
+    ),
     "what concerns librdkafka alone": ({"log_level": "3", "linger.ms": "5", "compression.type": "zstd"}, {}),
     "the same in both": (
         {"client.id": "c", "client.rack": "r", "fetch.max.bytes": "9", "fetch.wait.max.ms": "8"},
@@ -393,6 +404,10 @@ def test_spark_is_given_the_same_cluster(case: str) -> None:
         ({"sasl.oauthbearer.config": SECRET}, "sasl.oauthbearer.config"),
         ({"sasl.mechanisms": "GSSAPI", "sasl.username": "u", "sasl.password": SECRET}, "GSSAPI"),
         ({"plugin.library.paths": SECRET}, "plugin.library.paths"),
+        # The names are OpenSSL's, those that Java knows are others.
+        ({"ssl.cipher.suites": "ECDHE-RSA-AES256-GCM-SHA384"}, "ssl.cipher.suites"),
+        ({"ssl.ca.location": "probe"}, "ssl.ca.location"),
+        ({"ssl.ca.location": "/"}, "ssl.ca.location"),  # a folder, which Java does not read
     ],
 )
 def test_what_spark_cannot_be_given_is_named(config: dict[str, Any], named: str) -> None:
