@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 
 from highwater.errors import ConfigurationError
-from highwater.producer_rules import Client, ProducerFacts, Version
+from highwater.producer_rules import Client, ProducerFacts, Version, without_prefix
 
 # Names that one client alone knows.
 _OF_LIBRDKAFKA = frozenset(
@@ -61,7 +61,8 @@ def producer_facts(name: str, text: str, client: Client | None = None, version: 
 
 def client_of(properties: Mapping[str, str]) -> Client | None:
     """The client that knows these names; None if both do, or each of them one alone."""
-    marks = {Client.LIBRDKAFKA: _OF_LIBRDKAFKA & properties.keys(), Client.JAVA: _OF_JAVA & properties.keys()}
+    plain = {without_prefix(name) for name in properties}
+    marks = {Client.LIBRDKAFKA: _OF_LIBRDKAFKA & plain, Client.JAVA: _OF_JAVA & properties.keys()}
     known = [client for client, names in marks.items() if names]
     return known[0] if len(known) == 1 else None
 

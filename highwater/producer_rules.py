@@ -23,6 +23,8 @@ ALIASES: Mapping[str, str] = {
     "message.send.max.retries": "retries",
     "compression.codec": "compression.type",
 }
+# librdkafka takes a topic's properties with this before their names too; of its other names these alone begin so.
+_OF_TOPICS, _NOT_OF_TOPICS = "topic.", ("topic.metadata.", "topic.blacklist")
 IN_FLIGHT = "max.in.flight.requests.per.connection"
 ENDLESS = 2**31 - 1
 # Brokers keep the order of so many requests (KIP-185).
@@ -35,6 +37,20 @@ REPLICA_LAG_MS, LONGEST_TRANSACTION_MS = 30_000, 900_000
 _SWITCHED_OFF = "switched off by"
 
 Version = tuple[int, ...]
+
+
+def plain_name(name: str) -> str:
+    """The name that the rules know a property of librdkafka by: without the prefix of topics, and no alias."""
+    return _without_alias(without_prefix(name))
+
+
+def without_prefix(name: str) -> str:
+    """A property of librdkafka without the prefix `topic.`, which changes nothing."""
+    return name if name.startswith(_NOT_OF_TOPICS) else name.removeprefix(_OF_TOPICS)
+
+
+def _without_alias(name: str) -> str:
+    return ALIASES.get(name, name)
 
 
 class Client(Enum):
@@ -114,7 +130,9 @@ class ProducerFacts:
     _named: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        named = {ALIASES.get(name, name): value.strip() for name, value in self.properties.items()}
+        # To Java a name with the prefix is one that it does not know.
+        plain = plain_name if self.client is Client.LIBRDKAFKA else _without_alias
+        named = {plain(name): value.strip() for name, value in self.properties.items()}
         object.__setattr__(self, "_named", named)
 
     def set(self, name: str) -> str | None:

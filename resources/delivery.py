@@ -3,7 +3,8 @@
 What belongs here: the table of errors. What does not: sending (`resources.producer`).
 
 `KafkaError.retriable()` cannot tell temporary from permanent: it is false for NOT_ENOUGH_REPLICAS, LEADER_NOT_AVAILABLE
-and `_MSG_TIMED_OUT`. Sources: Kafka's protocol guide (error codes), librdkafka's rdkafka.h and INTRODUCTION.md.
+and `_MSG_TIMED_OUT`. Sources: Kafka's protocol guide (error codes), librdkafka's rdkafka.h and INTRODUCTION.md, and
+rd_kafka_err_action and rd_kafka_handle_Produce_error in its rdkafka_request.c.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ class Kind(Enum):
     LOCAL = "local"
     """The client refused the record before it was sent."""
     PERMANENT = "permanent"
-    """The broker refused it, and would again."""
+    """The broker refused it, or the producer, and would again until a person mends the cause."""
     TEMPORARY = "temporary"
     """Waiting helps; librdkafka tries again by itself until the delivery times out."""
     FATAL = "fatal"
     """The producer can send nothing more; a new one is needed."""
     UNCERTAIN = "uncertain"
-    """The producer gave up without an answer."""
+    """The producer gave up without an answer, or without one that it could read."""
 
 
 KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
     {
         Kind.LOCAL: frozenset(
-            {"MSG_SIZE_TOO_LARGE", "_BAD_MSG", "_INVALID_ARG", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"}
+            {"MSG_SIZE_TOO_LARGE", "_INVALID_ARG", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"}
             | {"_KEY_SERIALIZATION", "_VALUE_SERIALIZATION", "_QUEUE_FULL", "_STATE"}
         ),
         Kind.PERMANENT: frozenset(
@@ -71,6 +72,7 @@ KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
                 "REQUEST_TIMED_OUT",
                 "_DESTROY",
                 "_INTR",
+                "_BAD_MSG",  # an answer that cannot be read, of a batch that may have been written
             }
             | {"NOT_ENOUGH_REPLICAS_AFTER_APPEND", "DUPLICATE_SEQUENCE_NUMBER", "UNKNOWN"}
         ),
@@ -78,6 +80,14 @@ KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
 )
 
 
+# A report tells of the last attempt alone. These refusals each attempt meets: they lie in the record, in its request or
+# in a topic that is not there, with which all that it held is gone. Another may come after an attempt that was written
+# and whose answer was lost: a permission was taken away meanwhile, or the record grew too old for its topic. And
+# `_AUTHENTICATION` ends requests that are under way, when the client has to log in once more.
+_SURE = KINDS[Kind.LOCAL] | frozenset(
+    {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE"}
+    | {"UNKNOWN_TOPIC_OR_PART", "TOPIC_EXCEPTION", "UNSUPPORTED_COMPRESSION_TYPE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"}
+)
 # Our own word for a record that the client never got.
 NOT_SENT = "NOT_SENT"
 
@@ -90,11 +100,10 @@ def kind_of(error: str) -> Kind:
 def end_of(error: str | None) -> End:
     """How a record ended whose delivery report carries an error, None for none.
 
-    Only a refusal is sure. `_PURGE_QUEUE` is none: a record whose answer was lost goes back into the client's queue. An
-    error that is temporary in itself comes as a record's last word when time ran out, and an attempt before it may have
-    been written.
+    Only a refusal that every attempt meets is sure. `_PURGE_QUEUE` is none: a record whose answer was lost goes back
+    into the client's queue. An error that is temporary in itself comes as a record's last word when time ran out, and
+    an attempt before it may have been written.
     """
     if error is None:
         return End.DELIVERED
-    refused = error == NOT_SENT or kind_of(error) in {Kind.LOCAL, Kind.PERMANENT}
-    return End.NOT_DELIVERED if refused else End.UNKNOWN
+    return End.NOT_DELIVERED if error == NOT_SENT or error in _SURE else End.UNKNOWN

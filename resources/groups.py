@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.errors import ConfigurationError, ForeignMemberError, HighwaterError
 from highwater.mirroring import Held, Mark
-from resources.kafka import READER, REQUEST_SECONDS
+from resources.kafka import REQUEST_SECONDS
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -105,11 +105,11 @@ def held(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Place, Held
         DependencyAwayError: its coordinator did not answer in time.
         ConfigurationError: the broker forbids it.
     """
-    from confluent_kafka import Consumer, KafkaException, TopicPartition
+    from confluent_kafka import KafkaException, TopicPartition
 
     if not places:
         return {}
-    consumer = Consumer(kafka.client_config(**{**READER, "group.id": name}))
+    consumer = kafka.reader(**{"group.id": name})
     try:
         answers = consumer.committed([TopicPartition(*place) for place in sorted(places)], REQUEST_SECONDS)
     except KafkaException as error:

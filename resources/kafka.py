@@ -17,13 +17,13 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from highwater.errors import KAFKA, ConfigurationError, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
-from highwater.settings import KAFKA_CONFIG
+from highwater.errors import KAFKA, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.slices import OffsetRange
+from resources.clients import opened
 from resources.kafka_options import refuse_weakening, spark_options, without_values
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaException, Message
+    from confluent_kafka import Consumer, Message
     from confluent_kafka.admin import AdminClient, TopicDescription
 
 # A tick makes four requests at the most: 4 x 4 s is well within the 60 s that Dagster gives a sensor.
@@ -93,8 +93,8 @@ class Kafka:
 
     def client_config(self, **changes: Any) -> dict[str, Any]:
         """The configuration of a librdkafka client; it may hold secrets."""
-        quiet = {"bootstrap.servers": self.bootstrap, "log_level": 0, "allow.auto.create.topics": False}
-        return {**quiet, **self._config, **changes}
+        ours = {"bootstrap.servers": self.bootstrap, "allow.auto.create.topics": False}
+        return {"log_level": 0, **self._config, **ours, **changes}
 
     def spark_options(self) -> dict[str, str]:
         """The options of Spark's Kafka source that say where and how to connect; they may hold secrets.
@@ -194,15 +194,16 @@ class Kafka:
 
         Raises:
             OffsetsExpiredError: a range starts before the log does, or behind its end.
+            ConfigurationError: the configuration is refused.
             DependencyAwayError: nothing came for so many seconds; a transaction that is open in a range ends so too.
         """
-        from confluent_kafka import Consumer, TopicPartition
+        from confluent_kafka import TopicPartition
 
         wanted = {p: r for p, r in ranges.items() if len(r)}
         if not wanted:
             return
         level = {} if committed else {"isolation.level": "read_uncommitted"}
-        consumer = Consumer(self.client_config(**{**READER, **level}))
+        consumer = self.reader(**level)
         try:
             consumer.assign([TopicPartition(topic, p, r.start) for p, r in wanted.items()])
             yield from self._records(consumer, topic, dict(wanted), seconds)
@@ -311,7 +312,6 @@ class Kafka:
         Raises:
             ConfigurationError: the configuration is refused.
         """
-        from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
         found = self._admin  # read once: another thread may find the broker away, and give it up
@@ -320,18 +320,18 @@ class Kafka:
             config.pop("allow.auto.create.topics")  # an admin client has no such property and never creates one
             # To librdkafka it is a producer, and would ask the brokers for the identity of an idempotent one.
             config.pop("enable.idempotence", None)
-            try:
-                found = self._admin = AdminClient(config)
-            except KafkaException as error:
-                raise self._refused(error) from None  # the client's own message may repeat a value
+            found = self._admin = opened(AdminClient, config, given=self._config)
         return found
 
-    def _refused(self, error: KafkaException) -> ConfigurationError:
-        return ConfigurationError(
-            f"{KAFKA_CONFIG} holds what librdkafka does not take",
-            found=without_values(error.args[0].str(), self._config),
-            remedy="docs/configuration.md lists what it may hold, librdkafka's CONFIGURATION.md the values",
-        )
+    def reader(self, **changes: Any) -> Consumer:
+        """A consumer as all of ours are: to be assigned, never subscribed, and committing nothing (I12).
+
+        Raises:
+            ConfigurationError: the configuration is refused.
+        """
+        from confluent_kafka import Consumer
+
+        return opened(Consumer, self.client_config(**{**READER, **changes}), given=self._config)
 
     def away(self, error: object) -> DependencyAwayError:
         """The error for a broker that gave no answer; what the client said of it is repeated without secrets."""

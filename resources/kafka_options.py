@@ -8,9 +8,11 @@ Sources: librdkafka's CONFIGURATION.md and the Kafka documentation's pages of co
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from highwater.errors import ConfigurationError
+from highwater.producer_rules import without_prefix
 from highwater.settings import KAFKA_CONFIG
 from resources.producer_properties import ruled, weakness
 
@@ -37,7 +39,8 @@ _TIMEOUTS = frozenset({"delivery.timeout.ms", "message.timeout.ms"})
 # Properties that could weaken what the pipeline promises: only a value that keeps it is taken.
 GUARDED = frozenset({*_READERS, *_NAMED, *ruled()}) - _TIMEOUTS
 
-# Properties of the same meaning and values in both clients.
+# Properties of the same meaning in both clients; `_java_value` knows where values differ. ssl.cipher.suites is none of
+# them: its names are OpenSSL's here and Java's own there, and here it does not concern TLS 1.3.
 _SAME = frozenset(
     {
         "client.dns.lookup",
@@ -53,7 +56,6 @@ _SAME = frozenset(
         "sasl.kerberos.service.name",
         "sasl.mechanism",
         "security.protocol",
-        "ssl.cipher.suites",
         "ssl.endpoint.identification.algorithm",
         "ssl.key.password",
         "ssl.keystore.location",
@@ -75,6 +77,8 @@ _RENAMED: Mapping[str, str] = MappingProxyType(
         "ssl.key.pem": "ssl.keystore.key",
     }
 )
+# Where 0 here is -1 there: never to close what is idle, and the system's own size of a buffer.
+_ZERO_IS_OFF = frozenset({"connections.max.idle.ms", "socket.receive.buffer.bytes", "socket.send.buffer.bytes"})
 # Properties that say how librdkafka works inside; the Java client has its own ways and needs no equal.
 _OURS_ALONE = frozenset(
     {"debug", "log_level", "statistics.interval.ms", "queue.buffering.max.messages", "queue.buffering.max.kbytes"}
@@ -120,6 +124,7 @@ def refuse_weakening(config: Mapping[str, str]) -> None:
 
 
 def _weakness(name: str, value: str) -> str | None:
+    name = without_prefix(name)
     if name in _NAMED:
         return _NAMED[name]
     if name in _READERS:
@@ -140,11 +145,13 @@ def spark_options(bootstrap: str, config: Mapping[str, str]) -> dict[str, str]:
     """The options of Spark's Kafka source for the same cluster.
 
     Raises:
-        ConfigurationError: a property has no equal in the Java client. Its value is not repeated: it may be a secret.
+        ConfigurationError: a property, or its value, has no equal in the Java client. The value is not repeated: it may
+            be a secret.
     """
     _see_one_key_file(config)
     java = {"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false"}
-    for name, value in config.items():
+    for given, value in config.items():
+        name = without_prefix(given)
         # A guarded value is one that Spark's reader has anyway, or a producer's.
         if name not in _USER | _OURS_ALONE | GUARDED:
             java[_java_name(name)] = _java_value(name, value)
@@ -168,8 +175,17 @@ def _java_name(name: str) -> str:
 def _java_value(name: str, value: str) -> str:
     if name == "security.protocol":
         return value.upper()  # librdkafka takes small letters too
-    if name == "ssl.endpoint.identification.algorithm" and value == "none":
+    if name == "client.dns.lookup":
+        return value.lower()  # and large ones here
+    if name == "ssl.endpoint.identification.algorithm" and value.lower() == "none":
         return ""
+    if name in _ZERO_IS_OFF and value == "0":
+        return "-1"
+    if name == "ssl.ca.location" and (value == "probe" or Path(value).is_dir()):
+        raise ConfigurationError(
+            "ssl.ca.location names no file, and Spark's Kafka client takes nothing else",
+            remedy="put the certificates into one file in PEM, and name that",
+        )
     return value
 
 

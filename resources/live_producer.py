@@ -15,9 +15,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from highwater.errors import ConfigurationError
 from highwater.producer_rules import Client, ProducerFacts
-from resources.kafka_options import without_values
+from resources.clients import opened
 from resources.transactions import publishing_properties
 
 if TYPE_CHECKING:
@@ -47,21 +46,14 @@ def live_producer(name: str, properties: Mapping[str, str]) -> ProducerFacts:
     Raises:
         ConfigurationError: the client refuses them.
     """
-    from confluent_kafka import KafkaException, Producer, libversion
+    from confluent_kafka import Producer, libversion
 
     lines = _Lines()
     # None of the process's loggers: what goes there is for people.
     log = logging.Logger("highwater.live_producer", logging.DEBUG)  # noqa: LOG001
     log.addHandler(lines)
     debug = ",".join(filter(None, (properties.get("debug"), "conf")))
-    try:
-        client = Producer({**properties, "debug": debug}, logger=log)
-    except KafkaException as error:
-        raise ConfigurationError(
-            f"{name}: the client refuses its configuration",
-            found=without_values(error.args[0].str(), properties),
-            remedy="mend HIGHWATER_KAFKA_CONFIG",
-        ) from error
+    client = opened(Producer, {**properties, "debug": debug}, name=name, logger=log)
     deadline = time.monotonic() + LOG_SECONDS
     # The lines come in one piece, from the queue that is polled; the round after the last section brings its rest.
     while not lines.complete and time.monotonic() < deadline:

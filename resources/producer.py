@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from highwater.errors import KeyStoppedError, RecordRefusedError, UndeliveredError
+from resources.clients import opened
 from resources.delivery import NOT_SENT, End, end_of
 
 if TYPE_CHECKING:
@@ -144,13 +145,16 @@ class ReliableProducer:
     Args:
         properties: made by `producer_properties`.
         on_failure: what happens to the later records of a key of which one failed for good.
+
+    Raises:
+        ConfigurationError: the client refuses its configuration.
     """
 
     def __init__(self, properties: Mapping[str, str], *, on_failure: OnFailure = OnFailure.STOP_KEY) -> None:
         from confluent_kafka import KafkaException, Producer
 
         self._client_error = KafkaException
-        self._client: Producer = Producer(dict(properties))
+        self._client: Producer = opened(Producer, properties, name="reliable producer")
         self._on_failure = on_failure
         self._produce = self._client.produce
         self._queue: deque[tuple[Record, _Entry]] = deque()

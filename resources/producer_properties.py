@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from highwater.errors import ConfigurationError
-from highwater.producer_rules import ALIASES
+from highwater.producer_rules import ALIASES, plain_name
 
 # An outage of brokers is mended within a day, or a person decides; until then records wait in memory and in order.
 DELIVERY_TIMEOUT_MS = 24 * 60 * 60 * 1000
@@ -35,10 +35,11 @@ def producer_properties(
     Raises:
         ConfigurationError: a property would weaken the producer; property, value and reason are in the text.
     """
-    given = {ALIASES.get(name, name): str(value) for name, value in (config or {}).items()}
+    config = {name: str(value) for name, value in (config or {}).items()}
+    given = {plain_name(name): value for name, value in config.items()}
     if transactional_id is not None:
         given["transactional.id"] = transactional_id
-    for name, value in given.items():
+    for name, value in config.items():
         _see_not_weakened(name, value, transactional="transactional.id" in given)
     found = {**_defaults(given), **given, "bootstrap.servers": bootstrap}
     if "transactional.id" in found:
@@ -135,11 +136,11 @@ def weakness(name: str, value: str, *, transactional: bool) -> str | None:
     """Why a property would weaken a producer; None if it does not.
 
     Args:
-        name: the property, under any of its names.
+        name: the property, under any of its names, with the prefix `topic.` or without.
         value: what it is set to.
         transactional: whether the producer is; then the transaction bounds the time of a delivery.
     """
-    name = ALIASES.get(name, name)
+    name = plain_name(name)
     if name not in _RULES or (name == "delivery.timeout.ms" and transactional):
         return None
     sound, reason = _RULES[name]

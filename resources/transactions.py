@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from highwater.errors import ConfigurationError, RecordTooLargeError, SupersededAttemptError, TemporaryError
 from highwater.fitting import size_of, too_large
-from resources.kafka import READER
+from resources.clients import opened
 from resources.producer import ANY_PARTITION, POLL_SECONDS, Record
 from resources.producer_properties import producer_properties
 
@@ -92,12 +92,10 @@ class Transactions:
 
     Raises:
         DependencyAwayError: no broker answered in time.
-        ConfigurationError: the broker forbids it.
+        ConfigurationError: the broker forbids it, or the client refuses its configuration.
     """
 
     def __init__(self, kafka: Kafka, name: str, topic: str, *, most_bytes: int = LARGEST_BATCH) -> None:
-        from confluent_kafka import Consumer
-
         self._kafka = kafka
         self._name = name
         self._topic = topic
@@ -106,7 +104,7 @@ class Transactions:
         self._producer = self._anew(tells=False)
         self._last: Mark | None = None
         # Only names the group: it is never assigned anything.
-        self._group = Consumer(kafka.client_config(**{**READER, "group.id": name}))
+        self._group = kafka.reader(**{"group.id": name})
 
     def _anew(self, *, tells: bool) -> Producer:
         """A producer, which reports what was refused if it tells.
@@ -120,7 +118,7 @@ class Transactions:
         # Bound to the set, not to this object: with a report that nobody took in, the client would live for ever.
         reports = {"delivery.report.only.error": True, "on_delivery": partial(_note, self._refused)}
         self._tells = tells
-        return Producer({**self.properties, **(reports if tells else {})})
+        return opened(Producer, {**self.properties, **(reports if tells else {})}, name=self._name)
 
     def __enter__(self) -> Self:
         try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, PartitionMetadata
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.crash]
+pytestmark = [pytest.mark.slow, pytest.mark.crash]
 
 REPLICAS = 3
 RECORDS = 50
@@ -121,6 +121,7 @@ def test_acks_1_lose_what_no_follower_had_when_the_leader_dies(cluster: Embedded
     assert values(cluster, "one") == [b"first"]
 
 
+@pytest.mark.long
 def test_an_unclean_election_loses_what_all_that_were_in_sync_had(cluster: EmbeddedCluster) -> None:
     """Two of three have the records when they die, and the third one, which was away, takes over without them.
 
@@ -148,6 +149,7 @@ def test_an_unclean_election_loses_what_all_that_were_in_sync_had(cluster: Embed
     wait_until(lambda: values(cluster, "unclean.one") == [b"first"], 60, "the same of the other topic")
 
 
+@pytest.mark.long
 def test_the_audit_counts_the_replicas_that_are_in_sync_now(cluster: EmbeddedCluster) -> None:
     """The fourth broker holds none, and counts all the same."""
     first, second, third = cluster.brokers[:REPLICAS]

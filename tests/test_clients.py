@@ -5,17 +5,20 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 import urllib.request
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import dagster as dg
 import pytest
@@ -28,17 +31,20 @@ from dev.dagster_services import prepare_home
 from dev.java import find_java
 from dev.processes import LOOPBACK, free_port
 from highwater import settings
-from highwater.errors import DependencyAwayError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.plans import Generation
 from highwater.proof import Proof
 from highwater.settings import SPARK_REMOTE, Settings
 from highwater.slices import OffsetRange, Slice
 from orchestration import mirror
 from orchestration.requests import RANGE_END, RANGE_START
-from orchestration.resources import close_session, open_session
-from resources.kafka import READER, Kafka
+from orchestration.resources import ProducerResource, close_session, open_session
+from resources import groups
+from resources.kafka import Kafka
+from resources.live_producer import own_producers
 from resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, close, connect, delta_errors
 from resources.spark_tables import replace_slices
+from resources.transactions import Transactions
 from tests.support import (
     PAGE_SECONDS,
     STAGES,
@@ -46,6 +52,7 @@ from tests.support import (
     Message,
     committed_offsets,
     make_bench,
+    make_stream,
     order_message,
     quick,
     rest,
@@ -61,11 +68,151 @@ SECRET = "hunter2-planted-secret"
 STORE_PASSWORD = "of-the-broker-alone"
 
 
-def test_a_reader_of_ours_commits_nothing_and_never_jumps() -> None:
-    assert READER["enable.auto.commit"] is False
-    assert READER["enable.auto.offset.store"] is False
-    assert READER["auto.offset.reset"] == "error"
-    assert READER["isolation.level"] == "read_committed"
+# What would weaken every client, had it come past the check of the configuration.
+HOSTILE = {
+    "bootstrap.servers": "theirs:1",
+    "group.id": "theirs",
+    "enable.auto.commit": "true",
+    "enable.auto.offset.store": "true",
+    "auto.offset.reset": "earliest",
+    "isolation.level": "read_uncommitted",
+    "allow.auto.create.topics": "true",
+    "acks": "1",
+    "enable.idempotence": "false",
+}
+
+
+def read(kafka: Kafka, *, committed: bool = True) -> None:
+    for _ in kafka.read("orders", {0: OffsetRange(0, 1)}, seconds=0.1, committed=committed):
+        pass
+
+
+def send(kafka: Kafka) -> None:
+    """As an asset of somebody's own does: the resource reads the environment."""
+    del kafka
+    ProducerResource().open().close(0)
+
+
+CLIENTS: dict[str, Callable[[Kafka], object]] = {
+    "the reader": read,
+    "the reader of open transactions": partial(read, committed=False),
+    "the reader of a group's offsets": lambda kafka: groups.held(kafka, "highwater.orders", [("orders", 0)]),
+    "transactions": lambda kafka: Transactions(kafka, "highwater.pub.orders@0000000", "orders"),
+    "the admin client": lambda kafka: kafka.admin(),
+    "the audit's look at our producer": lambda kafka: own_producers(kafka, make_stream("orders")),
+    "the producer": send,
+}
+GROUPS = {
+    "the reader": "highwater.reader",
+    "the reader of open transactions": "highwater.reader",
+    "the reader of a group's offsets": "highwater.orders",
+    "transactions": "highwater.pub.orders@0000000",
+}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, str]]]:
+    """The properties of each client that is made, by its class; none of them is real."""
+    found: dict[str, list[dict[str, str]]] = {}
+
+    def make(kind: str, properties: Mapping[str, object], **_: object) -> MagicMock:
+        found.setdefault(kind, []).append({name: str(value).lower() for name, value in properties.items()})
+        return MagicMock(**{"__len__.return_value": 0})
+
+    for kind in ("Consumer", "Producer", "admin.AdminClient"):
+        monkeypatch.setattr(f"confluent_kafka.{kind}", partial(make, kind))
+    monkeypatch.setattr("resources.live_producer.LOG_SECONDS", 0)
+    return found
+
+
+@pytest.mark.parametrize("client", GROUPS)
+def test_a_reader_of_ours_commits_nothing_and_never_jumps(
+    client: str, made: dict[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resources.transactions.publishing_properties", lambda *_: {})
+    kafka = Kafka("ours:1")
+    kafka._config = dict(HOSTILE)
+    with suppress(DependencyAwayError):
+        CLIENTS[client](kafka)
+    [got] = made["Consumer"]
+    assert {name: got[name] for name in HOSTILE if name not in {"acks", "enable.idempotence"}} == {
+        "bootstrap.servers": "ours:1",
+        "group.id": GROUPS[client],
+        "enable.auto.commit": "false",
+        "enable.auto.offset.store": "false",
+        "auto.offset.reset": "error",
+        "isolation.level": "read_uncommitted" if "open transactions" in client else "read_committed",
+        "allow.auto.create.topics": "false",
+    }
+
+
+def test_the_admin_client_asks_our_brokers_and_is_no_idempotent_producer(
+    made: dict[str, list[dict[str, str]]],
+) -> None:
+    kafka = Kafka("ours:1")
+    kafka._config = dict(HOSTILE)
+    kafka.admin()
+    [got] = made["admin.AdminClient"]
+    assert got["bootstrap.servers"] == "ours:1"
+    assert not {"enable.idempotence", "allow.auto.create.topics"} & got.keys()
+
+
+PRODUCERS = ("transactions", "the audit's look at our producer", "the producer")
+
+
+@pytest.mark.parametrize("client", PRODUCERS)
+def test_a_producer_of_ours_loses_and_doubles_nothing(
+    client: str, made: dict[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(settings.KAFKA_BOOTSTRAP, "ours:1")
+    monkeypatch.setenv(settings.KAFKA_CONFIG, '{"linger.ms": 7}')
+    CLIENTS[client](Kafka("ours:1", {"linger.ms": "7"}))
+    [got] = made["Producer"]
+    expected = {"bootstrap.servers": "ours:1", "acks": "all", "enable.idempotence": "true", "linger.ms": "7"}
+    expected |= {"max.in.flight.requests.per.connection": "5", "partitioner": "murmur2_random"}
+    expected |= {"allow.auto.create.topics": "false"}
+    assert {name: got.get(name) for name in expected} == expected
+    assert ("transactional.id" in got) is (client != "the producer")
+    for name in ("acks", "enable.idempotence"):
+        monkeypatch.setenv(settings.KAFKA_CONFIG, json.dumps({name: HOSTILE[name]}))
+        hostile = Kafka("ours:1")
+        hostile._config = {name: HOSTILE[name]}
+        with pytest.raises(ConfigurationError, match=rf"{name} must not be {HOSTILE[name]}: "):
+            CLIENTS[client](hostile)
+    assert len(made["Producer"]) == 1, "it is refused before a client opens"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_no_client_that_refuses_its_configuration_tells_a_value(client: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka's own words: Unsupported SASL mechanism, and what stands in the place of one."""
+    wrong = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": SECRET}
+    monkeypatch.setenv(settings.KAFKA_BOOTSTRAP, "ours:1")
+    monkeypatch.setenv(settings.KAFKA_CONFIG, json.dumps(wrong))
+    with pytest.raises(ConfigurationError, match="the client refuses its configuration") as caught:
+        CLIENTS[client](Kafka("ours:1", wrong))
+    assert "Unsupported SASL mechanism" in str(caught.value.found)
+    told: BaseException | None = caught.value
+    while told is not None:
+        assert SECRET not in f"{told} {told!r}"
+        told = told.__cause__ or told.__context__
+
+
+def test_all_clients_of_ours_are_looked_at_here() -> None:
+    """Each is opened by the one function that hides values, and each consumer is the reader of `Kafka`."""
+    root = Path(__file__).parent.parent
+    found: dict[str, list[str]] = {}
+    for folder in ("assets", "orchestration", "resources", "highwater"):
+        for file in (root / folder).rglob("*.py"):
+            text = file.read_text()
+            assert not re.search(r"\b(Consumer|Producer|AdminClient)\(", text), file
+            if opened := re.findall(r"\bopened\((Consumer|Producer|AdminClient)\b", text):
+                found[f"{folder}/{file.name}"] = opened
+    assert found == {
+        "resources/kafka.py": ["AdminClient", "Consumer"],
+        "resources/live_producer.py": ["Producer"],
+        "resources/producer.py": ["Producer"],
+        "resources/transactions.py": ["Producer"],
+    }
 
 
 def test_no_module_of_ours_subscribes_or_commits() -> None:

@@ -260,6 +260,9 @@ def test_secrets_stay_inside() -> None:
         ("retries", "0", "a short outage uses them up"),
         ("queuing.strategy", "lifo", "overtake what was sent before it"),
         ("partitioner", "random", "another partition"),
+        ("topic.partitioner", "random", "another partition"),
+        ("topic.acks", "1", "before every in-sync replica has it"),
+        ("topic.auto.offset.reset", "latest", "loses what it jumped over"),
         ("enable.auto.commit", "true", "committed with the output"),
         ("isolation.level", "read_uncommitted", "records of aborted transactions"),
         ("group.id", "mine", "consumers are assigned"),
@@ -295,6 +298,16 @@ def test_a_value_that_weakens_nothing_is_taken_and_reaches_those_whom_it_concern
     assert (published["acks"], published["max.in.flight.requests.per.connection"]) == ("all", "1")
     for name, value in SOUND.items():
         assert Kafka("broker:9092", {name: value}).admin() is not None
+
+
+def test_the_prefix_of_topics_changes_nothing() -> None:
+    """librdkafka takes a topic's property with it and without: what both clients get is the same."""
+    given = {"acks": "all", "partitioner": "murmur2_random", "message.timeout.ms": "130000", "compression.type": "zstd"}
+    plain = Kafka("broker:9092", given)
+    prefixed = Kafka("broker:9092", {f"topic.{name}": value for name, value in given.items()})
+    assert prefixed.spark_options() == plain.spark_options()
+    assert publishing_properties(prefixed, "t") == publishing_properties(plain, "t")
+    assert prefixed.admin() is not None
 
 
 def test_a_property_that_librdkafka_does_not_know_is_named() -> None:
@@ -350,6 +363,17 @@ SPARK: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "kafka.ssl.keystore.password": "secret",
         },
     ),
+    "values that are written otherwise": (
+        {"connections.max.idle.ms": "0", "socket.receive.buffer.bytes": "0", "socket.send.buffer.bytes": "0"}
+        | {"client.dns.lookup": "USE_ALL_DNS_IPS", "fetch.wait.max.ms": "0"},
+        {
+            "kafka.connections.max.idle.ms": "-1",
+            "kafka.receive.buffer.bytes": "-1",
+            "kafka.send.buffer.bytes": "-1",
+            "kafka.client.dns.lookup": "use_all_dns_ips",
+            "kafka.fetch.max.wait.ms": "0",
+        },
+    ),
     "what concerns librdkafka alone": ({"log_level": "3", "linger.ms": "5", "compression.type": "zstd"}, {}),
     "the same in both": (
         {"client.id": "c", "client.rack": "r", "fetch.max.bytes": "9", "fetch.wait.max.ms": "8"},
@@ -380,6 +404,10 @@ def test_spark_is_given_the_same_cluster(case: str) -> None:
         ({"sasl.oauthbearer.config": SECRET}, "sasl.oauthbearer.config"),
         ({"sasl.mechanisms": "GSSAPI", "sasl.username": "u", "sasl.password": SECRET}, "GSSAPI"),
         ({"plugin.library.paths": SECRET}, "plugin.library.paths"),
+        # The names are OpenSSL's, those that Java knows are others.
+        ({"ssl.cipher.suites": "ECDHE-RSA-AES256-GCM-SHA384"}, "ssl.cipher.suites"),
+        ({"ssl.ca.location": "probe"}, "ssl.ca.location"),
+        ({"ssl.ca.location": "/"}, "ssl.ca.location"),  # a folder, which Java does not read
     ],
 )
 def test_what_spark_cannot_be_given_is_named(config: dict[str, Any], named: str) -> None:

@@ -70,24 +70,42 @@ def test_a_transactional_producer_waits_no_longer_than_its_transaction() -> None
         ("enable.gapless.guarantee", "true"),
         ("queuing.strategy", "lifo"),
         ("partitioner", "consistent_random"),
+        # librdkafka takes properties of topics under such names too.
+        ("topic.partitioner", "random"),
+        ("topic.message.timeout.ms", "5000"),
+        ("topic.request.required.acks", "1"),
     ],
 )
 def test_a_property_that_weakens_is_refused_with_its_value_and_a_reason(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         producer_properties("b:9092", {name: value})
     text = str(refused.value)
-    assert f"must not be {value}: " in text
+    assert f"{name} must not be {value}: " in text
     assert "remedy: take " in text
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("acks", "-1"), ("max.in.flight", "1"), ("message.timeout.ms", "200000"), ("compression.type", "zstd")],
+    [
+        ("acks", "-1"),
+        ("max.in.flight", "1"),
+        ("message.timeout.ms", "200000"),
+        ("compression.type", "zstd"),
+        ("topic.acks", "-1"),
+        ("topic.message.timeout.ms", "200000"),
+    ],
 )
 def test_a_property_that_does_not_weaken_is_taken_under_one_name(name: str, value: str) -> None:
     found = producer_properties("b:9092", {name: value})
     assert value in found.values()
-    assert not {"message.timeout.ms", "max.in.flight"} & found.keys()
+    assert not {"message.timeout.ms", "max.in.flight", "topic.acks", "topic.message.timeout.ms"} & found.keys()
+
+
+@pytest.mark.parametrize("name", ["topic.metadata.refresh.interval.ms", "topic.metadata.propagation.max.ms"])
+def test_a_property_whose_own_name_begins_like_that_of_topics_keeps_it(nobody: str, name: str) -> None:
+    found = producer_properties(nobody, {name: "1000"})
+    assert found[name] == "1000"
+    ReliableProducer(found).close(0)
 
 
 def test_outstanding_records_are_named_when_nobody_answers(nobody: str) -> None:
@@ -129,31 +147,44 @@ def test_a_record_that_ran_out_of_time_is_unknown_and_stops_its_key(nobody: str)
     assert producer.counts.sent == 2
 
 
+# Every code of the table, by what helps and by what is sure of the record.
+ERRORS: dict[tuple[Kind, End], str] = {
+    (Kind.LOCAL, End.NOT_DELIVERED): "MSG_SIZE_TOO_LARGE _INVALID_ARG _UNKNOWN_PARTITION _UNKNOWN_TOPIC "
+    "_KEY_SERIALIZATION _VALUE_SERIALIZATION _QUEUE_FULL _STATE",
+    (Kind.PERMANENT, End.NOT_DELIVERED): "INVALID_MSG INVALID_MSG_SIZE INVALID_REQUIRED_ACKS RECORD_LIST_TOO_LARGE "
+    "INVALID_RECORD UNKNOWN_TOPIC_OR_PART TOPIC_EXCEPTION UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_FOR_MESSAGE_FORMAT",
+    # What may come after an attempt that was written, and whose answer was lost.
+    (Kind.PERMANENT, End.UNKNOWN): "TOPIC_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED SASL_AUTHENTICATION_FAILED _AUTHENTICATION INVALID_TIMESTAMP "
+    "POLICY_VIOLATION",
+    (Kind.TEMPORARY, End.UNKNOWN): "LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION BROKER_NOT_AVAILABLE "
+    "REPLICA_NOT_AVAILABLE NOT_ENOUGH_REPLICAS NETWORK_EXCEPTION KAFKA_STORAGE_ERROR FENCED_LEADER_EPOCH "
+    "UNKNOWN_LEADER_EPOCH COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR "
+    "CONCURRENT_TRANSACTIONS THROTTLING_QUOTA_EXCEEDED _TRANSPORT _ALL_BROKERS_DOWN _RETRY _RESOLVE _WAIT_COORD "
+    "_TIMED_OUT_QUEUE",
+    (Kind.FATAL, End.UNKNOWN): "_FATAL _FENCED _GAPLESS_GUARANTEE _INCONSISTENT INVALID_PRODUCER_EPOCH PRODUCER_FENCED "
+    "OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID INVALID_PRODUCER_ID_MAPPING UNSUPPORTED_VERSION "
+    "INVALID_TXN_STATE",
+    # librdkafka gives _BAD_MSG for an answer that it cannot read.
+    (Kind.UNCERTAIN, End.UNKNOWN): "_MSG_TIMED_OUT _PURGE_INFLIGHT _PURGE_QUEUE _TIMED_OUT REQUEST_TIMED_OUT _DESTROY "
+    "_INTR _BAD_MSG NOT_ENOUGH_REPLICAS_AFTER_APPEND DUPLICATE_SEQUENCE_NUMBER UNKNOWN",
+}
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "end"),
-    [
-        ("MSG_SIZE_TOO_LARGE", Kind.LOCAL, End.NOT_DELIVERED),
-        ("_PURGE_QUEUE", Kind.UNCERTAIN, End.UNKNOWN),
-        ("INVALID_MSG", Kind.PERMANENT, End.NOT_DELIVERED),
-        ("INVALID_REQUIRED_ACKS", Kind.PERMANENT, End.NOT_DELIVERED),
-        ("RECORD_LIST_TOO_LARGE", Kind.PERMANENT, End.NOT_DELIVERED),
-        ("UNKNOWN_TOPIC_OR_PART", Kind.PERMANENT, End.NOT_DELIVERED),
-        ("TOPIC_AUTHORIZATION_FAILED", Kind.PERMANENT, End.NOT_DELIVERED),
-        ("CLUSTER_AUTHORIZATION_FAILED", Kind.PERMANENT, End.NOT_DELIVERED),
-        ("LEADER_NOT_AVAILABLE", Kind.TEMPORARY, End.UNKNOWN),
-        ("NOT_ENOUGH_REPLICAS", Kind.TEMPORARY, End.UNKNOWN),
-        ("NOT_ENOUGH_REPLICAS_AFTER_APPEND", Kind.UNCERTAIN, End.UNKNOWN),
-        ("_MSG_TIMED_OUT", Kind.UNCERTAIN, End.UNKNOWN),
-        ("_PURGE_INFLIGHT", Kind.UNCERTAIN, End.UNKNOWN),
-        ("_FENCED", Kind.FATAL, End.UNKNOWN),
-        ("_FATAL", Kind.FATAL, End.UNKNOWN),
-        ("OUT_OF_ORDER_SEQUENCE_NUMBER", Kind.FATAL, End.UNKNOWN),
-        ("A_CODE_OF_THE_FUTURE", Kind.UNCERTAIN, End.UNKNOWN),
-    ],
+    [(name, kind, end) for (kind, end), names in ERRORS.items() for name in names.split()]
+    + [("A_CODE_OF_THE_FUTURE", Kind.UNCERTAIN, End.UNKNOWN)],
 )
 def test_what_an_error_says_of_a_record(error: str, kind: Kind, end: End) -> None:
     assert kind_of(error) is kind
     assert end_of(error) is end
+
+
+def test_every_name_in_the_table_is_looked_at() -> None:
+    looked_at = {name for names in ERRORS.values() for name in names.split()}
+    assert looked_at == set().union(*delivery.KINDS.values())
+    assert (end_of(None), end_of(delivery.NOT_SENT)) == (End.DELIVERED, End.NOT_DELIVERED)
 
 
 def test_a_record_that_the_client_refuses_late_ends_as_not_delivered(

@@ -94,6 +94,9 @@ def test_what_a_version_decides_is_unknown_without_it() -> None:
         (LIBRDKAFKA, {"message_send_max_retries": "2"}, "retries", Level.WARNING, "2:"),
         (LIBRDKAFKA, {"request_timeout_ms": "5000"}, "request timeout", Level.WARNING, "5,000 ms"),
         (LIBRDKAFKA, {"partitioner": "random"}, "partitioner", Level.ERROR, "no key"),
+        (LIBRDKAFKA, {"topic_partitioner": "random"}, "partitioner", Level.ERROR, "no key"),
+        (LIBRDKAFKA, {"topic_request_required_acks": "1"}, "acks", Level.ERROR, "1:"),
+        (JAVA, {"topic_acks": "1"}, "acks", Level.OK, "all"),  # to Java it is unknown, and does nothing
         (LIBRDKAFKA, {"partitioner": "murmur2"}, "partitioner", Level.OK, "murmur2"),
         (LIBRDKAFKA, {"queuing_strategy": "lifo"}, "queuing", Level.ERROR, "lifo"),
         (LIBRDKAFKA, {"transactional_id": "t"}, "idempotence", Level.OK, "on"),
@@ -130,6 +133,10 @@ def test_files_of_both_clients_are_read(tmp_path: Path) -> None:
     other = producer_facts("app.json", json.dumps(plain))
     assert (other.client, other.set("delivery.timeout.ms"), other.idempotence.text) == (LIBRDKAFKA, "60000", "true")
     assert levels({one.rule: one for one in judge_producer(other)}).keys() >= {name for name, _ in UNTOLD}
+
+
+def test_a_file_with_the_prefix_of_topics_tells_librdkafka() -> None:
+    assert producer_facts("x", "topic.message.timeout.ms=60000").client is LIBRDKAFKA
 
 
 def test_a_file_that_tells_no_client_asks_for_it() -> None:
