@@ -3,8 +3,9 @@
 What belongs here: keeping the records, and finding out after a crash which of them arrived. What does not: sending
 (`resources.producer`).
 
-A process that is killed leaves records whose end nobody knows. They are not sent again blindly: each carries its id in
-a header, so the topic is read from where the outbox began to send, and what stands there is ticked.
+A process that is killed leaves records whose end nobody knows. They are not sent again blindly: each has a header with
+the name of its outbox and its number there, so the topic is read from where the outbox began to send, and what stands
+there is ticked.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from highwater.errors import DependencyAwayError, KeyStoppedError, RecordRefusedError
 from highwater.slices import OffsetRange
@@ -24,7 +26,11 @@ from resources.producer import Outcome, Record, ReliableProducer
 if TYPE_CHECKING:
     from resources.kafka import Kafka, PartitionState
 
+# For people and programs that look for a record. Another outbox may use the same id, and so may this one once a record
+# is forgotten, so it is the other header that counts here.
 ID_HEADER = "highwater.outbox.id"
+# `<name of the outbox>:<number of the record>`: no other record ever has the same.
+ORIGIN_HEADER = "highwater.outbox"
 # So many ticks are written together; a crash between costs nothing, the topic tells.
 TICKS = 500
 # So many records are held in memory at once.
@@ -37,8 +43,10 @@ CREATE TABLE IF NOT EXISTS outbox (
 );
 CREATE INDEX IF NOT EXISTS waiting ON outbox (number) WHERE "offset" IS NULL;
 CREATE TABLE IF NOT EXISTS positions (
-    topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL, PRIMARY KEY (topic, partition)
+    topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL, topic_id TEXT,
+    PRIMARY KEY (topic, partition)
 );
+CREATE TABLE IF NOT EXISTS identity (name TEXT NOT NULL, unnamed INTEGER NOT NULL);
 """
 
 OnOutcome = Callable[[str, Outcome], None]
@@ -58,6 +66,9 @@ class Outbox:
         self._connection = sqlite3.connect(file, timeout=30)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.executescript(_SCHEMA)
+        self._name, self._unnamed = _identity(self._connection)
+        rows = self._connection.execute("SELECT DISTINCT topic, topic_id FROM positions")
+        self._topic_ids: dict[str, str | None] = dict(rows.fetchall())
         self._ticks: list[tuple[int, int, str]] = []
         self._ends: dict[tuple[str, int], int] = {}
         self._handed_over = 0  # the number of the last record that this process gave to a producer
@@ -99,32 +110,46 @@ class Outbox:
         Raises:
             DependencyAwayError: the topic could not be read; nothing may be sent yet.
         """
-        waiting = {row[0] for row in self._connection.execute('SELECT id FROM outbox WHERE "offset" IS NULL')}
+        rows = self._connection.execute('SELECT number, id FROM outbox WHERE "offset" IS NULL').fetchall()
+        waiting = {f"{self._name}:{number}".encode(): record_id for number, record_id in rows}
+        waiting |= {record_id.encode(): record_id for number, record_id in rows if number <= self._unnamed}
         if not waiting:
             return 0
-        found = 0
-        for topic in [row[0] for row in self._connection.execute("SELECT DISTINCT topic FROM positions")]:
-            for record_id, outcome in self._standing(topic):
-                if record_id in waiting:
-                    waiting.discard(record_id)
-                    found += 1
+        found: set[str] = set()
+        for topic in sorted(self._topic_ids):
+            for origin, outcome in self._standing(topic):
+                record_id = waiting.get(origin)
+                if record_id is not None and record_id not in found:
+                    found.add(record_id)
                     self._tick(record_id, outcome)
                     if on_found is not None:
                         on_found(record_id, outcome)
         self.save()
-        return found
+        return len(found)
 
-    def _standing(self, topic: str) -> Iterable[tuple[str, Outcome]]:
-        rows = self._connection.execute('SELECT partition, "offset" FROM positions WHERE topic = ?', (topic,))
-        began: dict[int, int] = dict(rows.fetchall())
-        partitions = self._kafka.topic_state(topic).partitions
+    def _standing(self, topic: str) -> Iterable[tuple[bytes, Outcome]]:
+        """What tells where each record comes from, and where it stands."""
+        state = self._kafka.topic_state(topic)
+        began: dict[int, int] = {}
+        if self._topic_ids[topic] in {state.topic_id, None}:  # else it was recreated, and all of it is read
+            rows = self._connection.execute('SELECT partition, "offset" FROM positions WHERE topic = ?', (topic,))
+            began = dict(rows.fetchall())
         # To the high watermark: behind a transaction that somebody holds open, records of ours may stand as well.
-        ranges = {p: OffsetRange(*_window(topic, p, began.get(p, 0), seen)) for p, seen in partitions.items()}
+        ranges = {p: OffsetRange(*_window(topic, p, began.get(p, 0), seen)) for p, seen in state.partitions.items()}
+        self._keep_positions(topic, state.topic_id, {p: wanted.start for p, wanted in ranges.items()})
         for message in self._kafka.read(topic, ranges, committed=False):
-            record_id = dict(message.headers() or []).get(ID_HEADER)
-            if isinstance(record_id, bytes):
-                place = Outcome(topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1])
-                yield record_id.decode(), place
+            headers = dict(message.headers() or [])
+            origin = headers.get(ORIGIN_HEADER, headers.get(ID_HEADER))
+            if isinstance(origin, bytes):
+                yield origin, Outcome(topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1])
+
+    def _keep_positions(self, topic: str, topic_id: str | None, offsets: Mapping[int, int]) -> None:
+        """From where each partition is read after a crash: nothing of ours that still waits stands before."""
+        rows = [(topic, partition, offset, topic_id) for partition, offset in offsets.items()]
+        with self._connection as open_:
+            open_.execute("DELETE FROM positions WHERE topic = ?", (topic,))
+            open_.executemany("INSERT INTO positions VALUES (?, ?, ?, ?)", rows)
+        self._topic_ids[topic] = topic_id
 
     def send(self, producer: ReliableProducer, on_outcome: OnOutcome | None = None) -> None:
         """Hand over what waits and was not handed over by this process, in order; ticks come with `producer.poll`."""
@@ -133,31 +158,32 @@ class Outbox:
             for number, record_id, record in portion:
                 self._handed_over = number
                 try:
-                    self._send(producer, record_id, record, on_outcome)
+                    self._send(producer, number, record_id, record, on_outcome)
                 except (KeyStoppedError, RecordRefusedError) as error:
                     # It stays in the outbox; the others go on.
                     reason = str(error.found) if isinstance(error, RecordRefusedError) else NOT_SENT
                     if on_outcome is not None:
                         on_outcome(record_id, Outcome(record.topic, -1, -1, -1, reason))
 
-    def _send(self, producer: ReliableProducer, record_id: str, record: Record, on_outcome: OnOutcome | None) -> None:
+    def _send(
+        self, producer: ReliableProducer, number: int, record_id: str, record: Record, on_outcome: OnOutcome | None
+    ) -> None:
         def ended(outcome: Outcome) -> None:
             if outcome.delivered:
                 self._tick(record_id, outcome)
             if on_outcome is not None:
                 on_outcome(record_id, outcome)
 
-        headers = [*record.headers, (ID_HEADER, record_id.encode())]
+        origin = f"{self._name}:{number}".encode()
+        headers = [*record.headers, (ID_HEADER, record_id.encode()), (ORIGIN_HEADER, origin)]
         producer.send(record._replace(headers=headers), record_id, on_outcome=ended)
 
     def _begin(self, topics: Iterable[str]) -> None:
         """Note where a topic ended before the first record went to it: from there it is read after a crash."""
-        known = {row[0] for row in self._connection.execute("SELECT DISTINCT topic FROM positions")}
-        for topic in sorted(set(topics) - known):
-            partitions = self._kafka.topic_state(topic).partitions
-            ends = [(topic, p, _window(topic, p, 0, seen)[1]) for p, seen in partitions.items()]
-            with self._connection as open_:
-                open_.executemany("INSERT INTO positions VALUES (?, ?, ?)", ends)
+        for topic in sorted(set(topics) - self._topic_ids.keys()):
+            state = self._kafka.topic_state(topic)
+            ends = {p: _window(topic, p, 0, seen)[1] for p, seen in state.partitions.items()}
+            self._keep_positions(topic, state.topic_id, ends)
 
     def _tick(self, record_id: str, outcome: Outcome) -> None:
         self._ticks.append((outcome.partition, outcome.offset, record_id))
@@ -172,8 +198,9 @@ class Outbox:
         with self._connection as open_:
             open_.executemany('UPDATE outbox SET partition = ?, "offset" = ?, value = NULL WHERE id = ?', ticks)
             if open_.execute('SELECT 1 FROM outbox WHERE "offset" IS NULL LIMIT 1').fetchone() is None:
-                ends = [(topic, p, end) for (topic, p), end in self._ends.items()]
-                open_.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", ends)
+                # With the ID from before the first of them: in a topic that was recreated since, all is read.
+                ends = [(topic, p, end, self._topic_ids.get(topic)) for (topic, p), end in self._ends.items()]
+                open_.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?)", ends)
 
     def forget(self, keep: int) -> int:
         """Delete what arrived, save the newest so many records; returns how many are gone.
@@ -196,12 +223,32 @@ class Outbox:
 
 
 def _window(topic: str, partition: int, began: int, seen: PartitionState) -> tuple[int, int]:
-    """From where to where a partition is read; what retention took needs no look."""
+    """From where to where a partition is read; what retention took cannot be looked at.
+
+    A position behind the end is of a log that was cut off: of what stands there now nothing is known.
+    """
     if seen.log_start is None or seen.high_watermark is None:
         raise DependencyAwayError(
             f"topic {topic} partition {partition} has no leader", remedy="nothing was sent; try again when it has one"
         )
-    return min(max(began, seen.log_start), seen.high_watermark), seen.high_watermark
+    start = began if seen.log_start <= began <= seen.high_watermark else seen.log_start
+    return start, seen.high_watermark
+
+
+def _identity(connection: sqlite3.Connection) -> tuple[str, int]:
+    """The name of an outbox, given once, and up to which number its records were sent without it.
+
+    A file from before has records that may stand in a topic with nothing but their id.
+    """
+    columns = {row[1] for row in connection.execute("PRAGMA table_info(positions)")}
+    with connection as open_:
+        if "topic_id" not in columns:
+            open_.execute("ALTER TABLE positions ADD COLUMN topic_id TEXT")
+        if open_.execute("SELECT 1 FROM identity").fetchone() is None:
+            last = "SELECT ?, coalesce(max(number), 0) FROM outbox"
+            open_.execute(f"INSERT INTO identity {last}", (uuid4().hex,))
+        name, unnamed = open_.execute("SELECT name, unnamed FROM identity").fetchone()
+    return str(name), int(unnamed)
 
 
 def _row(record: Record) -> tuple[object, ...]:

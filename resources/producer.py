@@ -6,6 +6,7 @@ What belongs here: sending, and the counting of delivery reports. What does not:
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -145,12 +146,20 @@ class ReliableProducer:
     Args:
         properties: made by `producer_properties`.
         on_failure: what happens to the later records of a key of which one failed for good.
+        most_with_client: so many records the client has at a time, 1 or more. When a key is stopped, or the brokers are
+            away, these count as under way; fewer narrow that, and may be slower.
 
     Raises:
         ConfigurationError: the client refuses its configuration.
     """
 
-    def __init__(self, properties: Mapping[str, str], *, on_failure: OnFailure = OnFailure.STOP_KEY) -> None:
+    def __init__(
+        self,
+        properties: Mapping[str, str],
+        *,
+        on_failure: OnFailure = OnFailure.STOP_KEY,
+        most_with_client: int = MOST_WITH_CLIENT,
+    ) -> None:
         from confluent_kafka import KafkaException, Producer
 
         self._client_error = KafkaException
@@ -159,9 +168,13 @@ class ReliableProducer:
         self._produce = self._client.produce
         self._queue: deque[tuple[Record, _Entry]] = deque()
         self._with_client = 0
+        self._most_with_client = max(1, most_with_client)
         # Once it gives up: of each topic, the records that had no report until then.
         self._late: Counter[str] | None = None
         self._taken_in = 0.0
+        # The first that a callback raised. The client goes on with other reports while an error is pending, and keeps
+        # the last error alone; so ours waits until the client is done.
+        self._raised: Exception | None = None
         self.stopped: dict[Key, str] = {}
         """Topic and key of each stopped key, with the id of the record that failed."""
         self.handed_back: dict[Key, list[str]] = {}
@@ -190,8 +203,12 @@ class ReliableProducer:
                 `close`. Acknowledge upstream only then.
             on_outcome: called once with what became of the record, whatever it was.
 
+        The first error that callbacks raise comes out of `send`, `poll`, `flush` or `close` once the reports at hand
+        are taken in.
+
         Raises:
-            RecordRefusedError: the client would never send it, for example because it is too large.
+            RecordRefusedError: the client would never send it, for example because it is too large. It is not counted
+                as sent; under `OnFailure.STOP_KEY` its key is stopped, or later records would overtake it.
             KeyStoppedError: an earlier record of its key failed; this one was not sent.
             UndeliveredError: the producer cannot send any more at all.
         """
@@ -202,11 +219,15 @@ class ReliableProducer:
         if self.stopped:
             self._see_not_stopped(record, name)
         entry = partial(self._reported, record[0], record[1], name, on_delivered, on_outcome)
-        if self._queue or self._with_client >= MOST_WITH_CLIENT:
+        if self._queue or self._with_client >= self._most_with_client:
             self._wait_for_room()
             self._queue.append((record, entry))
         else:
-            self._hand_over(record, entry)
+            try:
+                self._hand_over(record, entry)
+            except RecordRefusedError:
+                self._stop(record.topic, record.key, name)
+                raise
         counts.sent += 1
 
     def _wait_for_room(self) -> None:
@@ -224,7 +245,7 @@ class ReliableProducer:
 
     def _pump(self) -> None:
         """Give the client what waits, as long as it has room; records of stopped keys are handed back instead."""
-        while self._queue and self._with_client < MOST_WITH_CLIENT:
+        while self._queue and self._with_client < self._most_with_client:
             record, entry = self._queue.popleft()
             topic, record_id = record.topic, entry.args[2]
             key = _key(topic, record.key)
@@ -274,7 +295,10 @@ class ReliableProducer:
             self._with_client -= 1
             self.counts.delivered += 1
             if on_delivered is not None:
-                on_delivered(record_id)
+                try:
+                    on_delivered(record_id)
+                except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised again
+                    self._keep(raised)
             return
         outcome = _outcome(topic, error, message)
         # Only now: a client that broke down for good may report with its own error pending, which ends this above.
@@ -284,54 +308,106 @@ class ReliableProducer:
         self._ended((topic, key, record_id, on_delivered, on_outcome), outcome)
 
     def _ended(self, taken: _Taken, outcome: Outcome) -> None:
-        record_id, key = taken[2], _key(*taken[:2])
-        if outcome.end is not End.DELIVERED and self._on_failure is OnFailure.STOP_KEY and key is not None:
-            self.stopped.setdefault(key, record_id)
+        if outcome.end is not End.DELIVERED:
+            self._stop(*taken[:3])
         self._settle(taken, outcome)
+
+    def _stop(self, topic: str, key: bytes | None, record_id: str) -> None:
+        if self._on_failure is OnFailure.STOP_KEY and key is not None:
+            self.stopped.setdefault((topic, key), record_id)
 
     def _settle(self, taken: _Taken, outcome: Outcome) -> None:
         _, _, record_id, on_delivered, on_outcome = taken
         if outcome.error is None:
             self.counts.delivered += 1
             if on_delivered is not None:
-                on_delivered(record_id)
+                self._call(on_delivered, record_id)
         else:
             self.counts.failed[outcome.error] += 1
             ids = self.counts.not_delivered if outcome.end is End.NOT_DELIVERED else self.counts.unknown
             ids.append(record_id)
         if on_outcome is not None:
-            on_outcome(outcome)
+            self._call(on_outcome, outcome)
+
+    def _call(self, callback: Callable[..., None], told: str | Outcome) -> None:
+        try:
+            callback(told)
+        except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised again
+            self._keep(raised)
+
+    def _keep(self, raised: Exception) -> None:
+        self._raised = self._raised or raised
+
+    def _see_no_callback_raised(self) -> None:
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
 
     def poll(self, seconds: float = 0) -> None:
         """Take in delivery reports that have come, waiting so long at the most for the first one."""
+        self._take_in(seconds)
+        self._see_no_callback_raised()
+
+    def _take_in(self, seconds: float) -> None:
         self._client.poll(seconds)
         self._taken_in = time.monotonic()
         self._pump()
 
     def flush(self, seconds: float = CLOSE_SECONDS) -> int:
         """Wait so long at the most until every record has its report; returns how many have none."""
+        self._drain(seconds)
+        self._see_no_callback_raised()
+        return self.counts.outstanding
+
+    def _drain(self, seconds: float, *, past_errors: bool = False) -> None:
         deadline = time.monotonic() + seconds
         while self.counts.outstanding and (left := deadline - time.monotonic()) > 0:
+            if self._raised is not None and not past_errors:
+                return
             if self._queue:  # not `flush`, which would let the client run empty before it gets more
-                self.poll(min(POLL_SECONDS, left))
+                self._take_in(min(POLL_SECONDS, left))
             else:
                 self._client.flush(min(1.0, left))
-        return self.counts.outstanding
 
     def close(self, seconds: float = CLOSE_SECONDS) -> Counts:
         """Wait so long at the most for the rest; returns the counts when every record was delivered.
 
         Nothing is left in a queue afterwards: what the client never got is not delivered, the rest of what is
-        outstanding is unknown.
+        outstanding is unknown. What a callback raises keeps no other record waiting: it is raised at the end, with what
+        was not delivered as a note.
 
         Raises:
             UndeliveredError: records were not delivered, or their end is unknown; the text names them.
         """
-        self.flush(seconds)
-        late = self._give_up()
-        if self.counts.failed or self.counts.outstanding:
-            raise self._undelivered(seconds, late)
+        try:
+            self._drain(seconds, past_errors=True)
+        except BaseException as error:  # Ctrl-C
+            self._leave(error)
+            raise
+        undelivered = self._end(seconds)
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            if undelivered is not None:
+                raised.add_note(str(undelivered))
+            raise raised
+        if undelivered is not None:
+            raise undelivered
         return self.counts
+
+    def _end(self, seconds: float) -> UndeliveredError | None:
+        """Give up what is still outstanding after so many seconds; returns the error that names it."""
+        late = self._give_up()
+        return self._undelivered(seconds, late) if self.counts.failed or self.counts.outstanding else None
+
+    def _leave(self, error: BaseException) -> None:
+        """End at once what is left, and tell it beside an error that goes on."""
+        self._drain(POLL_SECONDS, past_errors=True)
+        undelivered = self._end(POLL_SECONDS)
+        raised, self._raised = self._raised, None
+        if undelivered is not None:
+            error.add_note(str(undelivered))
+        if raised is not None:
+            error.add_note(f"a callback raised {raised!r}")
 
     def _give_up(self) -> Counter[str]:
         """End what is still outstanding; returns how many of each topic that was."""
@@ -346,10 +422,23 @@ class ReliableProducer:
                 self._client.poll(POLL_SECONDS)
         return late
 
+    def _silent(self) -> list[str]:
+        """Ids of the records that the client still has, or none where they cannot be told.
+
+        The client alone holds the calls that take in their reports, so the interpreter is asked for them: a table of
+        ours would cost every record 5 % more time. An error that somebody keeps may hold calls of refused records.
+        """
+        if not self._with_client:
+            return []
+        calls = [call for call in gc.get_objects() if type(call) is partial]
+        ids = [call.args[2] for call in calls if getattr(call.func, "__self__", None) is self]
+        return ids if len(ids) == self._with_client else []
+
     def _undelivered(self, seconds: float, late: Counter[str]) -> UndeliveredError:
         left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
         waited = f"; without a report after {seconds:g} s: {left}" if left else ""
         silent = f"; of {self._with_client:,} the client never told" if self._with_client else ""
+        silent += _named("these", self._silent())
         ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", self.counts.unknown)
         return UndeliveredError(
             "not every record was delivered",
@@ -368,12 +457,8 @@ class ReliableProducer:
     ) -> None:
         if error is None:
             self.close()
-            return
-        # The caller's own error goes on; what it left undelivered is told beside it.
-        self.flush(POLL_SECONDS)
-        late = self._give_up()
-        if self.counts.failed or self.counts.outstanding:
-            error.add_note(str(self._undelivered(POLL_SECONDS, late)))
+        else:  # the caller's own error goes on
+            self._leave(error)
 
 
 def _named(end: str, ids: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -13,13 +14,15 @@ from typing import Any
 import pytest
 
 from dev.generator import SOURCES, Order, Target, generate, outbox_file
+from dev.processes import wait_until
 from dev.readings import end_offsets
-from resources.delivery import End
-from resources.kafka import Kafka
-from resources.outbox import ID_HEADER, Outbox
+from highwater.errors import UndeliveredError
+from resources.delivery import NOT_SENT, End
+from resources.kafka import Kafka, PartitionState
+from resources.outbox import ID_HEADER, Outbox, _window
 from resources.producer import Outcome, Record, ReliableProducer
 from resources.producer_properties import producer_properties
-from tests.conftest import TopicFactory
+from tests.conftest import TopicFactory, create_topic
 from tests.support import forkserver, read_topic
 
 NOBODY = Kafka("127.0.0.1:1")
@@ -108,6 +111,36 @@ def test_what_arrived_can_be_forgotten_and_numbers_are_not_given_out_twice(
     box.put([("d", RECORD)])
     box.send(receiver)
     assert receiver.given == ["a", "stays", "b", "c", "d"]
+
+
+def test_a_record_that_the_client_refuses_holds_up_its_key_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later versions of its key went out, and the first one would have come behind them once the limit was raised."""
+    box = a_box(tmp_path / "outbox.sqlite", monkeypatch)
+    producer = ReliableProducer(producer_properties("127.0.0.1:1", {"message.max.bytes": "2000"}))
+    box.put(
+        [
+            ("v1", Record("t", b"k", b"x" * 5000)),
+            ("v2", RECORD),
+            ("other", Record("t", b"o", b"v")),
+            ("v3", RECORD),
+        ]
+    )
+    ends: dict[str, str | None] = {}
+    box.send(producer, lambda record_id, outcome: ends.update({record_id: outcome.error}))
+    assert ends == {"v1": "MSG_SIZE_TOO_LARGE", "v2": NOT_SENT, "v3": NOT_SENT}
+    assert producer.counts.sent == 1
+    assert [name for name, _ in box.waiting()] == ["v1", "v2", "other", "v3"]
+    with pytest.raises(UndeliveredError, match="unknown: other"):
+        producer.close(0.1)
+
+
+@pytest.mark.parametrize(("began", "start"), [(0, 10), (10, 10), (30, 30), (50, 50), (51, 10), (150, 10)])
+def test_a_log_that_ends_before_the_position_is_read_from_its_start(began: int, start: int) -> None:
+    """It was cut off, and may have grown again: what arrived since stands before the position, and was sent again."""
+    seen = PartitionState(log_start=10, last_stable=50, high_watermark=50, leader=1)
+    assert _window("t", 0, began, seen) == (start, 50)
 
 
 @pytest.mark.slow
@@ -244,6 +277,128 @@ def test_a_refused_record_and_a_stopped_key_hold_nobody_up(bootstrap: str, topic
     }
     assert [record_id for record_id, _ in box.waiting()] == ["large", "stopped"]
     assert ids(bootstrap, name) == ["sound"]
+
+
+def open_topic(bootstrap: str, name: str) -> str:
+    """The topic, once each partition tells where it begins and ends: a new leader refuses that for a moment."""
+    states = Kafka(bootstrap)
+
+    def told() -> bool:
+        found = states.topic_state(name).partitions.values()
+        return all(p.known and p.high_watermark is not None for p in found)
+
+    wait_until(told, 30, f"offsets of each partition of {name}")
+    return name
+
+
+def send_all(box: Outbox, bootstrap: str) -> None:
+    with ReliableProducer(producer_properties(bootstrap)) as producer:
+        box.send(producer)
+
+
+def killed_before_any_tick(file: Path, bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send what waits, and keep no tick of it."""
+    box = Outbox(file, Kafka(bootstrap))
+    with monkeypatch.context() as broken:
+        broken.setattr(box, "_tick", lambda *_: None)
+        send_all(box, bootstrap)
+        box.close()
+
+
+@pytest.mark.slow
+def test_the_record_of_another_outbox_with_the_same_id_ticks_nothing(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids that count from 1 meet where two write to one topic: the record was ticked, and never sent."""
+    name = open_topic(bootstrap, topic(partitions=1))
+    mine, theirs = tmp_path / "mine.sqlite", tmp_path / "theirs.sqlite"
+    for file in (mine, theirs):
+        box = Outbox(file, Kafka(bootstrap))
+        box.put([("1", Record(name, None, file.stem.encode()))])
+        box._begin({name})
+        box.close()
+    killed_before_any_tick(theirs, bootstrap, monkeypatch)
+    box = Outbox(mine, Kafka(bootstrap))
+    assert box.recover() == 0
+    send_all(box, bootstrap)
+    box.close()
+    box = Outbox(theirs, Kafka(bootstrap))
+    assert (box.recover(), box.waiting()) == (1, [])
+    assert [value for _, value in in_order(bootstrap, name)] == [b"theirs", b"mine"]
+
+
+@pytest.mark.slow
+def test_a_forgotten_record_does_not_tick_a_later_one_of_its_id(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name = open_topic(bootstrap, topic(partitions=1))
+    box = Outbox(tmp_path / "outbox.sqlite", Kafka(bootstrap))
+    box.put([("1", RECORD._replace(topic=name)), ("2", RECORD._replace(topic=name))])
+    send_all(box, bootstrap)
+    assert box.forget(keep=1) == 1
+    box._keep_positions(name, None, {0: 0})  # as where some other record waited all the time
+    box.put([("1", RECORD._replace(topic=name))])
+    assert box.recover() == 0
+    assert [record_id for record_id, _ in box.waiting()] == ["1"]
+
+
+@pytest.mark.slow
+def test_what_arrived_in_a_topic_that_was_recreated_is_found(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The position was of the topic before: nothing in front of it was looked at, and all of it was sent again."""
+    name, file = open_topic(bootstrap, topic(partitions=2)), tmp_path / "outbox.sqlite"
+    box = Outbox(file, Kafka(bootstrap))
+    box.put((f"old-{n}", Record(name, None, b"v", partition=n % 2)) for n in range(10))
+    send_all(box, bootstrap)
+    box.close()
+    recreate(bootstrap, name, partitions=1)
+    box = Outbox(file, Kafka(bootstrap))
+    box.put((f"new-{n}", Record(name, None, b"v", partition=0)) for n in range(8))
+    box.close()
+    killed_before_any_tick(file, bootstrap, monkeypatch)
+    for found in (8, 0):  # and the next time nothing is left to find
+        box = Outbox(file, Kafka(bootstrap))
+        assert box.recover() == found
+        assert box.waiting() == []
+        box.close()
+
+
+def recreate(bootstrap: str, name: str, partitions: int) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([name])[name].result(30)
+    wait_until(lambda: name not in admin.list_topics(timeout=10).topics, 30, f"the deletion of {name}")
+    create_topic(bootstrap, name, partitions, {})
+    open_topic(bootstrap, name)
+
+
+@pytest.mark.slow
+def test_a_file_of_the_version_before_is_taken_over_with_what_it_had_sent(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
+    """Its records have nothing but their ids."""
+    name, file = open_topic(bootstrap, topic(partitions=1)), tmp_path / "outbox.sqlite"
+    with contextlib.closing(sqlite3.connect(file)) as old, old:
+        old.execute(
+            "CREATE TABLE outbox (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, topic TEXT NOT NULL, key BLOB, "
+            'value BLOB, headers TEXT, fixed INTEGER, time INTEGER, partition INTEGER, "offset" INTEGER)'
+        )
+        old.execute(
+            'CREATE TABLE positions (topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL, '
+            "PRIMARY KEY (topic, partition))"
+        )
+        row = "INSERT INTO outbox (id, topic, value, headers) VALUES (?, ?, 'v', '[]')"
+        old.executemany(row, [("sent", name), ("lost", name)])
+        old.execute("INSERT INTO positions VALUES (?, 0, 0)", (name,))
+    with ReliableProducer(producer_properties(bootstrap)) as producer:
+        for record_id in ("sent", "later"):
+            producer.send(Record(name, None, b"v", [(ID_HEADER, record_id.encode())]))
+    box = Outbox(file, Kafka(bootstrap))
+    box.put([("later", Record(name, None, b"v"))])
+    assert box.recover() == 1
+    assert [record_id for record_id, _ in box.waiting()] == ["lost", "later"]
 
 
 @pytest.mark.slow

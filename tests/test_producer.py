@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedE
 from resources import delivery
 from resources.delivery import End, Kind, end_of, kind_of
 from resources.producer import (
+    MOST_WITH_CLIENT,
     OnFailure,
     Outcome,
     Record,
@@ -116,11 +118,8 @@ def test_outstanding_records_are_named_when_nobody_answers(nobody: str) -> None:
         producer.close(0.2)
 
 
-def test_close_leaves_nothing_in_a_queue_and_every_record_has_an_end(
-    nobody: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resources.producer, "MOST_WITH_CLIENT", 2)
-    producer = ReliableProducer(producer_properties(nobody))
+def test_close_leaves_nothing_in_a_queue_and_every_record_has_an_end(nobody: str) -> None:
+    producer = ReliableProducer(producer_properties(nobody), most_with_client=2)
     ends: list[End] = []
     for n in range(3):
         producer.send(Record("orders", b"k", b"v"), f"id-{n}", on_outcome=lambda outcome: ends.append(outcome.end))
@@ -132,6 +131,77 @@ def test_close_leaves_nothing_in_a_queue_and_every_record_has_an_end(
     assert (counts.not_delivered, counts.unknown) == (["id-2"], ["id-0", "id-1"])
     assert ends == [End.NOT_DELIVERED, End.UNKNOWN, End.UNKNOWN]
     assert len(producer.client) == 0
+
+
+def test_records_that_even_a_purge_does_not_end_are_named(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources.producer, "PURGE_SECONDS", 0.0)
+    producer = ReliableProducer(producer_properties(nobody))
+    for n in range(3):
+        producer.send(Record("orders", b"k", b"v"), f"id-{n}")
+    with pytest.raises(UndeliveredError, match=r"of 3 the client never told; these: id-\d, id-\d, id-\d") as told:
+        producer.close(0.1)
+    assert all(f"id-{n}" in str(told.value) for n in range(3))
+
+
+def answering() -> dict[str, str]:
+    """The properties of a producer with librdkafka's own stand-in for a broker, which takes what it is sent."""
+    taking = {"test.mock.num.brokers": "1", "allow.auto.create.topics": "true"}
+    return producer_properties("127.0.0.1:1") | taking
+
+
+class Callback:
+    """One that breaks at each record, and keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def __call__(self, told: object) -> None:
+        self.told.append(told)
+        raise RuntimeError(f"the caller cannot take {told}")
+
+
+def test_a_callback_that_raises_at_close_leaves_no_other_record_without_its_end() -> None:
+    """It once left `close` at once, with the rest in the queue. The answers are slow, so that there is a rest."""
+    slow = {"test.mock.broker.rtt": "200"}
+    producer, callback = ReliableProducer(answering() | slow, most_with_client=2), Callback()
+    for n in range(5):
+        producer.send(Record("orders", b"k", b"v"), str(n), callback)
+    with pytest.raises(RuntimeError, match="the caller cannot take 0"):
+        producer.close(20)
+    assert callback.told == ["0", "1", "2", "3", "4"]
+    assert (producer.counts.delivered, producer.counts.outstanding, len(producer.client)) == (5, 0, 0)
+
+
+def test_what_is_undelivered_is_told_beside_the_error_of_a_callback(nobody: str) -> None:
+    producer, callback = ReliableProducer(producer_properties(nobody), most_with_client=2), Callback()
+    for n in range(3):
+        producer.send(Record("orders", b"k", b"v"), f"id-{n}", on_outcome=callback)
+    with pytest.raises(RuntimeError, match="the caller cannot take") as raised:
+        producer.close(0.1)
+    assert "not delivered: id-2; unknown: id-0, id-1" in "".join(raised.value.__notes__)
+    assert (len(callback.told), producer.counts.outstanding, len(producer.client)) == (3, 0, 0)
+
+
+def test_a_callback_that_raises_is_told_by_the_next_look_and_once() -> None:
+    producer, callback = ReliableProducer(answering()), Callback()
+    producer.send(Record("orders", b"k", b"v"), "first", callback)
+    with pytest.raises(RuntimeError, match="cannot take first"):
+        producer.flush(20)
+    producer.send(Record("orders", b"k", b"v"), "second")
+    assert producer.close(20).delivered == 2
+
+
+def test_an_error_of_the_caller_goes_on_when_a_callback_raises_too(nobody: str) -> None:
+    def work() -> None:
+        with ReliableProducer(producer_properties(nobody)) as producer:
+            producer.send(Record("orders", b"k", b"v"), "first", on_outcome=Callback())
+            raise LookupError("of the caller")
+
+    with pytest.raises(LookupError, match="of the caller") as seen:
+        work()
+    notes = "".join(seen.value.__notes__)
+    assert "unknown: first" in notes
+    assert "a callback raised RuntimeError" in notes
 
 
 def test_a_record_that_ran_out_of_time_is_unknown_and_stops_its_key(nobody: str) -> None:
@@ -191,13 +261,12 @@ def test_a_record_that_the_client_refuses_late_ends_as_not_delivered(
     nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waited in the queue, so its sender cannot be told by an exception."""
-    monkeypatch.setattr(resources.producer, "MOST_WITH_CLIENT", 1)
-    producer = ReliableProducer(producer_properties(nobody, {"message.max.bytes": "2000"}))
+    producer = ReliableProducer(producer_properties(nobody, {"message.max.bytes": "2000"}), most_with_client=1)
     ends: list[End] = []
     producer.send(Record("orders", None, b"v"), "first")
     producer.send(Record("orders", None, b"x" * 5000), "large", on_outcome=lambda outcome: ends.append(outcome.end))
     producer.send(Record("orders", None, b"v"), "third")
-    monkeypatch.setattr(resources.producer, "MOST_WITH_CLIENT", 3)
+    monkeypatch.setattr(producer, "_most_with_client", 3)
     producer.poll()
     assert ends == [End.NOT_DELIVERED]
     assert producer.counts.not_delivered == ["large"]
@@ -233,6 +302,34 @@ def test_a_record_that_is_too_large_is_refused_at_once_and_not_counted(nobody: s
     with pytest.raises(RecordRefusedError, match="MSG_SIZE_TOO_LARGE"):
         producer.send(Record("orders", None, b"x" * 5000))
     assert producer.counts.sent == 0
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize(("policy", "stops"), [(OnFailure.STOP_KEY, True), (OnFailure.GO_ON, False)])
+def test_a_refused_record_stops_its_key_whenever_it_is_refused(
+    nobody: str, policy: OnFailure, *, stops: bool, queued: bool
+) -> None:
+    """Refused at once it stopped nothing, so that later versions of a key went out and the first one behind them."""
+    properties = producer_properties(nobody, {"message.max.bytes": "2000"})
+    producer = ReliableProducer(properties, on_failure=policy, most_with_client=1)
+    if queued:
+        producer.send(Record("orders", b"before", b"v"))
+    with contextlib.suppress(RecordRefusedError):
+        producer.send(Record("orders", b"k", b"x" * 5000), "large")
+    if queued:
+        producer._most_with_client = 3
+        producer.poll()
+    told = pytest.raises(KeyStoppedError, match="record large of it") if stops else contextlib.nullcontext()
+    with told:
+        producer.send(Record("orders", b"k", b"v"), "later")
+    producer.send(Record("orders", b"other", b"v"), "other")
+    producer.send(Record("orders", None, b"v"), "without a key")
+    assert producer.stopped == ({("orders", b"k"): "large"} if stops else {})
+    # Refused at once it is not counted: its sender has the error. Refused late it is.
+    assert (producer.counts.sent, producer.counts.not_delivered) == (
+        2 + (not stops) + 2 * queued,
+        ["large"] if queued else [],
+    )
 
 
 def test_an_error_of_the_caller_is_not_hidden_by_what_is_left(nobody: str) -> None:
@@ -307,13 +404,13 @@ REFUSED = 200
 
 
 def send_with_one_too_large(
-    bootstrap: str, name: str, policy: OnFailure
+    bootstrap: str, name: str, policy: OnFailure, most_with_client: int = MOST_WITH_CLIENT
 ) -> tuple[ReliableProducer, list[str], list[str]]:
     """400 records of 4 keys; returns the producer, the ids that were ticked, and those that were not taken."""
     ticked: list[str] = []
     refused: list[str] = []
     properties = producer_properties(bootstrap, {"message.max.bytes": "4000000", "linger.ms": "0"})
-    producer = ReliableProducer(properties, on_failure=policy)
+    producer = ReliableProducer(properties, on_failure=policy, most_with_client=most_with_client)
     for n in range(400):
         value = b"x" * 2_000_000 if n == REFUSED else b"%d" % n
         try:
@@ -325,12 +422,9 @@ def send_with_one_too_large(
 
 
 @pytest.mark.slow
-def test_a_record_that_fails_for_good_stops_its_key_and_no_other(
-    bootstrap: str, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resources.producer, "MOST_WITH_CLIENT", 20)
+def test_a_record_that_fails_for_good_stops_its_key_and_no_other(bootstrap: str, topic: TopicFactory) -> None:
     name = topic(partitions=1)
-    producer, ticked, refused = send_with_one_too_large(bootstrap, name, OnFailure.STOP_KEY)
+    producer, ticked, refused = send_with_one_too_large(bootstrap, name, OnFailure.STOP_KEY, most_with_client=20)
     assert producer.counts.not_delivered[0] == str(REFUSED)
     assert producer.counts.unknown == []
     assert producer.handed_back
