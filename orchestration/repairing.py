@@ -24,6 +24,7 @@ from orchestration.requests import (
     forgiven,
     histories,
     in_flight,
+    last_tries,
     probe_requests,
     repair_requests,
     stop,
@@ -88,6 +89,7 @@ class _Gate:
         holds: the slices that are held.
         accepted: slices that a person lets through the breaker, and when.
         refused: slices that the breaker refused, the longest ago first.
+        tried: when the last run ended that was to decide a slice.
     """
 
     breaker: Circuit
@@ -95,6 +97,7 @@ class _Gate:
     holds: Sequence[Hold]
     accepted: Mapping[str, datetime]
     refused: Sequence[str]
+    tried: Mapping[str, datetime]
 
 
 @dataclass(frozen=True)
@@ -122,10 +125,11 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     ended = end_runs_without_worker(instance, ledger, stream, now)
     see_kafka_awake(ledger, now)
     seen = _look(instance, ledger, lake, stream, cursor, now)
-    gate = _gate(ledger, lake, stream, seen, now)
+    past = past_runs(instance, stream, seen.order, now)
+    gate = _gate(ledger, lake, stream, seen, past, now)
     let_go = {**gate.accepted, **released(ledger, seen.lacking), **_tried_again(ledger, seen.lacking)}
     floor = _floor(ledger, stream, gate.breaker)
-    runs = forgiven(past_runs(instance, stream, seen.order, now), floor, let_go)
+    runs = forgiven(past, floor, let_go)
     still = _still_given_up(ledger, seen, gate, floor)
     decided = _decide(instance, stream, seen, gate, runs, still, now)
     # Those of before are in the ledger, but for those that a person released since this tick read it.
@@ -172,7 +176,7 @@ def _look(
     return _Seen(slices, main, there, lacking, [*order, *lost], lost, retired, strange, given_up, cursor)
 
 
-def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, now: datetime) -> _Gate:
+def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequence[PastRun], now: datetime) -> _Gate:
     undecided = {key for key, tables in seen.lacking.items() if "events" in tables}
     breaker, away = ledger.breakers.circuit(stream.name), lookup_away(ledger, lake, stream)
     if breaker.takes_probe(now) and not undecided & seen.main:
@@ -180,7 +184,7 @@ def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, now: datetime
     holds = standing_holds(ledger, stream, seen.slices.keys() - undecided)
     accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(list(seen.lacking)).items()}
     refused = [one.slice_key for one in ledger.breakers.refused(stream.name)]
-    return _Gate(breaker, away, holds, accepted, refused)
+    return _Gate(breaker, away, holds, accepted, refused, last_tries(runs))
 
 
 def _tried_again(ledger: Ledger, lacking: Collection[str]) -> dict[str, datetime]:
@@ -226,7 +230,18 @@ def _decide(
     lacking, main = seen.lacking, seen.main
     in_order = sorted(main & lacking.keys(), key=lambda key: seen.slices[key].ordinal) if stream.ordered else []
     probes = set(in_order[:1]) if stream.ordered else main
-    stopped = stop(gate.breaker, lacking, probes, gate.accepted, gate.refused, in_flight(runs), now, away=gate.away)
+    stopped = stop(
+        gate.breaker,
+        lacking,
+        probes,
+        gate.accepted,
+        gate.refused,
+        in_flight(runs),
+        now,
+        away=gate.away,
+        tried=gate.tried,
+        given_up=given_up,
+    )
     undone = {key: lacking[key] for key in in_order} if gate.breaker.closed and not gate.away else {}
     planned_at = {key: seen.slices[key].planned_at for key in lacking}
     # A slice that is blocked would keep those from going on that were asked for with it.
