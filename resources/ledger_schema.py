@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.portions import portions
 
-VERSION = 6
+VERSION = 7
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 _WRITES = "highwater_writes"
@@ -224,6 +224,15 @@ given_up = sa.Table(
     sa.Column("released_by", sa.String(249)),
     sa.Column("because", sa.Text),
     sa.Index("given_up_open", "stream", "released_at"),
+)
+
+in_vain = sa.Table(
+    "in_vain",
+    metadata,
+    sa.Column("slice_key", sa.String(300), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False, index=True),
+    sa.Column("since", Utc, nullable=False),
+    sa.Column("runs", sa.Integer, nullable=False),
 )
 
 paused_topics = sa.Table(
