@@ -258,6 +258,22 @@ def _given_up(asked: Asked) -> Measure | None:
     )
 
 
+def _in_vain(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found = asked.ledger.in_vain.open(stream.name)
+    return Measure(
+        stream.name,
+        "tried in vain",
+        f"{len(found):,} slices; {found[0].text}" if found else "no slice is tried again and again",
+        "no slice is tried again and again",
+        bool(found),
+        f"highwater explain {found[0].slice_key} tells its runs: mend what they fail by, and {stream.name}_repair "
+        "requests it within the hour, or materialise it"
+        if found
+        else "nothing is to be done",
+    )
+
+
 def _published_late(asked: Asked) -> Measure | None:
     stream = asked.stream
     now = datetime.now(UTC)
@@ -333,6 +349,7 @@ MEASURES: tuple[Measuring, ...] = (
     _breaker,
     _held,
     _given_up,
+    _in_vain,
     _reject_ratio,
     _parked,
     _late_retries,

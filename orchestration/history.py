@@ -39,7 +39,8 @@ def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str]
         order: the stream's keys in Dagster's order.
         now: the time, in UTC.
     """
-    return _past(instance, order, now, lambda record: _takes_slices(stream, record))
+    raw = {table_key(stream, "raw")}
+    return _past(instance, order, now, lambda record: _takes_slices(stream, record), raw)
 
 
 def past_publishing(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
@@ -48,14 +49,23 @@ def past_publishing(instance: dg.DagsterInstance, stream: Stream, order: Sequenc
 
 
 def _past(
-    instance: dg.DagsterInstance, order: Sequence[str], now: datetime, wanted: Callable[[RunRecord], bool]
+    instance: dg.DagsterInstance,
+    order: Sequence[str],
+    now: datetime,
+    wanted: Callable[[RunRecord], bool],
+    raw: Collection[dg.AssetKey] = (),
 ) -> list[PastRun]:
     unfinished = instance.get_run_records(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES), limit=RECORDS)
     recent = instance.get_run_records(dg.RunsFilter(updated_after=now - MEMORY), limit=RECORDS)
     records = {record.dagster_run.run_id: record for record in (*unfinished, *recent)}
     position = {key: at for at, key in enumerate(order)}
     return [
-        PastRun(keys_named(record.dagster_run.tags, order, position), _ended_at(record, now), run_id)
+        PastRun(
+            keys_named(record.dagster_run.tags, order, position),
+            _ended_at(record, now),
+            run_id,
+            raw_alone=record.dagster_run.asset_selection == raw,
+        )
         for run_id, record in records.items()
         if wanted(record)
     ]

@@ -24,6 +24,7 @@ from orchestration.requests import (
     forgiven,
     histories,
     in_flight,
+    last_tries,
     probe_requests,
     repair_requests,
     stop,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from orchestration.turns import Turn
     from orchestration.verdicts import Attempts
     from resources.given_up import GivenUp
+    from resources.in_vain import InVain
     from resources.lake import Lake
     from resources.ledger import Ledger
 
@@ -63,6 +65,7 @@ class _Seen:
         retired: those of the page whose keys were retired.
         strange: keys that Dagster holds and the ledger does not.
         given_up: the slices that were given up when the tick began, wherever the page is.
+        in_vain: the slices that were left undone again and again when the tick began, likewise.
         cursor: where the next tick looks.
     """
 
@@ -75,7 +78,12 @@ class _Seen:
     retired: Collection[str]
     strange: Sequence[str]
     given_up: Sequence[GivenUp]
+    in_vain: Sequence[InVain]
     cursor: str
+
+    def done(self, key: str) -> bool:
+        """Whether a slice was looked at and stands in all tables."""
+        return key in self.slices and key not in self.lacking
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ class _Gate:
         holds: the slices that are held.
         accepted: slices that a person lets through the breaker, and when.
         refused: slices that the breaker refused, the longest ago first.
+        tried: when the last run ended that was to decide a slice.
     """
 
     breaker: Circuit
@@ -95,6 +104,7 @@ class _Gate:
     holds: Sequence[Hold]
     accepted: Mapping[str, datetime]
     refused: Sequence[str]
+    tried: Mapping[str, datetime]
 
 
 @dataclass(frozen=True)
@@ -122,15 +132,17 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     ended = end_runs_without_worker(instance, ledger, stream, now)
     see_kafka_awake(ledger, now)
     seen = _look(instance, ledger, lake, stream, cursor, now)
-    gate = _gate(ledger, lake, stream, seen, now)
+    past = past_runs(instance, stream, seen.order, now)
+    gate = _gate(ledger, lake, stream, seen, past, now)
     let_go = {**gate.accepted, **released(ledger, seen.lacking), **ledger.given_up.released([*seen.lacking])}
     floor = _floor(ledger, stream, gate.breaker)
-    runs = forgiven(past_runs(instance, stream, seen.order, now), floor, let_go)
+    runs = forgiven(past, floor, let_go)
     still = _still_given_up(ledger, seen, gate, floor)
     decided = _decide(instance, stream, seen, gate, runs, still, now)
     # Those of before are in the ledger, but for those that a person released since this tick read it.
     if fresh := [key for key in decided.repair.given_up if key not in still]:
         ledger.given_up.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
+    in_vain = _in_vain(ledger, stream, seen, gate, decided, {*still, *decided.repair.given_up}, runs, now)
     live = [piece for key, piece in seen.slices.items() if key not in seen.retired]
     forgotten = forgotten_events(instance, stream, live, seen.there)
     return Tick(
@@ -141,6 +153,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
             *repair_lines(decided.repair, seen.lost, forgotten, seen.strange),
             *stopped_lines(gate.breaker, decided.stopped, gate.away),
             *turn_lines(decided.turn, gate.holds),
+            *([f"{len(in_vain)} left undone by {RULES.attempts} runs or more: {_some(in_vain)}"] if in_vain else []),
         ],
         events=forgotten,
         cursor=seen.cursor,
@@ -155,9 +168,10 @@ def _look(
     retired = ledger.retired.among([piece.key for piece in page])
     lost = _lost([piece for piece in page if piece.key not in retired], order, now)
     strange, suspects = _suspects(instance, ledger, stream, order)
-    given_up = ledger.given_up.open(stream.name)
-    # One that was given up and that somebody materialised since is done, wherever the page is.
-    looked_after = ledger.get([one.slice_key for one in given_up[:PAGE]])
+    given_up, in_vain = ledger.given_up.open(stream.name), ledger.in_vain.open(stream.name)
+    # One that was given up or tried in vain, and that somebody materialised since, is done, wherever the page is.
+    kept = {one.slice_key for one in given_up[:PAGE]} | {one.slice_key for one in in_vain[:PAGE]}
+    looked_after = ledger.get(sorted(kept))
     slices = {piece.key: piece for piece in (*suspects, *looked_after, *page)}
     with guarded(lake_guard(ledger, lake, stream)):
         see_lake_there(ledger, lake)
@@ -169,10 +183,10 @@ def _look(
         ledger.retired.recall(damaged, now)
         lost += [key for key in damaged if key not in set(order)]
     main = frozenset(key for key, piece in slices.items() if piece.topic == stream.topic)
-    return _Seen(slices, main, there, lacking, [*order, *lost], lost, retired, strange, given_up, cursor)
+    return _Seen(slices, main, there, lacking, [*order, *lost], lost, retired, strange, given_up, in_vain, cursor)
 
 
-def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, now: datetime) -> _Gate:
+def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequence[PastRun], now: datetime) -> _Gate:
     undecided = {key for key, tables in seen.lacking.items() if "events" in tables}
     breaker, away = ledger.breakers.circuit(stream.name), lookup_away(ledger, lake, stream)
     if breaker.takes_probe(now) and not undecided & seen.main:
@@ -180,20 +194,49 @@ def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, now: datetime
     holds = standing_holds(ledger, stream, seen.slices.keys() - undecided)
     accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(list(seen.lacking)).items()}
     refused = [one.slice_key for one in ledger.breakers.refused(stream.name)]
-    return _Gate(breaker, away, holds, accepted, refused)
+    return _Gate(breaker, away, holds, accepted, refused, last_tries(runs))
 
 
 def _still_given_up(ledger: Ledger, seen: _Seen, gate: _Gate, floor: datetime | None) -> set[str]:
     """The slices that stay given up; forgotten are those that are done, and those whose failures count no more."""
 
     def over(one: GivenUp) -> bool:
-        done = one.slice_key in seen.slices and one.slice_key not in seen.lacking
-        return done or any(at is not None and one.since < at for at in (floor, gate.accepted.get(one.slice_key)))
+        return seen.done(one.slice_key) or any(
+            at is not None and one.since < at for at in (floor, gate.accepted.get(one.slice_key))
+        )
 
     ended = {one.slice_key for one in seen.given_up if over(one)}
     if ended:
         ledger.given_up.end(sorted(ended))
     return {one.slice_key for one in seen.given_up} - ended
+
+
+def _in_vain(
+    ledger: Ledger,
+    stream: Stream,
+    seen: _Seen,
+    gate: _Gate,
+    decided: _Decided,
+    given_up: Collection[str],
+    runs: Sequence[PastRun],
+    now: datetime,
+) -> list[str]:
+    """Keep and return the slices that were left undone as often as others are given up, and that are asked for on.
+
+    These are the first of a stream that decides in order, and those whose last run missed a dependency that has no
+    breaker: without this nobody would be told of them. What is held, or waits for the breaker, has an alert of its own.
+    A slice stays one of them until it is done or belongs to these, also when its runs are older than a day. One that
+    a run works on becomes none: it may be the run that decides what was held.
+    """
+    others = {*given_up, *(one.slice_key for one in gate.holds)}
+    over = [one for one in seen.in_vain if one.slice_key in others or seen.done(one.slice_key)]
+    if over:
+        ledger.in_vain.end([one.slice_key for one in over])
+    known = histories((key for key in seen.lacking if key not in others | decided.stopped.waiting), runs)
+    fresh = {key: one.ended for key, one in known.items() if one.ended >= RULES.attempts and not one.in_flight}
+    if fresh:
+        ledger.in_vain.add(stream.name, fresh, now)
+    return [*fresh]
 
 
 def _decide(
@@ -208,7 +251,18 @@ def _decide(
     lacking, main = seen.lacking, seen.main
     in_order = sorted(main & lacking.keys(), key=lambda key: seen.slices[key].ordinal) if stream.ordered else []
     probes = set(in_order[:1]) if stream.ordered else main
-    stopped = stop(gate.breaker, lacking, probes, gate.accepted, gate.refused, in_flight(runs), now, away=gate.away)
+    stopped = stop(
+        gate.breaker,
+        lacking,
+        probes,
+        gate.accepted,
+        gate.refused,
+        in_flight(runs),
+        now,
+        away=gate.away,
+        tried=gate.tried,
+        given_up=given_up,
+    )
     undone = {key: lacking[key] for key in in_order} if gate.breaker.closed and not gate.away else {}
     planned_at = {key: seen.slices[key].planned_at for key in lacking}
     # A slice that is blocked would keep those from going on that were asked for with it.

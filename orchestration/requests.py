@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ TIER_PRIORITY = "-1"
 RETRY = "retry"
 PROBE = "probe"
 PUBLISH = "publish"
+NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,13 @@ class PastRun:
         ended_at: when it ended, in UTC; None while it is in flight, as also a failed run is that Dagster will retry by
             itself.
         run_id: Dagster's.
+        raw_alone: whether it was only to read them from Kafka, not to decide them.
     """
 
     keys: frozenset[str]
     ended_at: datetime | None = None
     run_id: str = ""
+    raw_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -271,11 +275,14 @@ def stop(
     now: datetime,
     *,
     away: bool = False,
+    tried: Mapping[str, datetime] = MappingProxyType({}),
+    given_up: Collection[str] = (),
 ) -> Stopped:
     """Stop the slices whose decision the breaker does not allow; what was decided before is finished.
 
-    The probe is the oldest slice that was never refused, if there is one; else the one whose refusal is the longest
-    ago. So a slice that is refused whatever is mended keeps back no other.
+    The probe is the oldest slice that no run tried to decide, if there is one; else the one whose last try is the
+    longest ago, be it that it was refused, failed or lost its worker. So a slice that nothing mends keeps back no
+    other. Those that were given up come last, and so does a probe that came to no end in its time.
 
     Args:
         circuit: the breaker.
@@ -286,6 +293,8 @@ def stop(
         busy: slices that runs are working on or will.
         now: the time, in UTC.
         away: whether the reference table is left alone, so that nothing can be decided.
+        tried: when the last run ended that was to decide a slice, of those that had one.
+        given_up: slices that were given up.
     """
     if circuit.closed and not away:
         return Stopped()
@@ -294,15 +303,26 @@ def stop(
     waiting = [key for key in undecided if "raw" not in lacking[key]]
     if away:
         candidates: list[str] = []
-    elif circuit.probe in waiting:
-        candidates = [circuit.probe]
     elif circuit.takes_probe(now):
-        tried = {key: at for at, key in enumerate(refused, 1)}
-        candidates = sorted((key for key in waiting if key in main), key=lambda key: tried.get(key, 0))[:1]
+        known = {key: at for at, key in enumerate(refused, 1)}  # a refusal counts for longer than its run is remembered
+
+        def rank(key: str) -> tuple[bool, bool, datetime, int]:
+            return key in given_up, key == circuit.probe, tried.get(key, NEVER), known.get(key, 0)
+
+        candidates = sorted((key for key in waiting if key in main), key=rank)[:1]
     else:
-        candidates = []
+        candidates = [key for key in waiting if key == circuit.probe]
     probe = next((key for key in candidates if key not in busy), None)
     return Stopped(frozenset(waiting), frozenset(undecided) - frozenset(waiting), probe)
+
+
+def last_tries(runs: Iterable[PastRun]) -> dict[str, datetime]:
+    """When the last run ended that was to decide a slice; slices that no run of the last day was to are left out."""
+    found: dict[str, datetime] = {}
+    for run in runs:
+        if run.ended_at is not None and not run.raw_alone:
+            found.update({key: max(run.ended_at, found.get(key, run.ended_at)) for key in run.keys})
+    return found
 
 
 def probe_requests(probe: str | None, now: datetime) -> list[Request]:

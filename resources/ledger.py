@@ -24,6 +24,7 @@ from resources.breakers import Breakers
 from resources.erasures import Erasures, restore
 from resources.given_up import GivenUps
 from resources.holds import Holds
+from resources.in_vain import InVains
 from resources.leases import Heartbeat, Lease, forget, held, leased
 from resources.ledger_rows import (
     discard_of,
@@ -564,6 +565,11 @@ class Ledger:
     def given_up(self) -> GivenUps:
         """The slices of all streams that repair gave up."""
         return GivenUps(lambda: self._engine)
+
+    @property
+    def in_vain(self) -> InVains:
+        """The slices of all streams that runs leave undone again and again, and that are requested on."""
+        return InVains(lambda: self._engine)
 
     # Paused tiers
 

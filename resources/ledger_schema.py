@@ -234,6 +234,15 @@ given_up = sa.Table(
     sa.Index("given_up_open", "stream", "released_at"),
 )
 
+in_vain = sa.Table(
+    "in_vain",
+    metadata,
+    sa.Column("slice_key", sa.String(300), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False, index=True),
+    sa.Column("since", Utc, nullable=False),
+    sa.Column("runs", sa.Integer, nullable=False),
+)
+
 paused_topics = sa.Table(
     "paused_topics",
     metadata,

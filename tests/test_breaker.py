@@ -41,7 +41,7 @@ from orchestration.cli import main
 from orchestration.plan_status import stream_status
 from orchestration.repairing import RULES as REPAIR
 from orchestration.repairing import repair
-from orchestration.requests import PastRun, forgiven, stop
+from orchestration.requests import PastRun, forgiven, last_tries, stop
 from orchestration.stream_assets import table_key
 from resources import breakers
 from resources import ledger_schema as schema
@@ -535,6 +535,35 @@ def test_the_probe_is_a_slice_of_the_topic_that_was_refused_never_or_longest_ago
     assert stopped(OPEN, later, lacking={"t": UNDECIDED, "c": UNREAD})[2] is None
 
 
+def test_a_slice_that_fails_takes_its_turn_behind_those_that_nobody_tried() -> None:
+    """It is never refused, so it was every probe for as long as it failed, and sound slices waited behind it."""
+    later = NOON + minutes(5)
+    assert stopped(OPEN, later, tried={"a": NOON})[2] == "b"
+    assert stopped(OPEN, later, tried={"a": NOON, "b": NOON - minutes(1)})[2] == "b"
+    assert stopped(OPEN, later, tried={"a": NOON - minutes(1), "b": NOON})[2] == "a"
+    assert stopped(OPEN, later, tried={"a": NOON, "b": NOON}, refused=["a"])[2] == "b", "of one run the sound one"
+    assert stopped(OPEN, later, given_up={"a"}, tried={"b": NOON})[2] == "b"
+    assert stopped(OPEN, later, given_up={"a", "b"})[2] == "a", "there is no other"
+
+
+def test_only_runs_that_were_to_decide_are_tries() -> None:
+    def run(keys: str, ended: datetime | None, *, raw_alone: bool = False) -> PastRun:
+        return PastRun(frozenset(keys), ended, raw_alone=raw_alone)
+
+    early = NOON - minutes(1)
+    runs = [run("ab", NOON), run("b", early), run("c", NOON, raw_alone=True), run("d", None), run("e", early)]
+    assert last_tries(runs) == {"a": NOON, "b": NOON, "e": early}
+
+
+def test_a_probe_that_comes_to_no_end_makes_room_for_another() -> None:
+    """One that killed its worker each time was requested again and again, and no other was."""
+    lost = replace(OPEN, probe="a", until=NOON + minutes(30))
+    assert stopped(lost, NOON + minutes(29))[2] == "a"
+    assert stopped(lost, NOON + minutes(30))[2] == "b"
+    assert stopped(lost, NOON + minutes(30), busy={"a"})[2] == "b", "its run stands still"
+    assert stopped(lost, NOON + minutes(30), lacking={"a": UNDECIDED})[2] == "a"
+
+
 def test_a_probe_whose_run_was_lost_is_requested_again() -> None:
     probing = replace(OPEN, probe="b", until=NOON + minutes(30))
     assert stopped(probing)[2] == "b"
@@ -570,9 +599,21 @@ class Repairing:
         A run whose end is not reported has ended at the beginning of a second, which is before what came just ahead.
         """
         for _ in range(REPAIR.attempts):
-            run = dg.DagsterRun("orders_slice", tags={"dagster/partition": key, "highwater/stream": "orders"})
-            self.instance.add_run(run)
-            self.instance.report_run_failed(run)
+            self.fail(key)
+
+    def fail(self, key: str, tables: Sequence[str] = ()) -> None:
+        """A run that ends, and failed; of all tables, or of these."""
+        run = dg.DagsterRun(
+            "orders_slice",
+            tags={"dagster/partition": key, "highwater/stream": "orders"},
+            asset_selection=frozenset(table_key(self.stream, name) for name in tables) or None,
+        )
+        self.instance.add_run(run)
+        self.instance.report_run_failed(run)
+
+    def read(self, key: str) -> None:
+        """A run for raw alone that ends."""
+        self.fail(key, ["raw"])
 
     def tick(self) -> tuple[list[tuple[list[str], bool, str]], ticks.Tick]:
         """Keys, whether raw alone, and who asks; and the tick."""
@@ -608,6 +649,25 @@ def test_repair_asks_for_one_probe_and_then_for_the_rest(repairing: Repairing) -
     requests, _ = repairing.tick()
     asked = sorted(keys for keys, raw_alone, _ in requests if not raw_alone)
     assert asked == [[ONE.key], [TWO.key], [THREE.key, FOUR.key]], "a slice that was refused shares no run"
+
+
+@pytest.mark.parametrize("given_up", [True, False], ids=["given up", "failed"])
+def test_a_slice_that_fails_whatever_is_mended_is_not_every_probe(repairing: Repairing, given_up: bool) -> None:
+    """The breaker opened by failures stayed open for as long as the oldest slice failed."""
+    if given_up:
+        repairing.fail_often(ONE.key)
+        repairing.tick()
+    else:
+        repairing.fail(ONE.key)
+    assert [one.slice_key for one in repairing.ledger.given_up.open("orders")] == ([ONE.key] if given_up else [])
+    repairing.read(TWO.key)
+    probes = []
+    for _ in range(6):
+        opened(repairing.ledger)
+        probes += [key for keys, _, purpose in repairing.tick()[0] if purpose == "probe" for key in keys]
+        repairing.fail(probes[-1])
+    rest = [TWO.key, THREE.key] if given_up else [TWO.key, THREE.key, ONE.key]
+    assert probes == [*rest, *rest, *rest][:6]
 
 
 def test_repair_closes_what_has_no_slice_left_to_probe(repairing: Repairing) -> None:

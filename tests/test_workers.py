@@ -15,6 +15,7 @@ from dagster import instance_for_test
 from dev.processes import wait_until
 from orchestration import workers
 from orchestration.resources import LedgerResource
+from orchestration.sensors import REPAIR_SECONDS
 from orchestration.worker_leases import living
 from orchestration.workers import (
     LEASE_SECONDS,
@@ -140,6 +141,60 @@ def test_a_worker_that_tells_again_after_the_ledger_was_away_keeps_its_run(
     assert status(instance, alive) == dg.DagsterRunStatus.STARTED
     assert waited == [LOOK_AGAIN_SECONDS]
     assert LOOK_AGAIN_SECONDS > LEASE_SECONDS / RENEWALS_A_TERM, "every living worker has had its beat"
+
+
+def starting(instance: dg.DagsterInstance) -> str:
+    """A run that was launched just now, and whose worker has not begun."""
+    run = dg.DagsterRun(job_name="orders_slice", tags={"highwater/stream": "orders"})
+    instance.add_run(run)
+    instance.report_dagster_event(dg.DagsterEvent("PIPELINE_STARTING", run.job_name), run_id=run.run_id)
+    return run.run_id
+
+
+def begin(instance: dg.DagsterInstance, run: str) -> None:
+    event = dg.DagsterEvent("PIPELINE_START", "orders_slice", message="RUN_START")
+    instance.report_dagster_event(event, run_id=run)
+
+
+def test_a_run_whose_worker_was_killed_before_it_began_fails_after_a_restart(
+    instance: dg.DagsterInstance, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no lease that could run out, and counted as in flight until Dagster ended it after five minutes."""
+    run, now = starting(instance), datetime.now(UTC)
+    monkeypatch.setattr(workers, "first_look", lambda: now + timedelta(seconds=30))
+    assert end_runs_without_worker(instance, ledger, STREAM, now + timedelta(seconds=55)) == [], "it may be young"
+    assert end_runs_without_worker(instance, ledger, STREAM, now + timedelta(seconds=65)) == [run]
+    assert status(instance, run) == dg.DagsterRunStatus.FAILURE
+    found = instance.get_run_by_id(run)
+    assert found is not None
+    assert found.tags["dagster/will_retry"] == "true", "Dagster retries it as one whose worker died"
+
+
+def test_a_worker_that_is_slow_to_begin_keeps_its_run(
+    instance: dg.DagsterInstance, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a very busy machine a worker was seen to need a minute, and nothing says that it is the longest."""
+    before = datetime.now(UTC)
+    monkeypatch.setattr(workers, "first_look", lambda: before)
+    run, later = starting(instance), before + timedelta(seconds=290)
+    assert end_runs_without_worker(instance, ledger, STREAM, later) == []
+    monkeypatch.setattr(workers, "first_look", lambda: later)
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "_can_be_asked", lambda _: True)
+        assert end_runs_without_worker(instance, ledger, STREAM, later) == [], "its launcher looks after it"
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "time", SimpleNamespace(sleep=lambda _: begin(instance, run)))
+        assert end_runs_without_worker(instance, ledger, STREAM, later) == [], "it began between the two looks"
+    assert status(instance, run) == dg.DagsterRunStatus.STARTED
+
+
+def test_what_three_minutes_are_made_of() -> None:
+    """A term of the lease, a tick and the second look leave a minute to Dagster's retry, the queue and the run."""
+    assert LEASE_SECONDS + REPAIR_SECONDS + LOOK_AGAIN_SECONDS <= 120
+
+
+def test_code_servers_remember_when_they_looked_first() -> None:
+    assert workers.first_look() == workers.first_look() <= datetime.now(UTC)
 
 
 def test_a_run_that_ends_while_it_is_looked_at_is_left_alone(

@@ -1,0 +1,152 @@
+"""What is requested on and on is told too: slices that are never given up, and that run after run leaves undone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from highwater.alerting import Alert
+from orchestration import alerts, repairing
+from resources.in_vain import InVain
+from resources.ledger import Ledger
+from tests.support import failed_by
+from tests.test_breaker import OPEN, Repairing, opened, prove
+from tests.test_given_up import NAMED, NOW
+from tests.test_holds import FOUND, ONE, STREAM, TWO
+
+ALL = ("events", "rejects", "current")
+
+
+class Telling:
+    """Repair's ticks and those of the alerts, each of which opens the ledger as another daemon does."""
+
+    def __init__(self, folder: Path, ours: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.url, self.ours, self.heard = f"sqlite:///{folder / 'ledger.sqlite'}", ours, list[Alert]()
+        monkeypatch.setattr(alerts, "MEASURES", (alerts._in_vain, alerts._given_up, alerts._held))
+
+    def tick(self) -> str:
+        unused: Any = None
+        _, found = self.ours.tick()
+        alerts.tick(Ledger(self.url), unused, unused, [self.ours.stream], self.heard.append)
+        return found.message
+
+    def kinds(self) -> list[str]:
+        return [f"{alert.to_plain()['kind']} {alert.what}" for alert in self.heard]
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as made:
+        yield made
+
+
+@pytest.fixture
+def in_order(tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Telling:
+    """A stream that decides in order, its first slices in raw."""
+    ours = Repairing(tmp_path, instance, [ONE, TWO], STREAM)
+    prove(ours.lake, [ONE, TWO], "raw")
+    return Telling(tmp_path, ours, monkeypatch)
+
+
+def test_the_first_time_stays(ledger: Ledger) -> None:
+    kept = ledger.in_vain
+    kept.add("orders", {"a": 6}, NOW)
+    kept.add("orders", {"a": 9, "b": 7}, NOW.replace(hour=1))
+    assert kept.open("orders") == [InVain("a", NOW, 6), InVain("b", NOW.replace(hour=1), 7)]
+    assert kept.open("payments") == []
+    kept.end(["a", "c"])
+    assert [one.slice_key for one in kept.open("orders")] == ["b"]
+
+
+def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recovery(
+    in_order: Telling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is never given up, since all others wait for it: it was requested every hour, and nobody was told."""
+    ours = in_order.ours
+    for _ in range(repairing.RULES.attempts - 1):
+        ours.fail(ONE.key)
+    in_order.tick()
+    assert in_order.kinds() == [], "five runs"
+    ours.fail(ONE.key)
+    told = in_order.tick()
+    assert f"1 left undone by {repairing.RULES.attempts} runs or more: {ONE.key}" in told
+    [alert] = in_order.heard
+    assert (alert.what, alert.value.startswith(f"1 slices; {ONE.key} was left undone by 6 runs")) == (
+        "tried in vain",
+        True,
+    )
+    assert f"highwater explain {ONE.key}" in alert.remedy
+    ours.fail(ONE.key)
+    in_order.tick()
+    with monkeypatch.context() as patched:
+        patched.setattr(repairing, "past_runs", lambda *_: [])  # the daemon was away for a day
+        in_order.tick()
+    assert in_order.kinds() == ["alert tried in vain"]
+    prove(ours.lake, [ONE], *ALL)
+    assert "left undone" not in in_order.tick()
+    in_order.tick()
+    assert in_order.kinds() == ["alert tried in vain", "recovery tried in vain"]
+    assert alerts._in_vain in alerts.MEASURES
+
+
+def test_what_is_held_is_told_as_such_also_while_a_run_decides_it(in_order: Telling) -> None:
+    """The hold ends when the events stand, and the run goes on for a while."""
+    ours = in_order.ours
+    ours.ledger.holds.note("orders", ONE.key, FOUND, NOW)
+    ours.fail_often(ONE.key)
+    in_order.tick()
+    run = dg.DagsterRun("orders_slice", tags={"dagster/partition": ONE.key, "highwater/stream": "orders"})
+    ours.instance.add_run(run)
+    prove(ours.lake, [ONE], "events")
+    in_order.tick()
+    assert ours.ledger.holds.open("orders") == []
+    prove(ours.lake, [ONE], "rejects", "current")
+    in_order.tick()
+    assert in_order.kinds() == ["alert held", "recovery held"]
+
+
+def test_a_slice_that_failed_on_and_on_and_is_held_since_is_told_as_held(in_order: Telling) -> None:
+    ours = in_order.ours
+    ours.fail_often(ONE.key)
+    in_order.tick()
+    ours.ledger.holds.note("orders", ONE.key, FOUND, NOW)
+    in_order.tick()
+    assert sorted(in_order.kinds()) == ["alert held", "alert tried in vain", "recovery tried in vain"]
+
+
+def test_what_waits_for_the_breaker_is_told_by_it(in_order: Telling) -> None:
+    opened(in_order.ours.ledger, replace(OPEN, until=NOW.replace(year=2100)))
+    in_order.ours.fail_often(ONE.key)
+    in_order.tick()
+    assert in_order.kinds() == []
+
+
+def test_slices_that_wait_for_spark_are_one_alert_until_it_is_back(
+    tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were requested every hour, and nothing was told before retention came near what Kafka keeps."""
+    ours = Repairing(tmp_path, instance, [ONE, TWO])
+    telling = Telling(tmp_path, ours, monkeypatch)
+    for piece in (ONE, TWO):
+        ours.fail_often(piece.key)
+    time.sleep(0.01)
+    for piece in (ONE, TWO):
+        failed_by(ours.instance, {**NAMED, "dagster/partition": piece.key}, "DependencyAwayError: Spark is away")
+    telling.tick()
+    telling.tick()
+    assert telling.kinds() == ["alert tried in vain"]
+    assert telling.heard[0].value.startswith("2 slices; ")
+    prove(ours.lake, [ONE], "raw", *ALL)
+    telling.tick()
+    assert telling.kinds() == ["alert tried in vain"], "one waits still"
+    time.sleep(0.01)
+    failed_by(ours.instance, {**NAMED, "dagster/partition": TWO.key}, "UnbalancedError: rows are missing")
+    telling.tick()
+    telling.tick()
+    assert sorted(telling.kinds()) == ["alert given up", "alert tried in vain", "recovery tried in vain"]
