@@ -61,7 +61,7 @@ class _Seen:
         order: Dagster's keys in its order, then the lost ones.
         lost: keys that Dagster is to hold, and does not.
         retired: those of the page whose keys were retired.
-        strange: keys that Dagster holds and the ledger does not.
+        strange: keys that Dagster holds, and by the ledger are no slices of the stream.
         given_up: the slices that were given up when the tick began, wherever the page is.
         cursor: where the next tick looks.
     """
@@ -233,14 +233,15 @@ def _floor(ledger: Ledger, stream: Stream, breaker: Circuit) -> datetime | None:
 def _suspects(
     instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, order: Sequence[str]
 ) -> tuple[list[str], list[Slice]]:
-    """Keys that the ledger does not hold, and slices that Dagster holds as not materialised, the oldest first."""
+    """Keys of no slice of the stream, and slices that Dagster holds as not materialised, the oldest first."""
     done = materialised(instance, stream)
     keys = [key for key in order if key not in done][:PAGE]
     try:
-        return [], ledger.get(keys)
+        found = ledger.get(keys)
     except UnknownSliceError:
-        planned = {piece.key: piece for piece in ledger.slices(stream.name)}
-        return [key for key in keys if key not in planned], [planned[key] for key in keys if key in planned]
+        found = ledger.slices(stream.name)
+    planned = {piece.key: piece for piece in found if piece.stream == stream.name}
+    return [key for key in keys if key not in planned], [planned[key] for key in keys if key in planned]
 
 
 def _lost(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[str]:
@@ -287,7 +288,7 @@ def repair_lines(
         "waiting for the next attempt": list(found.waiting),
         f"given up after {RULES.attempts} runs, look at them": found.given_up,
         "told to Dagster again": sorted({event.partition or "" for event in forgotten}),
-        "not in the ledger, delete their keys from Dagster": strange,
+        "no slices of the stream by the ledger, delete their keys from Dagster": strange,
     }
     return [f"{len(keys)} {what}: {_some(keys)}" for what, keys in told.items() if keys]
 

@@ -352,7 +352,22 @@ def test_a_key_that_somebody_added_by_hand_is_named_and_holds_nothing_up(ticking
     context = ours.evaluate("orders_repair")
     assert len(context.run_requests) == 1
     lines = repairing.repair(ours.instance, SimpleNamespace(**(ours.defs.resources or {})), ours.stream, None).lines
-    assert "1 not in the ledger, delete their keys from Dagster: orders@' OR 1=1" in lines
+    assert "1 no slices of the stream by the ledger, delete their keys from Dagster: orders@' OR 1=1" in lines
+
+
+def test_a_key_of_another_stream_is_named_and_not_requested(ticking: Callable[..., Ticking]) -> None:
+    """Its runs can only fail, and repair once asked for them until it gave up."""
+    ours = ticking(records=10)
+    ours.tick("orders_planner")
+    _later(ours)
+    [own] = ours.ledger.slices("orders")
+    foreign = replace(own, stream="payments", topic="payments")
+    assert ours.ledger.add([foreign])
+    ours.instance.add_dynamic_partitions("orders_slices", [foreign.key])
+    resources = SimpleNamespace(**(ours.defs.resources or {}))
+    tick = repairing.repair(ours.instance, resources, ours.stream, None)
+    assert [request.keys for request in tick.requests] == [(own.key,)]
+    assert f"1 no slices of the stream by the ledger, delete their keys from Dagster: {foreign.key}" in tick.lines
 
 
 def test_the_hourly_schedule_plans_by_the_same_function(ticking: Callable[..., Ticking], tmp_path: Path) -> None:
