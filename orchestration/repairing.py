@@ -15,8 +15,9 @@ import dagster as dg
 
 from highwater.breaker import rested
 from highwater.errors import UnknownSliceError
-from orchestration import metadata, standing
+from orchestration import standing
 from orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
+from orchestration.forgotten import forgotten_events
 from orchestration.history import left_by_what_was_away, materialised, past_runs
 from orchestration.requests import (
     RepairRules,
@@ -28,7 +29,7 @@ from orchestration.requests import (
     repair_requests,
     stop,
 )
-from orchestration.stream_assets import table_key, table_keys
+from orchestration.stream_assets import table_keys
 from orchestration.ticks import PAGE, Tick, breaker_lines, next_page
 from orchestration.turns import released, standing_holds, take_turn, turn_lines
 from orchestration.workers import end_runs_without_worker
@@ -132,7 +133,9 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     if fresh := [key for key in decided.repair.given_up if key not in still]:
         ledger.given_up.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
     live = [piece for key, piece in seen.slices.items() if key not in seen.retired]
-    forgotten = forgotten_events(instance, stream, live, seen.there)
+    with guarded(lake_guard(ledger, lake, stream)):
+        most = RULES.slices_a_tick * len(table_keys(stream))
+        forgotten = forgotten_events(instance, lake, stream, live, seen.there, most)
     return Tick(
         keys=seen.lost,
         requests=decided.requests,
@@ -248,27 +251,6 @@ def _lost(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[st
     """Slices whose keys Dagster lacks; the youngest are left to the planner, whose keys may be on their way."""
     known = set(order)
     return [piece.key for piece in page if piece.key not in known and now - piece.planned_at >= RULES.grace]
-
-
-def forgotten_events(
-    instance: dg.DagsterInstance, stream: Stream, slices: Sequence[Slice], there: Attempts
-) -> list[dg.AssetMaterialization]:
-    """Materialisations that the lake proves and Dagster does not hold, as many as one tick reports."""
-    found: list[dg.AssetMaterialization] = []
-    for name, attempts in there.tables().items():
-        key = table_key(stream, name)
-        known = instance.get_materialized_partitions(key)
-        found += [
-            dg.AssetMaterialization(
-                key,
-                partition=piece.key,
-                description="The lake holds this slice; Dagster had no record of it.",
-                metadata={"offsets": metadata.offset_table(piece), "attempt": attempts[piece.key]},
-            )
-            for piece in slices
-            if piece.key in attempts and piece.key not in known
-        ]
-    return found[: RULES.slices_a_tick * len(table_keys(stream))]
 
 
 def ended_lines(ended: Sequence[str]) -> list[str]:
