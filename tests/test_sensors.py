@@ -301,7 +301,8 @@ def test_what_dagster_forgot_is_told_as_the_run_told_it(ticking: Callable[..., T
     first, last = 1_780_000_000_000_000, 1_780_000_060_000_000
     span = {"first_event_us": first, "last_event_us": last}
     ours.fill([piece], "raw", rows=10)
-    ours.fill([piece], "events", "current", rows=7, rejects_malformed=2, **span)
+    ours.fill([piece], "events", rows=7, rejects_malformed=2, **span)
+    ours.fill([piece], "current", rows=7)
     ours.fill([piece], "rejects", "dlq", rows=2)
     told = {event.asset_key.path[-1]: event.metadata for event in ours.tick("orders_repair").asset_events}
     assert {table: one["dagster/partition_row_count"].value for table, one in told.items()} == {
