@@ -494,7 +494,10 @@ def test_an_open_transaction_is_waited_for(ours: Ours) -> None:
     producer.produce(held.stream.topic, key=message.key, value=message.value, partition=0)
     producer.flush(30)
     result = ours.tick()
-    assert "nothing new" in str(result.skip_message)
+    name = held.stream.topic
+    assert f"nothing new in {name}; 1 offsets of {name} stand behind an open transaction" in str(result.skip_message)
+    told = ours.command("plan", "orders")
+    assert (told.exit_code, "1 offsets of" in told.output) == (MENDED, True)
     producer.commit_transaction(30)
     wait_until(lambda: bool(ours.planned()), 30, "a slice of the transaction's records")
     ours.took(before, [*held.slices()][-1])
