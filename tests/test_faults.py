@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -23,6 +24,7 @@ from highwater.errors import KAFKA, DeclarationError, PermanentError, TopicAbsen
 from highwater.slices import OffsetRange, Slice
 from orchestration.build import build_defs
 from orchestration.checks import Sources
+from orchestration.repairing import repair
 from orchestration.requests import RANGE_END, RANGE_START, RepairRules
 from resources.guards import COOL_DOWN, FAILURES
 from resources.kafka import Kafka
@@ -504,7 +506,34 @@ def test_an_open_transaction_is_waited_for(ours: Ours) -> None:
     held.see_whole()
 
 
-def test_a_lake_that_cannot_be_written(ours: Ours) -> None:
+def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
+    """The table is there and is read; a file stands where the slice's folder would be, so a task of Spark's fails."""
+    held = ours.held
+    held.send(60)
+    ours.taken()
+    held.send(60)
+    [key] = ours.planned()
+    in_the_way = held.path("raw") / f"slice={key}"
+    in_the_way.write_text("in the way")
+    told = tried_again(ours.run(key))
+    assert f"DependencyAwayError: the lake's storage failed at {held.path('raw')}; found: " in told
+    assert "is not a directory" in told
+    assert "remedy: see that HIGHWATER_LAKE may be written" in told
+    assert key not in held.proofs("raw")
+    asked = ours.command("explain", key)
+    assert (asked.exit_code, "not whole: raw, events, rejects" in asked.output) == (MENDED, True)
+    assert f"1 requested again: {key}" in repair_lines(ours)
+    in_the_way.unlink()
+    ours.repaired()
+    held.see_whole()
+
+
+def repair_lines(ours: Ours) -> list[str]:
+    """What a tick of repair says in its log."""
+    return [*repair(ours.instance, SimpleNamespace(**(ours.defs.resources or {})), ours.held.stream, None).lines]
+
+
+def test_a_lake_that_cannot_be_read(ours: Ours) -> None:
     """A file stands where the table's folder would be: what even root cannot write over."""
     held = ours.held
     held.send(60)
