@@ -118,7 +118,7 @@ def commit_until_settled(
     clock, notes = Clock(), dict(kept)
     pending = [piece for piece in work.slices if piece.key not in notes]
     if not pending:
-        return reports(work, table, standing.proofs, notes, clock, version=-1)
+        return reports(work, table, standing.proofs, notes, clock, standing.version)
     batch = prepare(work, pending, clock)
     try:
         notes.update(_refusals(batch, pending, standing))
@@ -141,7 +141,7 @@ def _settle(
     for tries in range(1, TRIES + 1):
         pending = [piece for piece in work.slices if piece.key not in notes]
         if not pending:
-            return seen.proofs, -1
+            return seen.proofs, seen.version
         try:
             with clock.phase("commit"):
                 proofs, version = _commit(work, table, seen, batch, pending)
@@ -235,12 +235,11 @@ def reports(
         proofs: what stands in the table of each slice.
         notes: for slices that were left as they stand, the reason.
         clock: seconds by phase.
-        version: the version of the table after the commit; -1 without one.
+        version: the version of the table after the commit; without one that in which the slices stand.
     """
     sizes = work.lake.sizes(work.stream.name, table, work.keys)
-    found = [_report(piece, proofs[piece.key], sizes.get(piece.key), version, clock, notes) for piece in work.slices]
-    if version >= 0:
-        done = [report.rows for report in found if report.note is None]
+    found = [report_of(piece, proofs[piece.key], sizes.get(piece.key), version, clock, notes) for piece in work.slices]
+    if done := [report.rows for report in found if report.note is None]:
         seconds = max(sum(clock.seconds.values()), 1e-9)
         work.log(f"committed {len(done)} slices, {sum(done):,} rows, {sum(done) / seconds:,.0f} rows/s")
     for key, note in notes.items():
@@ -248,7 +247,7 @@ def reports(
     return found
 
 
-def _report(
+def report_of(
     piece: Slice, proof: Proof, size: Size | None, version: int, clock: Clock, notes: Mapping[str, str]
 ) -> SliceReport:
     """What proof and log say of a slice; without a size it is folded into another partition."""

@@ -109,7 +109,7 @@ def _follow_events(work: Work, decided: Standing, clock: Clock) -> list[SliceRep
     require_newer(decisions, {d.key: layout.attempt(d.key) for d in stale})
     folded = [d for d in stale if d.key not in layout.slices and layout.attempt(d.key)]
     fresh = [d for d in stale if d not in folded]
-    version = -1
+    version = layout.version
     with clock.phase("commit"), delta_errors(f"current of {work.stream.name}"):
         if fresh:
             version = _commit_slices(work, fresh, layout, _event_rows(work, decided))

@@ -84,7 +84,7 @@ def materialise(work: Work) -> list[SliceReport]:
     standing = Standing.read(work, TABLE)
     open_ = [p for p in work.slices if _follows(decisions[p.key], standing.attempt(p.key))]
     require_newer(decisions, {p.key: standing.attempt(p.key) for p in open_})
-    clock, version = Clock(), -1
+    clock, version = Clock(), standing.version
     if open_:
         create_table(work.spark, work.lake.path(work.stream.name, TABLE), COLUMNS, SEARCHED)
         with clock.phase("publish"):

@@ -27,11 +27,13 @@ class Layout:
         slices: by slice key.
         folds: by partition.
         rows: rows by partition.
+        version: the version of the table; -1 without one.
     """
 
     slices: Mapping[str, Proof]
     folds: Mapping[str, Fold]
     rows: Mapping[str, int]
+    version: int = -1
 
     @classmethod
     def read(cls, work: Work) -> Layout:
@@ -47,7 +49,8 @@ class Layout:
         texts = {str(row["slice"]): str(row["proof"]) for row in found}
         folds = {key: Fold.from_json(text) for key, text in texts.items() if key in {BASE, RECENT}}
         rows = {key: size.rows or 0 for key, size in sizes(table).items()}
-        return cls({k: Proof.from_json(t) for k, t in texts.items() if k not in folds}, folds, rows)
+        slices = {k: Proof.from_json(t) for k, t in texts.items() if k not in folds}
+        return cls(slices, folds, rows, table.version())
 
     def attempt(self, key: str) -> int:
         """The attempt at which a slice stands here; 0 for none."""

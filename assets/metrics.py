@@ -100,7 +100,7 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
     decisions = decided.proofs if has_rows(table) else proofs_in(source)
     stale = {key: proof for key, proof in decisions.items() if standing.attempt(key) != proof.attempt}
     notes = {key: "already followed the events" for key in work.keys if key not in stale}
-    version, made = -1, _Made({}, {})
+    version, made = standing.version, _Made({}, {})
     if stale:
         with clock.phase("compute"):
             made = _Computation(work.stream, source, table).made(stale, standing.proofs)

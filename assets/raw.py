@@ -53,8 +53,8 @@ SEARCHED = ("partition", "offset", "timestamp")
 
 # A slice of up to so many offsets is one file, which one task reads from Kafka and writes.
 RECORDS_A_FILE = 100_000
-# A read is cut by offsets, not by partitions, into `TASKS` or more: a partition that holds most records still uses
-# every core. Each task costs a consumer's start, 20 tasks a quarter more than 4 at a million records.
+# A read is cut by offsets, not by partitions, into `TASKS` or more where there are enough: a partition that holds most
+# records still uses as many cores. Each task costs a consumer's start, 20 a quarter more than 4 at a million records.
 LEAST_RECORDS_A_TASK = 50_000
 MOST_RECORDS_A_TASK = 250_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the

@@ -69,7 +69,7 @@ def _follow_decision(work: Work, decided: Standing, standing: Standing, clock: C
     wrong = _unbalanced(work, decisions, standing, published)
     open_ = [key for key in work.keys if key in wrong or standing.attempt(key) != decisions[key].attempt]
     require_newer(decisions, {key: standing.attempt(key) for key in open_})
-    version = -1
+    version = standing.version
     if open_:
         read = require(work, raw.TABLE)
         _see_conserved(read, [decisions[key] for key in open_])

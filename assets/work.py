@@ -77,7 +77,8 @@ class SliceReport:
         counts: further numbers by name, for example rejects by reason.
         bytes: size of the slice's files in bytes, where it is known.
         event_span: earliest and latest event time, where the stage knows it.
-        delta_version: version of the table after the commit.
+        delta_version: version of the table after the commit; where nothing was left to commit, the one in which the
+            slice stands; -1 without a table.
         seconds: seconds by phase; of the whole run where slices are taken together.
         note: a sentence for the operator, when something out of the ordinary was done.
         samples: rows of the table for a person to see, for example its newest.

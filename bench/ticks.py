@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from assets.streams.orders import STREAM as ORDERS
 from bench.harness import Result, Row, Verdict, timed
+from bench.world import PARTITIONS as FEW
 from bench.world import World, fill
 from highwater.slices import OffsetRange, Slice
 from orchestration.planning import Planner
@@ -21,6 +22,7 @@ from resources.ledger import Ledger
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from orchestration.planning import Tick
 
 PARTITIONS = (10, 100, 1000)
 PLANS = (100, 10_000, 100_000)
@@ -28,7 +30,11 @@ IN_TIER = 1_000_000
 
 
 def planner_ticks(world: World, rounds: int, records: int) -> Result:
-    """(e) Ticks that plan one slice each, at three numbers of partitions and of plans."""
+    """(e) Ticks that plan one slice each, at three numbers of partitions and of plans.
+
+    Raises:
+        RuntimeError: a tick planned nothing, so its time says nothing.
+    """
     del records
     by_partitions = [_partitions(world, n, rounds) for n in PARTITIONS]
     by_plans = _plans(world, rounds)
@@ -37,8 +43,9 @@ def planner_ticks(world: World, rounds: int, records: int) -> Result:
         name="e",
         title="A tick of the planner",
         method=(
-            "Each tick looks at the topic on a real broker, finds new records, and stores one slice in SQLite. Of the "
-            "tier all ticks are counted that it takes until everything in it is planned."
+            "Each tick looks at the topic on a real broker, finds new records in every partition, reads the last one "
+            "of each for its fingerprint, and stores one slice in SQLite. Of the tier all ticks are counted that it "
+            "takes until everything in it is planned."
         ),
         rows=[*by_partitions, *by_plans, tier],
         verdicts=[
@@ -59,31 +66,47 @@ def _partitions(world: World, partitions: int, rounds: int) -> Row:
 
     topic = f"bench-e-{partitions}"
     create_topic(world.bootstrap, topic, partitions, {})
-    stream = replace(ORDERS, topic=topic)
+    # What came is planned at once: a tick that waits for more stores nothing.
+    stream = replace(ORDERS, topic=topic, limits=replace(ORDERS.limits, fewest_records=1))
     bed = world.fresh(stream)
     planner = Planner(bed.ledger, world.kafka())
-    seconds = [_tick(world, planner, stream) for _ in range(rounds + 1)]
+    seconds = [_tick(world, planner, stream, partitions) for _ in range(rounds + 1)]
     return Row(f"{partitions:,} partitions", {"tick": seconds[1:]})
 
 
-def _tick(world: World, planner: Planner, stream: Stream) -> float:
-    """Seconds of a tick that finds one new record."""
+def _tick(world: World, planner: Planner, stream: Stream, partitions: int) -> float:
+    """Seconds of a tick that finds one new record in each partition, and plans them."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": world.bootstrap})
-    producer.produce(stream.topic, value=b"{}", partition=0)
-    producer.flush(10)
-    return timed(lambda: planner.tick(stream, datetime.now(UTC)))
+    for partition in range(partitions):
+        producer.produce(stream.topic, value=b"{}", partition=partition)
+    if producer.flush(60):
+        raise RuntimeError(f"{stream.topic} did not take a record in each partition")
+    begin = time.perf_counter()
+    tick = planner.tick(stream, datetime.now(UTC))
+    seconds = time.perf_counter() - begin
+    _see_planned(tick, partitions)
+    return seconds
+
+
+def _see_planned(tick: Tick, partitions: int) -> None:
+    """See that the tick did all that its time stands for: it planned every partition, and read its last record."""
+    read = {
+        p for piece in tick.slices for p, r in piece.ranges.items() if p in piece.marks and piece.marks[p].offset in r
+    }
+    if len(read) != partitions:
+        raise RuntimeError(f"{len(read)} of {partitions} partitions were planned and read: {tick.lines}")
 
 
 def _plans(world: World, rounds: int) -> list[Row]:
     """Ledgers of three sizes on one topic, their ticks in turn."""
-    stream = fill(world, "bench-e-plans", 4)
+    stream = fill(world, "bench-e-plans", FEW)
     planners = {n: Planner(_ledger(world, stream, n), world.kafka()) for n in PLANS}
     seconds: dict[int, list[float]] = {n: [] for n in PLANS}
     for turn in range(-2, 3 * rounds):
         for n, planner in planners.items():
-            took = _tick(world, planner, stream)
+            took = _tick(world, planner, stream, FEW)
             if turn >= 0:
                 seconds[n].append(took)
     return [Row(f"{n:,} plans", {"tick": seconds[n]}) for n in PLANS]

@@ -71,6 +71,7 @@ class SliceKey:
         if match is None or str(cls(match["topic"], int(match["ordinal"]))) != text:
             raise UnknownSliceError(
                 f"{text!r} is not a slice key",
+                found=text,
                 remedy="write <topic>@<ordinal of 7 digits>, for example orders@0000042",
             )
         return cls(match["topic"], int(match["ordinal"]))

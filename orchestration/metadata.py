@@ -26,17 +26,22 @@ _TIMES = ("first_event_us", "last_event_us")
 MOST_SHOWN = 50
 
 
-def of_slice(report: SliceReport) -> Metadata:
-    """The metadata of one slice in one table."""
+def of_slice(report: SliceReport, together: int = 1) -> Metadata:
+    """The metadata of one slice in one table.
+
+    Args:
+        report: what the stage made of it.
+        together: slices of the run. Its seconds are shared among them, or they would plot the size of the range.
+    """
     found: Metadata = {
-        "offsets": offset_table(report.piece),
+        **_offsets(report.piece),
         "dagster/partition_row_count": dg.MetadataValue.int(report.rows),
         "attempt": dg.MetadataValue.int(report.attempt),
         "planned_at": dg.MetadataValue.timestamp(report.piece.planned_at),
         **_counts(report.counts),
         **_event_span(report),
         **{name: dg.MetadataValue.float(number) for name, number in report.measures.items()},
-        **{f"seconds/{phase}": dg.MetadataValue.float(round(took, 3)) for phase, took in report.seconds.items()},
+        **_seconds(report.seconds, together),
     }
     if report.piece.lag is not None:
         found["lag_at_planning"] = dg.MetadataValue.int(report.piece.lag)
@@ -69,6 +74,22 @@ def offset_table(piece: Slice) -> dg.TableMetadataValue:
     ]
     columns = [dg.TableColumn(name, "int") for name in ("partition", "start", "end", "offsets")]
     return dg.MetadataValue.table(rows, dg.TableSchema(columns))
+
+
+def _offsets(piece: Slice) -> Metadata:
+    """The ranges of a slice, how many there are, and that some are not shown, where that is so."""
+    found: Metadata = {"offsets": offset_table(piece), "partitions": dg.MetadataValue.int(len(piece.ranges))}
+    if len(piece.ranges) > MOST_SHOWN:
+        told = f"the {MOST_SHOWN} with most offsets; highwater explain '{piece.key}' shows all {len(piece.ranges):,}"
+        found["partitions_shown"] = dg.MetadataValue.text(told)
+    return found
+
+
+def _seconds(seconds: Mapping[str, float], together: int) -> Metadata:
+    if not seconds:
+        return {}
+    shares = {f"seconds/{phase}": dg.MetadataValue.float(round(took / together, 3)) for phase, took in seconds.items()}
+    return {**shares, "slices_in_run": dg.MetadataValue.int(together)}
 
 
 def _counts(counts: Mapping[str, int]) -> Metadata:

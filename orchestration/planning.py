@@ -84,7 +84,7 @@ class Tick:
     @property
     def lines(self) -> list[str]:
         """The tick in sentences for a log."""
-        return [*_planned_lines(self), *_trouble_lines(self)]
+        return [*_planned_lines(self), *_held_back_lines(self.state), *_trouble_lines(self)]
 
 
 def _planned_lines(tick: Tick) -> list[str]:
@@ -95,6 +95,11 @@ def _planned_lines(tick: Tick) -> list[str]:
         span = first if first == last else f"{first} .. {last}"
         return [f"planned {len(result.slices)} slices, {offsets:,} offsets: {span}; {tick.lag:,} offsets wait"]
     return [result.waiting or f"nothing new in {tick.state.topic}"]
+
+
+def _held_back_lines(state: TopicState) -> list[str]:
+    held = sum(seen.held_back for seen in state.partitions.values())
+    return [f"{held:,} offsets of {state.topic} stand behind an open transaction"] if held else []
 
 
 def _trouble_lines(tick: Tick) -> list[str]:

@@ -15,8 +15,9 @@ import dagster as dg
 
 from highwater.breaker import rested
 from highwater.errors import UnknownSliceError
-from orchestration import metadata, standing
+from orchestration import standing
 from orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
+from orchestration.forgotten import forgotten_events
 from orchestration.history import left_by_what_was_away, materialised, past_runs
 from orchestration.requests import (
     RepairRules,
@@ -29,7 +30,7 @@ from orchestration.requests import (
     repair_requests,
     stop,
 )
-from orchestration.stream_assets import table_key, table_keys
+from orchestration.stream_assets import table_keys
 from orchestration.ticks import PAGE, Tick, breaker_lines, next_page
 from orchestration.turns import released, standing_holds, take_turn, turn_lines
 from orchestration.workers import end_runs_without_worker
@@ -63,7 +64,7 @@ class _Seen:
         order: Dagster's keys in its order, then the lost ones.
         lost: keys that Dagster is to hold, and does not.
         retired: those of the page whose keys were retired.
-        strange: keys that Dagster holds and the ledger does not.
+        strange: keys that Dagster holds, and by the ledger are no slices of the stream.
         given_up: the slices that were given up when the tick began, wherever the page is.
         in_vain: the slices that were left undone again and again when the tick began, likewise.
         cursor: where the next tick looks.
@@ -144,7 +145,9 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
         ledger.given_up.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
     in_vain = _in_vain(ledger, stream, seen, gate, decided, {*still, *decided.repair.given_up}, runs, now)
     live = [piece for key, piece in seen.slices.items() if key not in seen.retired]
-    forgotten = forgotten_events(instance, stream, live, seen.there)
+    with guarded(lake_guard(ledger, lake, stream)):
+        most = RULES.slices_a_tick * len(table_keys(stream))
+        forgotten = forgotten_events(instance, lake, stream, live, seen.there, most)
     return Tick(
         keys=seen.lost,
         requests=decided.requests,
@@ -287,41 +290,21 @@ def _floor(ledger: Ledger, stream: Stream, breaker: Circuit) -> datetime | None:
 def _suspects(
     instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, order: Sequence[str]
 ) -> tuple[list[str], list[Slice]]:
-    """Keys that the ledger does not hold, and slices that Dagster holds as not materialised, the oldest first."""
+    """Keys of no slice of the stream, and slices that Dagster holds as not materialised, the oldest first."""
     done = materialised(instance, stream)
     keys = [key for key in order if key not in done][:PAGE]
     try:
-        return [], ledger.get(keys)
+        found = ledger.get(keys)
     except UnknownSliceError:
-        planned = {piece.key: piece for piece in ledger.slices(stream.name)}
-        return [key for key in keys if key not in planned], [planned[key] for key in keys if key in planned]
+        found = ledger.slices(stream.name)
+    planned = {piece.key: piece for piece in found if piece.stream == stream.name}
+    return [key for key in keys if key not in planned], [planned[key] for key in keys if key in planned]
 
 
 def _lost(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[str]:
     """Slices whose keys Dagster lacks; the youngest are left to the planner, whose keys may be on their way."""
     known = set(order)
     return [piece.key for piece in page if piece.key not in known and now - piece.planned_at >= RULES.grace]
-
-
-def forgotten_events(
-    instance: dg.DagsterInstance, stream: Stream, slices: Sequence[Slice], there: Attempts
-) -> list[dg.AssetMaterialization]:
-    """Materialisations that the lake proves and Dagster does not hold, as many as one tick reports."""
-    found: list[dg.AssetMaterialization] = []
-    for name, attempts in there.tables().items():
-        key = table_key(stream, name)
-        known = instance.get_materialized_partitions(key)
-        found += [
-            dg.AssetMaterialization(
-                key,
-                partition=piece.key,
-                description="The lake holds this slice; Dagster had no record of it.",
-                metadata={"offsets": metadata.offset_table(piece), "attempt": attempts[piece.key]},
-            )
-            for piece in slices
-            if piece.key in attempts and piece.key not in known
-        ]
-    return found[: RULES.slices_a_tick * len(table_keys(stream))]
 
 
 def ended_lines(ended: Sequence[str]) -> list[str]:
@@ -341,7 +324,7 @@ def repair_lines(
         "waiting for the next attempt": list(found.waiting),
         f"given up after {RULES.attempts} runs, look at them": found.given_up,
         "told to Dagster again": sorted({event.partition or "" for event in forgotten}),
-        "not in the ledger, delete their keys from Dagster": strange,
+        "no slices of the stream by the ledger, delete their keys from Dagster": strange,
     }
     return [f"{len(keys)} {what}: {_some(keys)}" for what, keys in told.items() if keys]
 

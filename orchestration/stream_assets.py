@@ -174,7 +174,7 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
         breaker, holds = work.ledger.breakers.circuit(stream.name), work.ledger.holds.open(stream.name)
         of_stream = {**metadata.of_breaker(breaker), **metadata.of_holds(stream, holds)}
         for report in reports:
-            found = {**metadata.of_slice(report), **of_stream}
+            found = {**metadata.of_slice(report, len(reports)), **of_stream}
             context.add_asset_metadata(found, partition_key=report.piece.key)
 
 

@@ -61,6 +61,13 @@ class PartitionState:
         """Whether the partition could be asked."""
         return self.log_start is not None and self.last_stable is not None
 
+    @property
+    def held_back(self) -> int:
+        """Offsets from the first record of an open transaction on: they cannot be planned yet (I3)."""
+        if self.high_watermark is None or self.last_stable is None:
+            return 0
+        return max(0, self.high_watermark - self.last_stable)
+
 
 @dataclass(frozen=True)
 class TopicState:
@@ -142,7 +149,8 @@ class Kafka:
         """
         topic_id, leaders = self._described(topic)
         led = [p for p, leader in leaders.items() if leader is not None]
-        starts, stable, high = self._looks(topic, led, Look.EARLIEST, Look.STABLE, Look.HIGH)
+        # The high watermark before the last stable offset: what comes in between seems behind no open transaction then.
+        starts, high, stable = self._looks(topic, led, Look.EARLIEST, Look.HIGH, Look.STABLE)
         if self._described(topic)[0] != topic_id:
             raise self.away(f"topic {topic} was replaced while it was looked at")
         return TopicState(

@@ -133,7 +133,7 @@ class Ledger:
         try:
             key = SliceKey.parse(text)
         except UnknownSliceError as error:
-            return error
+            return UnknownSliceError(error.problem, stored="no slice of that key", found=text, remedy=error.remedy)
         table = schema.slices
         newest = select(table).where(table.c.topic == key.topic).order_by(table.c.ordinal.desc()).limit(1)
         with self._reading() as connection:

@@ -78,7 +78,10 @@ CHANNEL: Sequence[tuple[str, int]] = (
 RETRIES = 9
 LONGEST_BACKOFF_MS = 10_000
 _KAFKA_AWAY = re.compile(r"TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException")
-_STORAGE = re.compile(r"Permission denied|AccessDenied|No space left|Mkdirs failed|Read-only file system")
+_STORAGE = re.compile(
+    r"Permission denied|AccessDenied|No space left|Mkdirs failed|Read-only file system"
+    r"|Destination exists and is not a directory|Parent path is not a directory"
+)
 
 
 def connect(remote: str) -> SparkSession:

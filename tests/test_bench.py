@@ -1,14 +1,19 @@
-"""How benchmarks take turns, what they compare, and what the page says of them; nothing is measured here."""
+"""How benchmarks take turns, what they compare, and what the page says of them; no figure is judged here."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from assets.streams.orders import STREAM as ORDERS
 from bench import __main__ as command
-from bench import report
+from bench import report, ticks
 from bench.harness import Result, Row, Verdict, alternate
+from bench.world import World
+from orchestration.planning import Planner
+from tests.conftest import TopicFactory
 
 
 def result(**changes: object) -> Result:
@@ -67,3 +72,14 @@ def test_a_letter_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) ->
         command.main(["--only", "a,z"])
     assert ended.value.code == 2
     assert "no benchmark z" in capsys.readouterr().err
+
+
+def test_a_tick_that_plans_nothing_is_no_figure(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+    """Ticks that waited for more records were once measured as ticks that store a slice."""
+    world = World(tmp_path, bootstrap, spark=None)  # type: ignore[arg-type]
+    stream = replace(ORDERS, topic=topic(partitions=3))
+    planner = Planner(world.fresh(stream).ledger, world.kafka())
+    with pytest.raises(RuntimeError, match=r"0 of 3 partitions were planned and read: .* wait for 1000"):
+        ticks._tick(world, planner, stream, partitions=3)
+    row = ticks._partitions(world, 3, rounds=2)
+    assert len(row.seconds["tick"]) == 2

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,6 +103,7 @@ def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deploymen
     with deployment.instance() as instance:
         records = instance.fetch_materializations(table_key(deployment.stream, "events"), limit=20).records
     planned = {piece.key: piece for piece in deployment.ledger.slices("orders")}
+    together = Counter(record.run_id for record in records)
     for record in records:
         metadata = record.asset_materialization.metadata
         piece = planned[record.partition_key]
@@ -112,6 +114,7 @@ def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deploymen
         assert metadata["dagster/partition_row_count"].value == 10
         assert metadata["lag_at_planning"].value == piece.lag
         assert {"delta_version", "rejects/malformed", "event_span_seconds", "seconds/commit"} <= set(metadata)
+        assert metadata["slices_in_run"].value == together[record.run_id]
     with deployment.instance() as instance:
         for stage in COMMITTED:
             for record in instance.fetch_materializations(table_key(deployment.stream, stage.name), limit=5).records:

@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -764,3 +765,19 @@ def test_every_folder_of_the_tree_is_there() -> None:
     listed = {spans(row[0])[0] for row in rows(section("README.md", "The tree"))}
 
     assert {name for name in listed if not (REPOSITORY / name).is_dir()} == set()
+
+
+def test_the_tasks_of_a_read_are_those_that_the_page_tells() -> None:
+    from assets.raw import _records_a_task
+    from assets.streams.orders import STREAM
+
+    page, limits = section("docs/operations.md", "The size of a slice"), STREAM.limits
+    told = {
+        "a slice of 50,000 offsets or less": [1, 50_000],
+        f"a slice of {limits.most_records:,} offsets": [limits.most_records],
+        "two such slices, up to ten": [2 * limits.most_records, 10 * limits.most_records],
+        "twenty such slices": [limits.slices_a_run * limits.most_records],
+    }
+    for what, offsets in told.items():
+        [tasks] = {math.ceil(number / _records_a_task(number)) for number in offsets}
+        assert f"| {what} | {tasks} |" in page

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -23,6 +24,7 @@ from highwater.errors import KAFKA, DeclarationError, PermanentError, TopicAbsen
 from highwater.slices import OffsetRange, Slice
 from orchestration.build import build_defs
 from orchestration.checks import Sources
+from orchestration.repairing import repair
 from orchestration.requests import RANGE_END, RANGE_START, RepairRules
 from resources.guards import COOL_DOWN, FAILURES
 from resources.kafka import Kafka
@@ -87,11 +89,15 @@ class Ours:
         assert done.success, [event for event in done.all_events if event.is_failure]
         assert alarms(done) == []
 
-    def repaired(self) -> None:
-        """A tick of repair, and the runs that it requests."""
+    def repair(self) -> SensorExecutionData:
+        """A tick of repair."""
         sensor = self.defs.get_repository_def().get_sensor_def("orders_repair")
         with dg.build_sensor_context(instance=self.instance, resources=self.defs.resources) as context:
-            assert self.taken(sensor.evaluate_tick(context)) == [], "no new slices"
+            return sensor.evaluate_tick(context)
+
+    def repaired(self) -> None:
+        """A tick of repair, and the runs that it requests."""
+        assert self.taken(self.repair()) == [], "no new slices"
 
     def command(self, *arguments: str) -> Result:
         """The command `highwater`, on a declaration of the test's stream."""
@@ -206,31 +212,41 @@ def stored_foreign(held: Deployment) -> str:
 
 def test_keys_that_name_no_slice_of_the_stream(ours: Ours) -> None:
     ours.held.send(60)
-    [planned] = ours.planned()
+    [planned] = ours.taken()
     topic = ours.held.stream.topic
     foreign = stored_foreign(ours.held)
     no_key, lists = "write <topic>@<ordinal of 7 digits>", "highwater slices STREAM lists the keys"
+    nothing = "no slice of that key"
     wrong = {
         f"{topic}@0000099": ((f"{planned} is the last of orders", f"{topic}@0000099"), lists),
         foreign: (("stream payments", "stream orders"), "request it from payments"),
-        "x'); DROP TABLE slices; --": (None, no_key),
-        f"{topic}@0000000' OR '1'='1": (None, no_key),
-        '"@0000000': (None, no_key),
+        **{key: ((nothing, key), no_key) for key in (DROPS, f"{topic}@0000000' OR '1'='1", '"@0000000')},
     }
     for key, (values, remedy) in wrong.items():
         ours.instance.add_dynamic_partitions("orders_slices", [key])
         told = failure(ours.run(key))
-        assert told["error"] == "UnknownSliceError"
+        assert (told["error"], told["stored"], told["found"]) == ("UnknownSliceError", *values)
         assert remedy in told["remedy"]
-        if values:
-            assert (told["stored"], told["found"]) == values
-        else:
-            assert told["problem"] == f"{key!r} is not a slice key"
+        tick = ours.repair()
+        assert not tick.run_requests
+        assert f"1 no slices of the stream by the ledger, delete their keys from Dagster: {key}" in str(
+            tick.skip_message
+        )
+        see_refused(ours.command("explain", key), key)
         ours.instance.delete_dynamic_partition("orders_slices", key)
     ours.held.send(60)
-    [behind] = ours.planned()
-    ours.took(planned, behind)
+    assert len(ours.taken()) == 1
     ours.held.see_whole()
+
+
+DROPS = "x'); DROP TABLE slices; --"
+
+
+def see_refused(told: Result, key: str) -> None:
+    """The command names the key, or the topic that is none of the declared streams', and a remedy."""
+    assert told.exit_code == PERMANENT, told.output
+    assert "remedy: " in told.output
+    assert f"found:  {key}" in told.output or "no stream has a topic 'payments'" in told.output
 
 
 def test_an_absent_topic_and_then_an_empty_one(ours: Ours, instance: dg.DagsterInstance) -> None:
@@ -480,14 +496,44 @@ def test_an_open_transaction_is_waited_for(ours: Ours) -> None:
     producer.produce(held.stream.topic, key=message.key, value=message.value, partition=0)
     producer.flush(30)
     result = ours.tick()
-    assert "nothing new" in str(result.skip_message)
+    name = held.stream.topic
+    assert f"nothing new in {name}; 1 offsets of {name} stand behind an open transaction" in str(result.skip_message)
+    told = ours.command("plan", "orders")
+    assert (told.exit_code, "1 offsets of" in told.output) == (MENDED, True)
     producer.commit_transaction(30)
     wait_until(lambda: bool(ours.planned()), 30, "a slice of the transaction's records")
     ours.took(before, [*held.slices()][-1])
     held.see_whole()
 
 
-def test_a_lake_that_cannot_be_written(ours: Ours) -> None:
+def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
+    """The table is there and is read; a file stands where the slice's folder would be, so a task of Spark's fails."""
+    held = ours.held
+    held.send(60)
+    ours.taken()
+    held.send(60)
+    [key] = ours.planned()
+    in_the_way = held.path("raw") / f"slice={key}"
+    in_the_way.write_text("in the way")
+    told = tried_again(ours.run(key))
+    assert f"DependencyAwayError: the lake's storage failed at {held.path('raw')}; found: " in told
+    assert "is not a directory" in told
+    assert "remedy: see that HIGHWATER_LAKE may be written" in told
+    assert key not in held.proofs("raw")
+    asked = ours.command("explain", key)
+    assert (asked.exit_code, "not whole: raw, events, rejects" in asked.output) == (MENDED, True)
+    assert f"1 requested again: {key}" in repair_lines(ours)
+    in_the_way.unlink()
+    ours.repaired()
+    held.see_whole()
+
+
+def repair_lines(ours: Ours) -> list[str]:
+    """What a tick of repair says in its log."""
+    return [*repair(ours.instance, SimpleNamespace(**(ours.defs.resources or {})), ours.held.stream, None).lines]
+
+
+def test_a_lake_that_cannot_be_read(ours: Ours) -> None:
     """A file stands where the table's folder would be: what even root cannot write over."""
     held = ours.held
     held.send(60)
@@ -617,21 +663,39 @@ DO_NOT_PARSE = {
 
 
 def test_a_declaration_that_does_not_parse(ours: Ours) -> None:
-    from assets.streams import load_streams
-
+    """Nothing is loaded of the folder, so no sensor ticks; mended, it plans and reads what came meanwhile."""
     assert ours.command("slices", "orders").exit_code == MENDED
     folder = ours.held.home / "streams"
+    broken = folder / "broken.py"
     for text, told in DO_NOT_PARSE.items():
-        (folder / "broken.py").write_text(text)
+        broken.write_text(text)
         with pytest.raises(DeclarationError, match=r"broken\.py") as caught:
-            load_streams(folder)
+            declared(ours, folder)
         assert isinstance(caught.value, PermanentError)
+        assert caught.value.stored == f"{broken}"
         assert told in str(caught.value.found)
         assert "docs/streams.md" in caught.value.remedy
         shown = ours.command("plan", "orders")
         assert shown.exit_code == PERMANENT
-        assert "broken.py" in shown.output
-    (folder / "broken.py").unlink()
+        assert f"stored: {broken}" in shown.output
+        assert told in shown.output
     ours.held.send(60)
-    assert len(ours.taken()) == 1
-    ours.held.see_whole()
+    broken.write_text(OTHER_DECLARED)
+    mended = declared(ours, folder)
+    assert {"orders_planner", "other_planner"} <= {one.name for one in mended.defs.get_repository_def().sensor_defs}
+    assert len(mended.taken()) == 1
+    mended.held.see_whole()
+
+
+def declared(ours: Ours, folder: Path) -> Ours:
+    """The deployment with the definitions that a folder of declarations gives."""
+    from assets.streams import load_streams
+
+    return replace(ours, defs=build_defs(streams=[*load_streams(folder).values()]))
+
+
+OTHER_DECLARED = """
+from dataclasses import replace
+from tests.crash_support import stream_on
+STREAM = replace(stream_on("other"), name="other")
+"""

@@ -161,18 +161,18 @@ def test_plans_are_stored_all_or_none(ledger: Ledger) -> None:
     [
         ("orders@0000009", "orders@0000001 is the last of orders"),
         ("nothing@0000000", "nothing of topic nothing"),
-        ("orders@0000000' OR '1'='1", None),
-        ("orders@0000000; DROP TABLE slices; --", None),
-        ('"orders"@0000000', None),
+        ("orders@0000000' OR '1'='1", "no slice of that key"),
+        ("orders@0000000; DROP TABLE slices; --", "no slice of that key"),
+        ('"orders"@0000000', "no slice of that key"),
     ],
 )
-def test_an_unknown_key_is_named_with_what_is_there(ledger: Ledger, key: str, stored: str | None) -> None:
+def test_an_unknown_key_is_named_with_what_is_there(ledger: Ledger, key: str, stored: str) -> None:
     ledger.add([piece(0), piece(1)])
     for asked in (lambda: ledger.get(["orders@0000000", key]), lambda: ledger.next_attempts(["orders@0000000", key])):
         with pytest.raises(UnknownSliceError) as caught:
             asked()
         assert key in caught.value.problem
-        assert caught.value.stored == stored
+        assert (caught.value.stored, caught.value.found) == (stored, key)
         assert caught.value.remedy
     assert ledger.counts() == {("orders", "orders"): 2}
     assert ledger.next_attempts(["orders@0000000"]) == {"orders@0000000": 1}  # a refused call gave out no number

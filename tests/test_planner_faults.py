@@ -206,10 +206,13 @@ def test_planning_stops_before_an_open_transaction(scene: Scene) -> None:
     tick = scene.tick()
     assert tick.state.partitions[0] == PartitionState(0, 2, 6, 1, 0)
     scene.see_each_once(offsets(0, 0, 2))
-    assert scene.tick().slices == ()
+    behind = f"4 offsets of {scene.topic} stand behind an open transaction"
+    assert tick.lines[1:] == [behind]
+    again = scene.tick()
+    assert (again.slices, again.lines) == ((), [f"nothing new in {scene.topic}", behind])
     producer.commit_transaction(30)
     scene.stable(7)
-    scene.tick()
+    assert len(scene.tick().lines) == 1
     scene.see_each_once(offsets(0, 0, 7))
 
 

@@ -83,16 +83,17 @@ class Ticking:
         )
         self.instance.add_run(run)
 
-    def fill(self, slices: Sequence[Slice], *tables: str, attempt: int = 1) -> None:
-        """Put proofs of slices into tables of the lake."""
+    def fill(self, slices: Sequence[Slice], *tables: str, attempt: int = 1, rows: int = 0, **counts: int) -> None:
+        """Put proofs of slices into tables of the lake, and as many rows of each with them."""
         import pyarrow as pa
         from deltalake import write_deltalake
 
-        rows = {"slice": [s.key for s in slices], "proof": [Proof(s, attempt, 0).to_json() for s in slices]}
+        proofs = [Proof(s, attempt, rows, counts).to_json() for s in slices]
+        both = [None] * (rows * len(slices)) + proofs
+        table_rows = pa.table({"slice": [s.key for s in slices] * (rows + 1), "proof": pa.array(both, pa.string())})
         for table in tables:
-            write_deltalake(
-                self.lake.path(self.stream.name, table), pa.table(rows), mode="append", partition_by="slice"
-            )
+            path = self.lake.path(self.stream.name, table)
+            write_deltalake(path, table_rows, mode="append", partition_by="slice")
 
 
 @pytest.fixture
@@ -291,6 +292,52 @@ def test_what_the_lake_holds_and_dagster_forgot_is_reported_and_not_asked_for(
     assert not again.asset_events
 
 
+def test_what_dagster_forgot_is_told_as_the_run_told_it(ticking: Callable[..., Ticking]) -> None:
+    """It once had its offsets and its attempt alone, which leaves holes in every plot."""
+    ours = ticking(records=10)
+    ours.tick("orders_planner")
+    _later(ours)
+    [piece] = ours.ledger.slices("orders")
+    first, last = 1_780_000_000_000_000, 1_780_000_060_000_000
+    span = {"first_event_us": first, "last_event_us": last}
+    ours.fill([piece], "raw", rows=10)
+    ours.fill([piece], "events", rows=7, rejects_malformed=2, **span)
+    ours.fill([piece], "current", rows=7)
+    ours.fill([piece], "rejects", "dlq", rows=2)
+    told = {event.asset_key.path[-1]: event.metadata for event in ours.tick("orders_repair").asset_events}
+    assert {table: one["dagster/partition_row_count"].value for table, one in told.items()} == {
+        "raw": 10,
+        "events": 7,
+        "rejects": 2,
+        "dlq": 2,
+        "current": 7,
+    }
+    for table, metadata in told.items():
+        assert metadata["attempt"].value == 1
+        assert metadata["partitions"].value == 2
+        assert metadata["lag_at_planning"].value == piece.lag
+        assert metadata["delta_version"].value == 0
+        path = Path(ours.lake.path("orders", table))
+        assert metadata["bytes"].value == sum(file.stat().st_size for file in path.rglob("*.parquet"))
+    for table in ("events", "current"):
+        assert told[table]["rejects/malformed"].value == 2
+        assert told[table]["event_span_seconds"].value == 60.0
+
+
+def test_what_was_decided_anew_since_it_was_folded_is_told_without_the_new_numbers(
+    ticking: Callable[..., Ticking],
+) -> None:
+    ours = ticking(records=10)
+    ours.tick("orders_planner")
+    _later(ours)
+    [piece] = ours.ledger.slices("orders")
+    ours.fill([piece], "raw", "current", rows=3)
+    ours.fill([piece], "events", rows=7, attempt=2, rejects_malformed=2)
+    told = {event.asset_key.path[-1]: event.metadata for event in ours.tick("orders_repair").asset_events}
+    assert (told["current"]["attempt"].value, told["events"]["attempt"].value) == (1, 2)
+    assert "rejects/malformed" not in told["current"]
+
+
 def test_a_slice_whose_rejects_do_not_follow_its_events_is_asked_for(ticking: Callable[..., Ticking]) -> None:
     ours = ticking(records=10)
     ours.tick("orders_planner")
@@ -352,7 +399,22 @@ def test_a_key_that_somebody_added_by_hand_is_named_and_holds_nothing_up(ticking
     context = ours.evaluate("orders_repair")
     assert len(context.run_requests) == 1
     lines = repairing.repair(ours.instance, SimpleNamespace(**(ours.defs.resources or {})), ours.stream, None).lines
-    assert "1 not in the ledger, delete their keys from Dagster: orders@' OR 1=1" in lines
+    assert "1 no slices of the stream by the ledger, delete their keys from Dagster: orders@' OR 1=1" in lines
+
+
+def test_a_key_of_another_stream_is_named_and_not_requested(ticking: Callable[..., Ticking]) -> None:
+    """Its runs can only fail, and repair once asked for them until it gave up."""
+    ours = ticking(records=10)
+    ours.tick("orders_planner")
+    _later(ours)
+    [own] = ours.ledger.slices("orders")
+    foreign = replace(own, stream="payments", topic="payments")
+    assert ours.ledger.add([foreign])
+    ours.instance.add_dynamic_partitions("orders_slices", [foreign.key])
+    resources = SimpleNamespace(**(ours.defs.resources or {}))
+    tick = repairing.repair(ours.instance, resources, ours.stream, None)
+    assert [request.keys for request in tick.requests] == [(own.key,)]
+    assert f"1 no slices of the stream by the ledger, delete their keys from Dagster: {foreign.key}" in tick.lines
 
 
 def test_the_hourly_schedule_plans_by_the_same_function(ticking: Callable[..., Ticking], tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from assets.work import SliceReport
 from highwater.slices import OffsetRange, Slice
-from orchestration.metadata import MOST_SHOWN, offset_table
+from orchestration.metadata import MOST_SHOWN, of_slice, offset_table
 from orchestration.observation import Position, of_topic
 
 MANY = 1000
@@ -32,3 +33,24 @@ def test_of_a_slice_of_many_partitions_those_with_most_offsets_are_shown() -> No
 
 def test_of_few_partitions_all_are_shown() -> None:
     assert len(rows(of_topic([Position(p, 0, 0, None) for p in range(MOST_SHOWN)])["positions"])) == MOST_SHOWN
+
+
+def reported(partitions: int, **changes: Any) -> SliceReport:
+    piece = Slice("orders", "orders", "A", 0, 7, {p: OffsetRange(0, 1) for p in range(partitions)}, datetime.now(UTC))
+    return SliceReport(piece, attempt=1, rows=10, delta_version=3, **changes)
+
+
+def test_of_offsets_that_are_not_shown_it_is_said_where_they_are() -> None:
+    many, few = of_slice(reported(MANY)), of_slice(reported(MOST_SHOWN))
+    assert (many["partitions"].value, few["partitions"].value) == (MANY, MOST_SHOWN)
+    assert "highwater explain 'orders@0000007' shows all 1,000" in str(many["partitions_shown"].value)
+    assert "partitions_shown" not in few
+
+
+def test_seconds_plot_alike_whatever_the_size_of_the_range() -> None:
+    """Each slice of a range once had the seconds of the whole run."""
+    alone = of_slice(reported(1, seconds={"read": 1.5}))
+    among = of_slice(reported(1, seconds={"read": 30.0}), together=20)
+    assert alone["seconds/read"].value == among["seconds/read"].value == 1.5
+    assert (alone["slices_in_run"].value, among["slices_in_run"].value) == (1, 20)
+    assert "slices_in_run" not in of_slice(reported(1)), "of what took no time here"

@@ -88,6 +88,7 @@ def test_what_is_no_slice_key_is_named_in_the_error(text: str) -> None:
     with pytest.raises(UnknownSliceError) as caught:
         SliceKey.parse(text)
     assert repr(text) in caught.value.problem
+    assert caught.value.found == text
     assert "orders@0000042" in caught.value.remedy
 
 

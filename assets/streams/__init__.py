@@ -40,10 +40,12 @@ def _load(file: Path) -> Stream:
     try:
         spec.loader.exec_module(module)
     except DeclarationError as error:
-        raise DeclarationError(f"{file.name}: {error.problem}", remedy=error.remedy) from error
+        told = f"{file.name}: {error.problem}"
+        raise DeclarationError(told, stored=error.stored, found=error.found, remedy=error.remedy) from error
     except Exception as error:
         raise DeclarationError(
             f"{file.name} cannot be read as a declaration",
+            stored=f"{file}",
             found=f"{type(error).__name__}: {error}",
             remedy="mend the file; docs/streams.md lists what a declaration may say",
         ) from error
@@ -51,6 +53,7 @@ def _load(file: Path) -> Stream:
     if not isinstance(stream, Stream):
         raise DeclarationError(
             f"{file.name} declares no stream",
+            stored=f"{file}",
             found=f"STREAM is {type(stream).__name__}",
             remedy="let the file hold STREAM = Stream(…); docs/streams.md has an example",
         )

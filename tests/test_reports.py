@@ -1,0 +1,35 @@
+"""What a stage reports of slices for which nothing was left to commit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from assets.commit import Standing, commit_until_settled
+from assets.work import Work
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from resources.lake import Lake
+from tests.support import make_stream
+
+
+def test_a_slice_that_stands_is_told_with_the_version_in_which_it_does(tmp_path: Path) -> None:
+    """A run that took over the commit of another one, or kept its rows, once told no version at all."""
+    pieces = [Slice("orders", "orders", "A", 0, n, {0: OffsetRange(n, n + 1)}, datetime.now(UTC)) for n in range(2)]
+    lake = Lake(str(tmp_path / "lake"))
+    for piece in pieces:
+        rows = pa.table({"slice": [piece.key], "proof": [Proof(piece, 1, 0, {"lost": 1}).to_json()]})
+        write_deltalake(lake.path("orders", "raw"), rows, mode="append", partition_by="slice")
+    said: list[str] = []
+    nobody: Any = None
+    work = Work(make_stream("orders"), pieces, nobody, lake, nobody, nobody, said.append)
+    kept = {piece.key: "rows kept as they are" for piece in pieces}
+    found = commit_until_settled(work, "raw", Standing.read(work, "raw"), kept, nobody)
+    assert [(one.delta_version, one.note, one.counts) for one in found] == [
+        (1, "rows kept as they are", {"lost": 1})
+    ] * 2
+    assert not any("committed" in line for line in said)

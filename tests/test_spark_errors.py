@@ -1,0 +1,50 @@
+"""Spark's errors in our words, by the texts that Spark, Hadoop and the kernel were seen to give."""
+
+from __future__ import annotations
+
+import pytest
+
+from highwater.errors import LAKE, DependencyAwayError, OffsetsExpiredError, SupersededAttemptError
+from resources.spark import delta_errors, translated
+
+TABLE = "/lake/orders/raw"
+FOLDER = f"file:{TABLE}/slice=orders@0000007"
+FILE = f"{FOLDER}/part-00000-0c5d.c000.snappy.parquet"
+TASK = (
+    "SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to "
+    f"file:{TABLE}. SQLSTATE: 58030\n\tat org.apache.spark.sql.execution.datasources.FileFormatWriter\nCaused by: "
+)
+NOT_WRITTEN = {
+    "no right": f"java.io.FileNotFoundException: {FILE} (Permission denied)",
+    "no right to the log": f"java.nio.file.AccessDeniedException: {TABLE}/_delta_log/00000000000000000001.json",
+    "an object store without the right": "com.amazonaws.services.s3.model.AmazonS3Exception: Access Denied; "
+    "Error Code: AccessDenied; Status Code: 403",
+    "full": "java.io.IOException: No space left on device",
+    "mounted to be read": f"java.io.FileNotFoundException: {FILE} (Read-only file system)",
+    "a folder that cannot be made": f"java.io.IOException: Mkdirs failed to create {FOLDER} (exists=false, cwd=file:/)",
+    "a file in its place": "org.apache.hadoop.fs.FileAlreadyExistsException: "
+    f"Destination exists and is not a directory: {FOLDER[5:]}",
+    "a file above it": "org.apache.hadoop.fs.ParentNotDirectoryException: "
+    f"Parent path is not a directory: file:{TABLE}",
+}
+
+
+@pytest.mark.parametrize("cause", NOT_WRITTEN.values(), ids=NOT_WRITTEN.keys())
+def test_what_cannot_be_written_is_the_lakes_and_is_tried_again(cause: str) -> None:
+    with pytest.raises(DependencyAwayError) as caught, delta_errors(TABLE):
+        raise OSError(TASK + cause + "\n\tat java.base/java.io.FileOutputStream.open0(Native Method)")
+    error = caught.value
+    assert error.of == LAKE
+    assert TABLE in error.problem
+    assert str(error.found).endswith(cause), "the line that says it, whole"
+    assert "HIGHWATER_LAKE" in error.remedy
+
+
+def test_another_writer_and_kafka_are_not_taken_for_the_storage() -> None:
+    conflict = translated(TABLE, TASK + "ConcurrentAppendException: [DELTA_CONCURRENT_APPEND] Files were added")
+    assert isinstance(conflict, SupersededAttemptError)
+    expired = translated(
+        TABLE, TASK + "java.lang.IllegalStateException: Cannot fetch offset 5, data may have been lost"
+    )
+    assert isinstance(expired, OffsetsExpiredError)
+    assert translated(TABLE, TASK + "java.lang.ArithmeticException: / by zero") is None
