@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from assets.reclaims import NUMBER
 from highwater.envelope import MOST_COUNT, ORIGIN, ORIGIN_TYPES
 from resources.small_tables import storage
+from resources.spark_tables import table_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,19 +103,18 @@ def with_copies(work: Work, rows: DataFrame, slices: Sequence[Slice], held: Sequ
     table = work.lake.table(work.stream.name, TABLE)
     if table is None or not concerned(slices, json.loads(table.metadata().description or "{}")):
         return rows.withColumn(COPIED_AT, F.lit(None).cast("timestamp"))
-    told = rows.join(_first_copies(work, rows, held), [*_PLACE], "left")
+    told = rows.join(_first_copies(work, rows, held, table.version()), [*_PLACE], "left")
     filled = {f"held_{name}": F.coalesce(f"held_{name}", f"copy.{name}") for name in held}
     copied_at = F.when(F.col("held_reason").isNull(), F.col(f"copy.{COPIED_AT}"))
     filled[NUMBER] = F.when(copied_at.isNotNull(), F.col(f"copy.{NUMBER}")).otherwise(F.col(NUMBER))
     return told.withColumns({**filled, COPIED_AT: copied_at}).drop("copy")
 
 
-def _first_copies(work: Work, rows: DataFrame, held: Sequence[str]) -> DataFrame:
+def _first_copies(work: Work, rows: DataFrame, held: Sequence[str], version: int) -> DataFrame:
     """By place the copy that a record's own rejection became: of several the first."""
     from pyspark.sql import functions as F
 
-    path = work.lake.path(work.stream.name, TABLE)
-    copies = work.spark.read.format("delta").load(path).alias("c")
+    copies = table_at(work.spark, work.lake.path(work.stream.name, TABLE), version).alias("c")
     records = rows.select(*_PLACE, *ORIGIN, "origin_timestamp", "timestamp", "retries", NUMBER).alias("r")
     main, topic = F.col("r.topic") == work.stream.topic, F.col("r.topic")
     theirs = topic.isin(*work.stream.foreign_topics) if work.stream.foreign_topics else F.lit(False)  # noqa: FBT003

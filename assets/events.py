@@ -25,10 +25,10 @@ from assets.work import SliceReport, Work
 from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.proof import Proof
-from highwater.retention import aged
+from highwater.retention import aged, records
 from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import create_table
+from resources.spark_tables import create_table, rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -110,9 +110,10 @@ def _materialise(work: Work, read: Standing) -> list[SliceReport]:
     standing = Standing.read(work, TABLE)
     # What was never decided was never published either.
     published = Standing.read(work, DLQ) if standing.proofs else Standing({}, -1)
-    kept = _undecidable(read, work.keys, standing) | _unfinished(work, standing, published)
+    kept = _undecidable(read, work.keys, standing) | _unfinished(work, read, standing, published)
     see_admitted(work, [piece for piece in work.slices if piece.key not in kept], standing.proofs)
     found = commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing, published, read))
+    _see_as_measured(work, found)
     end_holds(work)
     return found
 
@@ -159,7 +160,7 @@ def _undecidable(read: Standing, keys: Sequence[str], standing: Standing) -> dic
     }
 
 
-def _unfinished(work: Work, standing: Standing, published: Standing) -> dict[str, str]:
+def _unfinished(work: Work, read: Standing, standing: Standing, published: Standing) -> dict[str, str]:
     """Slices whose decision stands while what follows it does not: it is finished, not decided anew."""
     if not standing.proofs:
         return {}
@@ -176,11 +177,65 @@ def _unfinished(work: Work, standing: Standing, published: Standing) -> dict[str
         ]
         for key, proof in standing.proofs.items()
     }
+    open_ = [key for key, names in lacking.items() if names]
+    stuck = _unfinishable(work, read, standing, rejects, open_)
+    for key, why in stuck.items():
+        work.log(f"{key}: the split of attempt {standing.attempt(key)} is decided anew: {why}")
     return {
-        key: f"the split of attempt {standing.attempt(key)} is taken over: {' and '.join(names)} still to be written"
-        for key, names in lacking.items()
-        if names
+        key: f"the split of attempt {standing.attempt(key)} is taken over: {' and '.join(lacking[key])} still to be "
+        "written"
+        for key in open_
+        if key not in stuck
     }
+
+
+def _unfinishable(
+    work: Work, read: Standing, standing: Standing, rejected: Standing, keys: Sequence[str]
+) -> dict[str, str]:
+    """Those of the unfinished slices whose split can never be finished, with the reason: their rows do not add up.
+
+    No rejects can follow such a split, so it would fail each run that takes it over. It may be decided anew, since
+    nothing of it was published: `dlq` sends no rejects that are not as many as were decided. Where that began before
+    somebody changed a table, the split stays.
+    """
+    if not keys:
+        return {}
+    begun = {key: one.attempt for key, one in work.ledger.publications(keys).items()}
+    held, left = (work.lake.sizes(work.stream.name, table, keys) for table in (TABLE, "rejects"))
+    found = {}
+    for key in keys:
+        proof = standing.proofs[key]
+        followed = rejected.attempt(key) == proof.attempt
+        told = {
+            "events": (proof.rows, held[key].rows if key in held else None),
+            "rejects": (proof.counts["rejects"], left[key].rows if followed and key in left else None),
+            "raw": (proof.counts["raw"], None if followed else records(read.proofs[key])),
+        }
+        wrong = [
+            f"{name} hold {rows} rows, not {said}" for name, (said, rows) in told.items() if rows not in {None, said}
+        ]
+        if wrong and begun.get(key) != proof.attempt:
+            found[key] = " and ".join(wrong)
+    return found
+
+
+def _see_as_measured(work: Work, found: Sequence[SliceReport]) -> None:
+    """Hold what the table's log says was written against what was measured before (I5).
+
+    Raises:
+        UnbalancedError: another number of events was written.
+    """
+    for report in found:
+        expected = report.counts["events"]
+        if report.note is None and report.rows != expected:
+            if Standing.read(work, TABLE).attempt(report.piece.key) != report.attempt:
+                continue  # somebody committed since, and what the log tells is of that
+            raise UnbalancedError(
+                f"{report.piece.key}: another number of events was written than was decided",
+                stored=expected,
+                found=report.rows,
+                remedy="materialise the slice again from events on: it is decided anew",
+            )
 
 
 @dataclass(frozen=True)
@@ -234,8 +289,10 @@ def _decide(
 
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
         seen = {piece.key: seen_now(work, piece, standing.version) for piece in slices}
-        rows = with_origins(work, raw_rows(work, slices), slices, seen, published.proofs)
-        fated = with_fate(work, rows, slices, seen, published.proofs)
+        # Spark may compute the split more than once until it is committed: all that it reads is of one version.
+        version = work.lake.table_at(work.stream.name, raw.TABLE).version()
+        rows = with_origins(work, raw_rows(work, slices, version), slices, seen, published.proofs)
+        fated = with_fate(work, rows, slices, seen, published)
         reason = F.coalesce("held_reason", "reason")
         told = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)
         rows = _without_payload(work.stream, told).persist()
@@ -281,9 +338,9 @@ def _see_decidable(
     see_within_limit(work, slices, standing.proofs, rejected_anyway(told_of, measured))
 
 
-def raw_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
-    """The committed raw rows of the slices."""
-    rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, raw.TABLE)).where("proof IS NULL")
+def raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:
+    """The raw rows of the slices in one version of the table."""
+    rows = rows_at(work.spark, work.lake.path(work.stream.name, raw.TABLE), version)
     return rows.where(slice_is_one_of([s.key for s in slices])).drop("proof")
 
 

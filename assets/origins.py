@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, WindowSpec
 
+    from assets.commit import Standing
     from assets.work import Work
     from highwater.slices import Slice
 
@@ -264,9 +265,7 @@ def _problem(work: Work) -> Column:
     return F.coalesce(*problems)
 
 
-def with_fate(
-    work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Seen, published: Collection[str]
-) -> DataFrame:
+def with_fate(work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Seen, published: Standing) -> DataFrame:
     """Rows with what was published of them (columns `held_...`, null where nothing was), and `elsewhere`.
 
     A record that was published is left to the DLQ, whatever would become of it now (I5), unless it was taken back from
@@ -282,7 +281,7 @@ def with_fate(
         slices: the slices that the rows are of.
         seen: for each slice what its decision rests on: what was taken back by then and, of tiers, the version of
             events in which others' acceptance counts.
-        published: the slices of which something was published.
+        published: what was published of them, in one version of the table.
     """
     from pyspark.sql import functions as F
 
@@ -341,13 +340,13 @@ def _comes_again(work: Work, same: WindowSpec) -> Column:
 HELD = {"reason": "string", "detail": "string", "next_topic": "string", "first_failed_at": "timestamp"}
 
 
-def _with_held(work: Work, rows: DataFrame, keys: Collection[str]) -> DataFrame:
+def _with_held(work: Work, rows: DataFrame, published: Standing) -> DataFrame:
     from pyspark.sql import functions as F
 
-    if not keys:
+    if not published.proofs:
         return rows.withColumns({f"held_{name}": F.lit(None).cast(kind) for name, kind in HELD.items()})
-    published = work.spark.read.format("delta").load(work.lake.path(work.stream.name, DLQ)).where("proof IS NULL")
-    mine = reclaims.counted(published.where(slice_is_one_of(keys)))
+    there = rows_at(work.spark, work.lake.path(work.stream.name, DLQ), published.version)
+    mine = reclaims.counted(there.where(slice_is_one_of(published.proofs)))
     told = mine.select("slice", *ORIGIN, *[F.col(name).alias(f"held_{name}") for name in (*HELD, reclaims.NUMBER)])
     joined = rows.join(told, ["slice", *ORIGIN], "left")
     # A ledger that was lost has forgotten what was taken back; what was published since is left to the DLQ even so.

@@ -16,6 +16,7 @@ from assets.origins import PROBLEM
 from highwater.errors import DependencyAwayError
 from resources.lake import open_table
 from resources.spark import delta_errors
+from resources.spark_tables import table_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -194,14 +195,14 @@ def _with_lookup(work: Work, rows: DataFrame, lookup: Lookup | None) -> DataFram
 def _known_values(work: Work, lookup: Lookup) -> DataFrame:
     from pyspark.sql import functions as F
 
-    see_lookup(work.lake, lookup)
+    version = see_lookup(work.lake, lookup)
     path = work.lake.reference(lookup.table)
     with delta_errors(path):
-        return work.spark.read.format("delta").load(path).select(F.col(lookup.column).alias("known_value")).distinct()
+        return table_at(work.spark, path, version).select(F.col(lookup.column).alias("known_value")).distinct()
 
 
-def see_lookup(lake: Lake, lookup: Lookup) -> None:
-    """See that the reference table can be opened.
+def see_lookup(lake: Lake, lookup: Lookup) -> int:
+    """See that the reference table can be opened; returns its version.
 
     Raises:
         DependencyAwayError: it cannot, or is not there (I15).
@@ -219,6 +220,7 @@ def see_lookup(lake: Lake, lookup: Lookup) -> None:
             remedy=f"write it as a Delta table with the column {lookup.column}, then request the slice again",
             of=lookup.dependency,
         )
+    return found.version()
 
 
 def quoted(name: str) -> str:

@@ -80,7 +80,15 @@ def materialise(work: Work) -> list[SliceReport]:
     losses = work.ledger.losses(work.stream.name)
     left = {piece.key: left_to_read(piece, losses) for piece in work.slices}
     kept = _not_to_be_had(work, left, standing)
-    return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing))
+    read = partial(_read, left, standing)
+    try:
+        return commit_until_settled(work, TABLE, standing, kept, read)
+    except (OffsetsExpiredError, TopicTruncatedError):
+        # It went while it was read. Spark names neither slice nor values nor the command; the look before a read does.
+        seen = _not_to_be_had(work, left, standing)
+        if seen.keys() <= kept.keys():
+            raise
+    return commit_until_settled(work, TABLE, standing, seen, read)
 
 
 def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) -> dict[str, str]:
@@ -241,7 +249,8 @@ def _range_problem(
             f"{where} ends before the planned end",
             stored=offsets.end,
             found=f"last stable offset {found.last_stable}",
-            remedy="find out which broker lost its log; highwater accept-loss records what is gone",
+            remedy=f"find out which broker lost its log; highwater accept-loss {_for_command(stream, piece)} "
+            f"--partition {partition} records what is gone",
         )
     return None
 

@@ -110,8 +110,9 @@ def _see_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
                 f"{decision.key}: raw holds another number of records than was decided of",
                 stored=decided,
                 found=found,
-                remedy="restore raw as it was when the slice was decided, then request the slice again; of rows that "
-                "went by their age, materialise raw of it while Kafka holds the records",
+                remedy="materialise the slice again from events on: it is decided anew, unless its rejects began to be "
+                "published; then restore raw as it was when it was decided. Of rows that went by their age, "
+                "materialise raw of it while Kafka holds the records",
             )
 
 
@@ -128,7 +129,8 @@ def _see_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof]) 
                 f"{report.piece.key}: raw minus events leaves another number of rejects than was decided",
                 stored=expected,
                 found=report.rows,
-                remedy="restore the table that was changed, then materialise the slice again from events on",
+                remedy="materialise the slice again from events on: it is decided anew, unless its rejects began to be "
+                "published; then restore the table that was changed first",
             )
 
 
@@ -190,7 +192,7 @@ def _left_over(
     read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine).drop("proof")
     seen = {d.key: d.counts for d in decisions}
     origins = with_origins(work, read, pieces, seen, published.proofs)
-    fated = with_fate(work, origins, pieces, seen, published.proofs)
+    fated = with_fate(work, origins, pieces, seen, published)
     alive = fated.where(F.col("value").isNotNull() & ~F.col("elsewhere"))
     return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), pieces)
 

@@ -184,7 +184,7 @@ def translated(what: str, text: str) -> HighwaterError | None:
         return TopicTruncatedError(
             f"{what}: another record stands where the plan saw the last one",
             found=found.group(),
-            remedy="highwater status names the partition; highwater accept-divergence goes on as a new generation",
+            remedy="highwater status names the partition and the command that goes on as a new generation",
         )
     if found := _CONFLICT.search(text):
         return SupersededAttemptError(
@@ -194,7 +194,7 @@ def translated(what: str, text: str) -> HighwaterError | None:
         return OffsetsExpiredError(
             f"Kafka no longer holds all offsets of {what}",
             found=_line_with(text, found),
-            remedy="highwater accept-loss records the loss so that planning goes on",
+            remedy="highwater status names the partition and the command that records the loss",
         )
     return _away(what, text)
 

@@ -109,7 +109,16 @@ def rows_at(spark: SparkSession, path: str, version: int) -> DataFrame:
 
     What was decided from proofs is computed from the rows of the same version: another commit may come between.
     """
-    return spark.read.format("delta").option("versionAsOf", str(version)).load(path).where("proof IS NULL")
+    return table_at(spark, path, version).where("proof IS NULL")
+
+
+def table_at(spark: SparkSession, path: str, version: int) -> DataFrame:
+    """One version of any Delta table, however often the query is computed.
+
+    Whatever Spark holds (`persist`) it computes anew when another session of the same server commits to one of its
+    tables, and when another run lets go of the same query; without a version it would then read the newest.
+    """
+    return spark.read.format("delta").option("versionAsOf", str(version)).load(path)
 
 
 def replace_slices(

@@ -346,6 +346,63 @@ def test_rejects_that_do_not_add_up_with_the_decision_fail_the_slice(bench: Benc
     assert origins(bench.rows("rejects")) == {(0, 1)}
 
 
+def test_a_split_that_does_not_add_up_is_decided_anew(bench: Bench) -> None:
+    """Each run took it over and failed as the one before, from events on too, as the remedy said."""
+    bench.send(order_message("o1", 1), order_message("o2", 1, amount="x"))
+    piece = bench.plan(0, p0=(0, 2))
+    for stage in (raw, events):
+        stage.materialise(bench.work(piece))
+    bench.lake.table(bench.stream.name, "events").delete("key = 'o1'")
+    with pytest.raises(UnbalancedError, match="decided anew"):
+        rejects.materialise(bench.work(piece))
+    assert bench.materialise(piece)["events"][0].note is None
+    assert origins(bench.rows("events")) == {(0, 0)}
+    assert origins(bench.rows("rejects")) == {(0, 1)}
+    assert bench.failing() == {}
+
+
+def test_a_decision_is_of_one_version_of_the_reference_however_often_it_is_computed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run's commit to raw makes Spark compute anew what it holds: it judged by a customer that came meanwhile.
+
+    So events were written that their proof did not count, and no run could finish the slice.
+    """
+    bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), order_message("o3", 1))
+    piece, other = bench.plan(0, p0=(0, 2)), bench.plan(1, p0=(2, 3))
+    raw.materialise(bench.work(piece))
+    see: Callable[..., None] = events._see_decidable
+
+    def meanwhile(*given: object) -> None:
+        see(*given)
+        customers(bench.lake, ["c1", "c2"])
+        raw.materialise(bench.work(other))
+
+    monkeypatch.setattr(events, "_see_decidable", meanwhile)
+    [report] = events.materialise(bench.work(piece))
+    assert (report.rows, report.counts["events"], report.counts["rejects"]) == (1, 1, 1)
+    rejects.materialise(bench.work(piece))
+    assert origins(bench.rows("events")) == {(0, 0)}
+    assert origins(bench.rows("rejects")) == {(0, 1)}
+
+
+def test_events_that_are_not_as_many_as_were_measured_fail_the_slice_until_it_is_decided_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(order_message("o1", 1), order_message("o2", 1))
+    piece = bench.plan(0, p0=(0, 2))
+    raw.materialise(bench.work(piece))
+    whole: Callable[..., Any] = events._Decision.rows_of
+    with monkeypatch.context() as patch:
+        patch.setattr(events._Decision, "rows_of", lambda *given: whole(*given).where("key = 'o1'"))
+        with pytest.raises(UnbalancedError, match="decided anew") as caught:
+            events.materialise(bench.work(piece))
+    assert (caught.value.stored, caught.value.found) == (2, 1)
+    bench.materialise(piece)
+    assert origins(bench.rows("events")) == {(0, 0), (0, 1)}
+    assert bench.failing() == {}
+
+
 def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.send(order_message("o1", 1))
     piece = bench.plan(0, p0=(0, 1))
@@ -386,6 +443,39 @@ def test_expired_offsets_that_were_never_read_are_an_error_with_both_values(benc
     assert (caught.value.stored, caught.value.found) == ("[0, 3)", "log start offset 2")
     assert "accept-loss" in caught.value.remedy
     assert bench.rows("raw") == []
+
+
+def after_the_look(patch: pytest.MonkeyPatch, lose: Callable[[], None]) -> None:
+    """Let something happen to the topic between the look at it and Spark's read."""
+    look: Callable[..., object] = raw._not_to_be_had
+
+    def looked(*given: object) -> object:
+        found = look(*given)
+        patch.setattr(raw, "_not_to_be_had", look)
+        lose()
+        return found
+
+    patch.setattr(raw, "_not_to_be_had", looked)
+
+
+def test_offsets_that_expire_while_they_are_read_are_told_as_those_before(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark told neither slice nor values, and the command without stream and partition, for good."""
+    bench.send(*[order_message("o1", n) for n in range(1, 7)])
+    never_read, read_before = bench.plan(0, p0=(0, 3)), bench.plan(1, p0=(3, 6))
+    after_the_look(monkeypatch, lambda: delete_before(bench, 2))
+    with pytest.raises(OffsetsExpiredError) as caught:
+        raw.materialise(bench.work(never_read))
+    assert (caught.value.stored, caught.value.found) == ("[0, 3)", "log start offset 2")
+    assert never_read.key in str(caught.value)
+    assert f"highwater accept-loss {bench.stream.name} --partition 0" in caught.value.remedy
+    assert bench.rows("raw") == []
+    raw.materialise(bench.work(read_before))
+    after_the_look(monkeypatch, lambda: delete_before(bench, 5))
+    [report] = raw.materialise(bench.work(read_before))
+    assert "rows kept as they are" in str(report.note)
+    assert len(bench.rows("raw")) == 3
 
 
 def delete_before(bench: Bench, offset: int) -> None:
