@@ -20,8 +20,8 @@ demo: setup ## From nothing to slices in Delta tables, checked against the gener
 up: setup ## Broker, Spark, Dagster's UI and daemon, generator, until Ctrl-C
 	@$(RUN) dev.up $(ARGS)
 
-# Each worker has a broker and a Spark driver of its own; what waits for one of them leaves the core to the other.
-WORKERS ?= 2
+# Each worker has a broker and a Spark driver of its own; while one waits for them, two cores have work for two others.
+WORKERS ?= 3
 
 TEST := pytest -n $(WORKERS) --dist worksteal --durations 40
 
@@ -35,7 +35,7 @@ test: lint ## What CI runs: lint, types, and all tests but the longest
 test-fast: setup ## The tests that need no JVM and little time
 	$(RUN) $(TEST) -m "not slow"
 
-test-long: setup ## What `make test` leaves out: long series of processes killed, whole stacks, a soak
+test-long: setup ## What `make test` leaves out: long series of processes killed, whole stacks, a million records
 	$(RUN) $(TEST) -m long
 
 soak: setup ## A million faulty records while 100 processes are killed, then each is accounted for: an hour or two

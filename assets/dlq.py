@@ -54,7 +54,7 @@ SEARCHED = ("origin_partition", "origin_offset", "reason", "next_topic")
 # In the proof: how many were sent of this decision; the other rows were published of earlier ones.
 SENT = "sent"
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.
-RECORDS_A_TRANSACTION = 5_000
+RECORDS_A_TRANSACTION = 20_000
 BYTES_A_TRANSACTION = 16 * 1024 * 1024
 # So many are read at once, of as many bytes: each reading opens the slice's files again.
 RECORDS_A_READ = 20_000
