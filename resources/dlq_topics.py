@@ -226,10 +226,10 @@ def _create(kafka: Kafka, topic: str, wanted: Shape, *, only_asked: bool = False
     from confluent_kafka.admin import NewTopic
 
     new = NewTopic(topic, wanted.partitions, wanted.replicas, config=dict(wanted.config))
+    admin = kafka.admin()
     try:
-        kafka.admin().create_topics([new], operation_timeout=REQUEST_SECONDS, validate_only=only_asked)[topic].result(
-            2 * REQUEST_SECONDS
-        )
+        asked = admin.create_topics([new], operation_timeout=REQUEST_SECONDS, validate_only=only_asked)
+        asked[topic].result(2 * REQUEST_SECONDS)
     except KafkaException as error:
         if error.args[0].code() in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}:
             raise ConfigurationError(

@@ -14,6 +14,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,9 @@ class TopicState:
     partitions: Mapping[int, PartitionState]
 
 
+_OPENING = Lock()
+
+
 class Kafka:
     """A Kafka cluster.
 
@@ -132,8 +136,9 @@ class Kafka:
         """
         from confluent_kafka import KafkaException
 
+        admin = self.admin()
         try:
-            found: Any = self.admin().list_consumer_groups(request_timeout=REQUEST_SECONDS).result(REQUEST_SECONDS + 1)
+            found: Any = admin.list_consumer_groups(request_timeout=REQUEST_SECONDS).result(REQUEST_SECONDS + 1)
         except (KafkaException, TimeoutError) as error:
             raise self.away(error) from error
         if found.errors:
@@ -254,8 +259,9 @@ class Kafka:
         """
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
+        admin = self.admin()
         try:
-            future = self.admin().describe_topics(TopicCollection([topic]), request_timeout=REQUEST_SECONDS)[topic]
+            future = admin.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_SECONDS)[topic]
             found: TopicDescription = future.result(REQUEST_SECONDS + 1)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -277,10 +283,11 @@ class Kafka:
         """What `list_offsets` answers to several questions at once; a partition that could not be asked is left out."""
         if not partitions:
             return [{} for _ in looks]
-        asked = [self._ask(topic, partitions, look) for look in looks]
+        admin = self.admin()
+        asked = [self._ask(admin, topic, partitions, look) for look in looks]
         return [self._answers(futures) for futures in asked]
 
-    def _ask(self, topic: str, partitions: list[int], look: Look | int) -> dict[Any, Any]:
+    def _ask(self, admin: AdminClient, topic: str, partitions: list[int], look: Look | int) -> dict[Any, Any]:
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
@@ -291,7 +298,7 @@ class Kafka:
             spec = specs.for_timestamp(look)
         level = IsolationLevel.READ_UNCOMMITTED if look is Look.HIGH else IsolationLevel.READ_COMMITTED
         try:
-            found: dict[Any, Any] = self.admin().list_offsets(
+            found: dict[Any, Any] = admin.list_offsets(
                 {TopicPartition(topic, p): spec for p in partitions},
                 isolation_level=level,
                 request_timeout=REQUEST_SECONDS,
@@ -317,9 +324,16 @@ class Kafka:
     def admin(self) -> AdminClient:
         """A client for questions and changes that have no method here.
 
+        All threads share it, and one that finds the broker away gives it up. So keep it until the answers are in: a
+        client that nobody holds lets go of what it was asked (`_DESTROY`), as if no broker had answered.
+
         Raises:
             ConfigurationError: the configuration is refused.
         """
+        with _OPENING:  # two threads would each open one, and the later take the earlier one's place
+            return self._admin_now()
+
+    def _admin_now(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
 
         found = self._admin  # read once: another thread may find the broker away, and give it up

@@ -27,7 +27,8 @@ def permitted(kafka: Kafka, topics: Sequence[str]) -> dict[str, frozenset[str]]:
     if not topics:
         return {}
     hidden = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}
-    asked = kafka.admin().describe_topics(
+    admin = kafka.admin()
+    asked = admin.describe_topics(
         TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=REQUEST_SECONDS
     )
     found = {}

@@ -1,0 +1,90 @@
+"""The client of a process's questions to Kafka, which its threads share."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from highwater.errors import HighwaterError
+from resources.dlq_topics import Shape, _create
+from resources.kafka import Kafka
+from resources.permissions import permitted
+
+
+class Client:
+    """Stands for an admin client: while somebody waits for its answer, another thread finds the broker away."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self.kafka = kafka
+
+    def list_consumer_groups(self, **_: Any) -> Any:
+        return self.answer()
+
+    def describe_topics(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {"orders": self.answer()}
+
+    def create_topics(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {"orders.dlq.1": self.answer()}
+
+    def list_offsets(self, places: Mapping[Any, Any], **_: Any) -> dict[Any, Any]:
+        return {place: self.answer() for place in places}
+
+    def answer(self) -> Any:
+        kafka, alive = self.kafka, weakref.ref(self)
+
+        def result(_: float) -> Any:
+            kafka.away("no broker answered another thread")
+            assert alive() is not None, "nobody holds the client that was asked"
+            return SimpleNamespace(errors=[], valid=[], authorized_operations=None)
+
+        return SimpleNamespace(result=result)
+
+
+QUESTIONS: dict[str, Callable[[Kafka], Any]] = {
+    "description": lambda kafka: kafka.description("orders"),
+    "offsets": lambda kafka: kafka._looks("orders", [0], 5, 6),
+    "groups": lambda kafka: kafka.groups(),
+    "create": lambda kafka: _create(kafka, "orders.dlq.1", Shape(1, 1, {})),
+    "permissions": lambda kafka: permitted(kafka, ["orders"]),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_client_that_another_thread_gives_up_answers_those_who_wait(
+    question: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that nobody holds is destroyed; those who wait were told that no broker had answered."""
+    kafka = Kafka("nowhere:1")
+    monkeypatch.setattr("resources.kafka.opened", lambda *_, **__: Client(kafka))
+    QUESTIONS[question](kafka)
+
+
+def test_threads_that_ask_first_at_once_share_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each opened one, and the later took the earlier one's place, which was destroyed amid its question."""
+    made: list[object] = []
+
+    def slow(*_: object, **__: object) -> object:
+        time.sleep(0.05)
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr("resources.kafka.opened", slow)
+    kafka = Kafka("nowhere:1")
+    with ThreadPoolExecutor(3) as threads:
+        found = [*threads.map(lambda _: kafka.admin(), range(3))]
+    assert found == made * 3
+
+
+def test_the_next_question_opens_a_new_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resources.kafka.opened", lambda *_, **__: object())
+    kafka = Kafka("nowhere:1")
+    first = kafka.admin()
+    assert kafka.admin() is first
+    assert isinstance(kafka.away("nobody answers"), HighwaterError)
+    assert kafka.admin() is not first
