@@ -98,7 +98,7 @@ def test_a_burst_opens_it_and_the_backlog_completes_when_the_cause_is_mended(
         slices.append(bench.plan(n, p0=(start, start + each)))
     keys = [piece.key for piece in slices]
     raw.materialise(bench.work(*slices[:-1]))
-    with pytest.raises(RejectsOverLimitError, match=f"{sound} of {each} records"):
+    with pytest.raises(RejectsOverLimitError, match=f"{sound:,} of {each:,} records"):
         events.materialise(bench.work(*slices[:2]))
     circuit = bench.ledger.breakers.circuit("orders")
     assert circuit.state == "open"
