@@ -247,6 +247,8 @@ def _create(kafka: Kafka, topic: str, wanted: Shape, *, only_asked: bool = False
             raise kafka.away(f"topic {topic} could not be created: {error.args[0].str()}") from error
     except TimeoutError as error:
         raise kafka.away(error) from error
+    finally:
+        del admin
 
 
 def _shape(kafka: Kafka, topic: str) -> Shape:

@@ -141,6 +141,8 @@ class Kafka:
             found: Any = admin.list_consumer_groups(request_timeout=REQUEST_SECONDS).result(REQUEST_SECONDS + 1)
         except (KafkaException, TimeoutError) as error:
             raise self.away(error) from error
+        finally:
+            del admin
         if found.errors:
             raise self.away(found.errors[0])
         return sorted(group.group_id for group in found.valid)
@@ -269,6 +271,8 @@ class Kafka:
             raise self.away(error) from error
         except TimeoutError as error:
             raise self.away(error) from error
+        finally:
+            del admin
         return found
 
     def _absent(self, topic: str) -> TopicAbsentError:
@@ -284,8 +288,11 @@ class Kafka:
         if not partitions:
             return [{} for _ in looks]
         admin = self.admin()
-        asked = [self._ask(admin, topic, partitions, look) for look in looks]
-        return [self._answers(futures) for futures in asked]
+        try:
+            asked = [self._ask(admin, topic, partitions, look) for look in looks]
+            return [self._answers(futures) for futures in asked]
+        finally:
+            del admin
 
     def _ask(self, admin: AdminClient, topic: str, partitions: list[int], look: Look | int) -> dict[Any, Any]:
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
@@ -305,6 +312,8 @@ class Kafka:
             )
         except KafkaException as error:
             raise self.away(error) from error
+        finally:
+            del admin
         return found
 
     def _answers(self, futures: Mapping[Any, Any]) -> dict[int, Any]:
@@ -325,7 +334,8 @@ class Kafka:
         """A client for questions and changes that have no method here.
 
         All threads share it, and one that finds the broker away gives it up. So keep it until the answers are in: a
-        client that nobody holds lets go of what it was asked (`_DESTROY`), as if no broker had answered.
+        client that nobody holds lets go of what it was asked (`_DESTROY`), as if no broker had answered. And let it go
+        then, for one that an error's traceback holds would go on connecting.
 
         Raises:
             ConfigurationError: the configuration is refused.
