@@ -81,6 +81,8 @@ Open = Mapping[tuple[str, str], Alert]
 GONE_AFTER = timedelta(days=1)
 # After a longer pause of all ticks nothing follows from who did not tick meanwhile.
 PAUSE = timedelta(hours=1)
+# A tick a minute need not write each time that it watches.
+REFRESH = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Watch:
 
     Args:
         gone: what nobody watches over any more.
-        anew: what is watched over from now on: what is declared here, and what gets another day.
+        anew: what is to be kept as watched over now: what is declared here and was not kept for a while, and what gets
+            another day.
     """
 
     gone: frozenset[str]
@@ -110,7 +113,8 @@ def watch(standing: Collection[str], declared: Collection[str], seen: Mapping[st
     if pause >= PAUSE:
         return Watch(frozenset(), frozenset(declared) | others)
     gone = frozenset(name for name in others if name in seen and now - seen[name] >= GONE_AFTER)
-    return Watch(gone, frozenset(declared) | gone | (others - seen.keys()))
+    due = frozenset(name for name in declared if name not in seen or now - seen[name] >= REFRESH)
+    return Watch(gone, due | gone | (others - seen.keys()))
 
 
 def after(open_: Open, measures: Iterable[Measure], now: datetime) -> dict[tuple[str, str], Alert]:

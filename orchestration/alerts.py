@@ -320,7 +320,8 @@ def _gone(ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], no
     about = {alert: alert.what if alert.stream == DEPLOYMENT else alert.stream for alert in alerts}
     breakers = [f"circuit breaker of {name}"[:100] for name in _asked_by(streams)]
     found = watch([*about.values()], [*(stream.name for stream in streams), *breakers], ledger.watched(), now)
-    ledger.watch(sorted(found.anew), now)
+    if found.anew:
+        ledger.watch(sorted(found.anew), now)
     why = "nothing declares it any more: it was not measured for a day"
     return [Measure.of_nothing(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
 

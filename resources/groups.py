@@ -82,6 +82,8 @@ def _ask(kafka: Kafka, name: str) -> Any:
         return asked[name].result(REQUEST_SECONDS + 1)
     except TimeoutError as error:
         raise kafka.away(error) from error
+    finally:
+        del admin
 
 
 def see_no_member(kafka: Kafka, name: str) -> Group:
@@ -149,6 +151,8 @@ def commit(kafka: Kafka, name: str, offsets: Mapping[Place, tuple[int, Mark]]) -
         raise _translated(kafka, name, error.args[0]) from error
     except TimeoutError as error:
         raise kafka.away(error) from error
+    finally:
+        del admin
     for answer in answers:
         if answer.error is not None:
             raise _translated(kafka, name, answer.error)

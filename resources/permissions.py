@@ -32,15 +32,18 @@ def permitted(kafka: Kafka, topics: Sequence[str]) -> dict[str, frozenset[str]]:
         TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=REQUEST_SECONDS
     )
     found = {}
-    for topic, future in asked.items():
-        try:
-            told: Any = future.result(REQUEST_SECONDS + 1)
-        except KafkaException as error:
-            if error.args[0].code() not in hidden:
-                raise kafka.away(error) from error
-        except TimeoutError as error:
-            raise kafka.away(error) from error
-        else:
-            if told.authorized_operations is not None:
-                found[topic] = frozenset(one.name for one in told.authorized_operations)
+    try:
+        for topic, future in asked.items():
+            try:
+                told: Any = future.result(REQUEST_SECONDS + 1)
+            except KafkaException as error:
+                if error.args[0].code() not in hidden:
+                    raise
+            else:
+                if told.authorized_operations is not None:
+                    found[topic] = frozenset(one.name for one in told.authorized_operations)
+    except (KafkaException, TimeoutError) as error:
+        raise kafka.away(error) from error
+    finally:
+        del admin
     return found

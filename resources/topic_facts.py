@@ -99,6 +99,8 @@ def _settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | Non
         raise kafka.away(error) from error
     except TimeoutError as error:
         raise kafka.away(error) from error
+    finally:
+        del admin
     sources = {source.value: source.name for source in ConfigSource}
     return {
         name: Setting(str(entry.value), sources.get(int(entry.source), str(entry.source)))

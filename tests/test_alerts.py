@@ -90,10 +90,18 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
         ({"mine": NOW - HOUR / 2, "other": NOW - DAY}, {"other"}, {"mine", "other"}),
         ({"mine": NOW - HOUR / 2, "other": NOW - DAY + HOUR}, set(), {"mine"}),
         ({"mine": NOW - HOUR / 2}, set(), {"mine", "other"}),
+        ({"mine": NOW - HOUR / 60, "other": NOW - HOUR}, set(), set()),
         ({"mine": NOW - HOUR, "other": NOW - DAY}, set(), {"mine", "other"}),
         ({}, set(), {"mine", "other"}),
     ],
-    ids=["nobody watches it", "somebody did today", "a ledger of before", "no tick ran for a while", "a new ledger"],
+    ids=[
+        "nobody watches it",
+        "somebody did today",
+        "a ledger of before",
+        "a tick ago",
+        "no tick ran for a while",
+        "a new ledger",
+    ],
 )
 def test_gone_is_what_nobody_watched_over_while_others_ticked(
     seen: dict[str, datetime], gone: set[str], anew: set[str]

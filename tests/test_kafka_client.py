@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from highwater.errors import HighwaterError
+from highwater.errors import DependencyAwayError, HighwaterError
 from resources.dlq_topics import Shape, _create
+from resources.groups import _ask
 from resources.kafka import Kafka
 from resources.permissions import permitted
+from resources.topic_facts import topic_settings
 
 
 class Client:
@@ -29,6 +31,12 @@ class Client:
     def describe_topics(self, *_: Any, **__: Any) -> dict[str, Any]:
         return {"orders": self.answer()}
 
+    def describe_configs(self, resources: Sequence[Any], **_: Any) -> dict[Any, Any]:
+        return {resources[0]: self.answer()}
+
+    def describe_consumer_groups(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {"g": self.answer()}
+
     def create_topics(self, *_: Any, **__: Any) -> dict[str, Any]:
         return {"orders.dlq.1": self.answer()}
 
@@ -41,7 +49,7 @@ class Client:
         def result(_: float) -> Any:
             kafka.away("no broker answered another thread")
             assert alive() is not None, "nobody holds the client that was asked"
-            return SimpleNamespace(errors=[], valid=[], authorized_operations=None)
+            return SimpleNamespace(errors=[], valid=[], authorized_operations=None, items=dict[str, Any]().items)
 
         return SimpleNamespace(result=result)
 
@@ -51,6 +59,8 @@ QUESTIONS: dict[str, Callable[[Kafka], Any]] = {
     "offsets": lambda kafka: kafka._looks("orders", [0], 5, 6),
     "groups": lambda kafka: kafka.groups(),
     "create": lambda kafka: _create(kafka, "orders.dlq.1", Shape(1, 1, {})),
+    "settings": lambda kafka: topic_settings(kafka, "orders"),
+    "members": lambda kafka: _ask(kafka, "g"),
     "permissions": lambda kafka: permitted(kafka, ["orders"]),
 }
 
@@ -63,6 +73,32 @@ def test_a_client_that_another_thread_gives_up_answers_those_who_wait(
     kafka = Kafka("nowhere:1")
     monkeypatch.setattr("resources.kafka.opened", lambda *_, **__: Client(kafka))
     QUESTIONS[question](kafka)
+
+
+class Silent(Client):
+    """One that no broker answers."""
+
+    def answer(self) -> Any:
+        def result(_: float) -> Any:
+            raise TimeoutError
+
+        return SimpleNamespace(result=result)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_error_of_a_question_holds_no_client(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its traceback: the client would go on connecting to a broker that is left alone."""
+    kafka, made = Kafka("nowhere:1"), list[weakref.ref[Client]]()
+
+    def silent(*_: object, **__: object) -> Client:
+        client = Silent(kafka)
+        made.append(weakref.ref(client))
+        return client
+
+    monkeypatch.setattr("resources.kafka.opened", silent)
+    with pytest.raises(DependencyAwayError) as told:
+        QUESTIONS[question](kafka)
+    assert [one() for one in made] == [None], told.traceback
 
 
 def test_threads_that_ask_first_at_once_share_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
