@@ -37,32 +37,32 @@ class Twice:
     Args:
         stream: its declaration.
         events: the table, at the version that is published.
-        book: what became of events before.
         pieces: the slices of the batch, in the order of publication.
         decisions: their proofs in events.
     """
 
     stream: Stream
     events: DeltaTable
-    book: Book
     pieces: Sequence[Slice]
     decisions: Mapping[str, Proof]
 
-    def copies(self, known: Mapping[Origin, Known]) -> list[Copy]:
+    def any(self) -> bool:
+        """Whether there are any, which nearly always there are not: told without fields, and without finding rows."""
+        return bool(len(query_arrow({"e": self.events}, f"WITH {self._twice} SELECT 1 FROM twice LIMIT 1")))
+
+    def copies(self, book: Book, known: Mapping[Origin, Known]) -> list[Copy]:
         """Events of versions that came more than once, in the batch or in slices that were published.
 
         Args:
+            book: what became of events before.
             known: what became before of the origins of the batch.
         """
-        # Nearly always there are none, which is told without the fields, and without looking for the rows again.
-        if not len(query_arrow({"e": self.events}, f"WITH {self._twice} SELECT 1 FROM twice LIMIT 1")):
-            return []
         rows = query_arrow({"e": self.events}, self._question)
         prints = event_json.fingerprints(event_json.values(self.stream, rows))
         origins = [*map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))]
         slices, us = rows["slice"].to_pylist(), rows["origin_us"].to_pylist()
         place = {piece.key: at for at, piece in enumerate(self.pieces)}
-        judged = {**known, **self._judged_elsewhere(sorted(set(slices) - place.keys()))}
+        judged = {**known, **self._judged_elsewhere(book, sorted(set(slices) - place.keys()))}
         ordered = sorted(zip(slices, origins, prints, us, strict=True), key=lambda one: (place.get(one[0], -1), one[1]))
         found = []
         for at, (key, origin, print_, when) in enumerate(ordered):
@@ -73,9 +73,9 @@ class Twice:
                 found.append(Copy(key, origin, print_, when, at))
         return found
 
-    def _judged_elsewhere(self, keys: Sequence[str]) -> dict[Origin, Known]:
+    def _judged_elsewhere(self, book: Book, keys: Sequence[str]) -> dict[Origin, Known]:
         """What became of the copies in other slices; one that was not published yet is not among them."""
-        return self.book.known_among(self.events, f"SELECT {_ORIGIN} FROM ({self._question})", keys) if keys else {}
+        return book.known_among(self.events, f"SELECT {_ORIGIN} FROM ({self._question})", keys) if keys else {}
 
     @property
     def _twice(self) -> str:

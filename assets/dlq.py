@@ -29,7 +29,7 @@ from assets.work import SliceReport, Work, uncollected
 from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, Reference
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
-from highwater.portions import cuts
+from highwater.portions import Ahead, cuts
 from resources.dlq_topics import Shape, ensure
 from resources.lake import count_in, has_column, proofs_in, query_arrow, slice_is_one_of
 from resources.spark import delta_errors
@@ -131,9 +131,10 @@ def _publish(work: Work, piece: Slice, decision: Proof, topics: Mapping[str, Sha
         if sent < total:
             work.log(f"{piece.key}: publishing {total - sent:,} of {total:,} rejects")
         sending = Sending(work, decision, table.version(), topics, transactions)
-        for portion in waiting.portions(sent):
+        ahead = Ahead(waiting.portions(sent))
+        for portion in ahead:
             before, sent = Mark(decision.attempt, sent, piece.identity), sent + len(portion)
-            sending.send(portion, before, replace(before, sent=sent))
+            sending.send(portion, before, replace(before, sent=sent), ahead.prepare)
             _record_sent(work, piece, decision, sent)
             work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
     return total, sending.version

@@ -1,8 +1,8 @@
 """What a batch of slices sends: its events in order, each judged by what became of its origin before.
 
-What belongs here: reading events window by window, and what becomes of each. What does not: the rules
-(`highwater.publishing`), keeping what became of them (`assets.sent`), sending (`assets.published`). Nothing here needs
-a JVM.
+What belongs here: what becomes of each, window by window. What does not: the rules (`highwater.publishing`), reading
+events (`assets.event_records`), keeping what became of them (`assets.sent`), sending (`assets.published`). Nothing here
+needs a JVM.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from assets import event_json, reclaims, rejects
-from assets.copies import Twice, fields_of
-from assets.origins import MICROSECONDS, covering
+from assets import reclaims, rejects
+from assets.origins import MICROSECONDS
 from assets.sent import SENDING, complete, schema
 from assets.window import Window
 from assets.window import schema as window_schema
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import UnbalancedError
 from highwater.publishing import Judged, Known, Late, State, judge, lets_go, second_deliveries, see_none_retracted
-from resources.lake import query_all, query_arrow, slice_is_one_of
+from resources.lake import query_all, slice_is_one_of
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -29,13 +28,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
+    from assets.event_records import EventRecords
     from assets.sent import Book
     from assets.work import Work
     from highwater.proof import Proof
     from highwater.slices import Slice
 
-# Events that are read at once: those of a slice of usual size.
-WINDOW = 200_000
 # What a batch's events may take in memory to be held until they are sent.
 HELD_BYTES = 256 * 1024 * 1024
 _ORIGIN = ", ".join(ORIGIN)
@@ -47,23 +45,24 @@ class Batch:
 
     Args:
         work: the connections.
-        events: the table, at that version.
         book: what became of events before.
-        pieces: the slices, in the order of publication.
-        decisions: their proofs in events.
+        records: of the slices.
     """
 
     work: Work
-    events: DeltaTable
     book: Book
-    pieces: Sequence[Slice]
-    decisions: Mapping[str, Proof]
+    records: EventRecords
     _held: list[Window] = field(default_factory=list)
 
     @property
-    def rows(self) -> int:
-        """Events in it."""
-        return sum(self.decisions[piece.key].rows or 0 for piece in self.pieces)
+    def pieces(self) -> Sequence[Slice]:
+        """The slices, in the order of publication."""
+        return self.records.pieces
+
+    @property
+    def events(self) -> DeltaTable:
+        """The table, at the version that is published."""
+        return self.records.events
 
     def windows(self) -> Iterator[Window]:
         """All events in the order of publication, window by window, then what retracts events.
@@ -79,7 +78,8 @@ class Batch:
         found: list[Window] = []
         seen: set[Origin] = set()
         count, size = 0, 0
-        for window in self._windows():
+        for rows in self.records.windows():
+            window = self._judged(rows)
             count, size = count + len(window), size + window.rows.nbytes
             if self._known:
                 seen.update(one for one in _origins(window.rows) if one in self._known)
@@ -95,11 +95,11 @@ class Batch:
         yield last
 
     def _see_all(self, count: int) -> None:
-        if count != self.rows:
+        if count != self.records.rows:
             raise UnbalancedError(
                 f"{', '.join(piece.key for piece in self.pieces)}: the table of events holds another number of rows "
                 "than its commits recorded",
-                stored=self.rows,
+                stored=self.records.rows,
                 found=count,
                 remedy="materialise the slices again from events on; nothing of them was sent now",
             )
@@ -128,7 +128,7 @@ class Batch:
         sent = window.told(lambda one: one.state is not State.AGAIN, pa.bool_())
         numbers = pc.add(pc.cumulative_sum(pc.cast(sent, pa.int64())), number - 1)
         keys = [piece.key for piece in self.pieces]
-        attempts = pa.array([self.decisions[key].attempt for key in keys], pa.int32())
+        attempts = pa.array([self.records.decisions[key].attempt for key in keys], pa.int32())
         columns: dict[str, Any] = {
             "slice": pa.repeat(SENDING, count),
             **{name: rows[name] for name in ORIGIN},
@@ -143,44 +143,6 @@ class Batch:
             "proof": pa.nulls(count, pa.string()),
         }
         return pa.table(columns, schema=schema())
-
-    def _windows(self) -> Iterator[Window]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        place = {piece.key: at for at, piece in enumerate(self.pieces)}
-        for where in self._cuts():
-            rows = self._events(where)
-            if len(place) > 1:  # within a slice they come in their order
-                rows = rows.take(pc.sort_indices(pc.index_in(rows["slice"], pa.array([*place], pa.string()))))
-            yield self._judged(self._written(rows))
-
-    def _written(self, rows: pa.Table) -> pa.Table:
-        """Events as records: the columns of a window."""
-        import pyarrow as pa
-
-        values = event_json.values(self.work.stream, rows)
-        prints = event_json.fingerprints(values)
-        made = {"key": event_json.keys(rows), "value": values, "fingerprint": pa.array(prints, pa.string())}
-        plain = rows.select(["slice", *ORIGIN, "origin_us"])
-        return pa.table({**dict(zip(plain.column_names, plain.columns, strict=True)), **made}, schema=window_schema())
-
-    def _events(self, where: str) -> pa.Table:
-        columns = f"slice, {_ORIGIN}, {MICROSECONDS}, {fields_of(self.work.stream, self.events)}"
-        asked = f"SELECT {columns} FROM t WHERE proof IS NULL AND {where} ORDER BY {_ORIGIN}"
-        return query_arrow({"t": self.events}, asked)
-
-    def _cuts(self) -> Iterator[str]:
-        """Conditions that pick the events window by window, in their order."""
-        if self.rows <= WINDOW:
-            yield slice_is_one_of([piece.key for piece in self.pieces])
-            return
-        for piece in self.pieces:
-            mine = slice_is_one_of([piece.key])
-            asked = f"SELECT {_ORIGIN} FROM t WHERE proof IS NULL AND {mine} ORDER BY {_ORIGIN}"
-            origins = query_arrow({"t": self.events}, asked)
-            for start in range(0, len(origins), WINDOW):
-                yield f"{mine} AND ({covering(origins.slice(start, WINDOW))})"
 
     def _judged(self, rows: pa.Table) -> Window:
         import pyarrow as pa
@@ -255,7 +217,7 @@ class Batch:
         """Conditions that pick the events that another slice may have sent: those of tiers, and those taken back."""
         tiers = [piece.key for piece in self.pieces if piece.topic != self.work.stream.topic]
         found = [slice_is_one_of(tiers)] if tiers else []
-        seen = [piece.key for piece in self.pieces if self.decisions[piece.key].counts.get(reclaims.SEEN)]
+        seen = [piece.key for piece in self.pieces if self.records.decisions[piece.key].counts.get(reclaims.SEEN)]
         main = [key for key in seen if key not in tiers]
         if not main:
             return found
@@ -268,8 +230,9 @@ class Batch:
         """Events whose content was accepted before, under another origin."""
         publishes = self.work.stream.publishes
         assert publishes is not None, "only streams that publish have batches"
-        copies = Twice(self.work.stream, self.events, self.book, self.pieces, self.decisions).copies(self._known)
-        return second_deliveries(copies, publishes.horizon) if copies else set()
+        if not self.records.any_twice():
+            return set()
+        return second_deliveries(self.records.twice.copies(self.book, self._known), publishes.horizon)
 
     def _retracted(self, seen: set[Origin]) -> Window:
         """What was sent of the slices and is no event of them any more."""

@@ -4,19 +4,23 @@ What belongs here: which slices are next, their transactions, and going on where
 what a batch of slices sends (`assets.outgoing`), and the table that keeps it (`assets.sent`).
 
 One name for all transactions of a topic keeps the order: whoever opens it fences every earlier run. A batch is written
-down, sent with a mark in each transaction that counts its records, and settled. Nothing here needs a JVM.
+down before anything of it is committed, sent with a mark in each transaction that counts its records, and settled.
+Nothing here needs a JVM.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from assets import events, rejects, sent
 from assets.commit import Clock, Standing, require_newer
+from assets.event_records import EventRecords
 from assets.events import require
 from assets.origins import DLQ
 from assets.outgoing import Batch
@@ -25,7 +29,7 @@ from assets.work import SliceReport, Work, uncollected
 from highwater import envelope
 from highwater.errors import ConfigurationError, TemporaryError, TopicAbsentError
 from highwater.plans import Publication
-from highwater.portions import cuts
+from highwater.portions import Ahead, cuts
 from highwater.publishing import Judged, State, batches, in_order
 from resources.dlq_topics import ensure_accepted
 from resources.producer import Record
@@ -65,7 +69,7 @@ def materialise(work: Work) -> list[SliceReport]:
     run = _Run(work, decided)
     if any(not run.stands(key, before) for key in work.keys):
         with run.clock.phase("publish"):
-            run.publish()
+            run.publish(before)
     return run.reports(before)
 
 
@@ -109,28 +113,42 @@ class _Run:
         """Whether a slice is published as it is decided."""
         return key in proofs and proofs[key].attempt == self.decided.attempt(key)
 
-    def publish(self) -> None:
-        """Settle what an earlier run left, then send what is next of the slices."""
+    def publish(self, before: Mapping[str, Proof]) -> None:
+        """Settle what an earlier run left, then send what is next of the slices; `before` is what stands of them."""
         work = self.work
         publishes = work.stream.publishes
         assert publishes is not None, "only streams that publish have the asset"
         target = ensure_accepted(work.kafka, work.stream)
         name = f"highwater.pub.{publishes.topic}"
-        most = target.room
-        with Transactions(work.kafka, name, publishes.topic, most_bytes=most) as transactions:
-            self.book = book = sent.Book(work, _topic_id(work, publishes.topic))
-            last = self._settle(book, transactions.mark())
-            ordered, waits = self._in_order(book)
-            decided = work.lake.table_at(work.stream.name, events.TABLE, self.decided.version)
-            rows = {piece.key: self.decided.proofs[piece.key].rows or 0 for piece in ordered}
-            for number, pieces in enumerate(batches(ordered, rows, ROWS_A_BATCH, SLICES_A_BATCH), last + 1):
-                with uncollected():
-                    self._send(Batch(work, decided, book, pieces, self.decided.proofs), transactions, target, number)
+        # What is sent next is read while Kafka is waited for.
+        with ThreadPoolExecutor(2, "publication") as beside:
+            likely = self._batches([piece for piece in work.slices if not self.stands(piece.key, before)])[0]
+            likely.read_ahead(beside)
+            with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
+                self.book = book = sent.Book(work, _topic_id(work, publishes.topic))
+                last = self._settle(book, transactions.mark())
+                ordered, waits = self._in_order(book)
+                found = [likely if one.pieces == likely.pieces else one for one in self._batches(ordered)]
+                for number, (one, following) in enumerate(zip_longest(found, found[1:]), last + 1):
+                    batch = Batch(work, book, one)
+                    with uncollected():
+                        self._begin(batch, number)
+                        if following is not None:
+                            following.read_ahead(beside)
+                        self._send(batch, transactions, target, beside)
         if waits is not None:
             raise TemporaryError(
                 f"{waits} is not published yet, and slices that were asked for come after it",
                 remedy=f"{work.stream.name}_published requests slices in their order; or materialise {waits} first",
             )
+
+    def _batches(self, pieces: Sequence[Slice]) -> list[EventRecords]:
+        """The slices as they are published together."""
+        work, proofs = self.work, self.decided.proofs
+        decided = work.lake.table_at(work.stream.name, events.TABLE, self.decided.version)
+        rows = {piece.key: proofs[piece.key].rows or 0 for piece in pieces}
+        together = batches(pieces, rows, ROWS_A_BATCH, SLICES_A_BATCH)
+        return [EventRecords(work.stream, decided, some, proofs) for some in together]
 
     def _settle(self, book: sent.Book, mark: Mark | None) -> int:
         """Take over what was sent of the batch that a run before has written down; returns the last number given."""
@@ -154,19 +172,32 @@ class _Run:
         )
         return in_order(asked, work.stream.topic, following, {*proofs})
 
-    def _send(self, batch: Batch, transactions: Transactions, target: Shape, number: int) -> None:
-        work, book, pieces = self.work, batch.book, batch.pieces
-        book.write_down(batch.written_down(), {p.key: self.decided.attempt(p.key) for p in pieces}, number)
-        total, count = book.sending.total, 0
+    def _begin(self, batch: Batch, number: int) -> None:
+        attempts = {piece.key: self.decided.attempt(piece.key) for piece in batch.pieces}
+        batch.book.begin(batch.written_down(), attempts, number)
+
+    def _send(self, batch: Batch, transactions: Transactions, target: Shape, beside: Executor) -> None:
+        """Send a batch. While the client sends a portion, the batch is written down, and the next portion is made."""
+        book, pieces, count = batch.book, batch.pieces, 0
+        sending, recorded = book.sending, None
         parts = (part for window in batch.outgoing() for part in portions(window))
-        for portion in parts:
+        ahead = Ahead((part, Outgoing(part, sending.topic, target.partitions)) for part in parts)
+
+        def meanwhile() -> None:
+            book.write_down()
+            ahead.prepare()
+
+        for portion, made in ahead:
             count += len(portion)
-            made = records(portion, book.sending.topic, target.partitions)
-            transactions.commit(made, Mark(number, count, book.identity))
-            self._record_sent(book.sending.topic, number, count)
+            transactions.commit(made, Mark(sending.attempt, count, book.identity), meanwhile)
+            if recorded is not None:
+                recorded.result()
+            recorded = beside.submit(self._record_sent, sending.topic, sending.attempt, count)
             self.sent_now.update(portion.by_slice())
-            work.log(f"{count:,} of {total:,} events sent of {pieces[0].key} .. {pieces[-1].key}")
-        book.settle(total, {piece.key: piece for piece in pieces})
+            self.work.log(f"{count:,} of {sending.total:,} events sent of {pieces[0].key} .. {pieces[-1].key}")
+        if recorded is not None:
+            recorded.result()
+        book.settle(sending.total, {piece.key: piece for piece in pieces})
 
     def _record_sent(self, topic: str, number: int, count: int) -> None:
         """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
@@ -195,30 +226,37 @@ def portions(window: Window) -> Iterator[Window]:
         yield window.part(start, end)
 
 
-def records(window: Window, topic: str, partitions: int) -> list[Record]:
-    """What is sent, in its order. Headers are text in UTF-8."""
-    own = [_own_headers(one) for one in window.verdicts]
-    found: list[Record] = []
-    for run in window.runs():
-        place = [run.rows[name][0].as_py() for name in RUN]
-        shared = _shared_headers(*place)
-        # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
-        to = place[-1] % partitions
-        found += [
-            Record(
-                topic,
-                key,
-                value,
-                [*shared, (envelope.ORIGIN_OFFSET, offset), (envelope.ORIGIN_TIMESTAMP, ms), *own[which]],
-                to,
-            )
-            for key, value, offset, ms, which in run.each()
-        ]
-    return found
+class Outgoing(Iterable[Record]):
+    """The records of a portion in their order, each made when it is sent: to hold them would take as long as to send.
+
+    Args:
+        window: the portion.
+        topic: where it goes.
+        partitions: of that topic.
+    """
+
+    def __init__(self, window: Window, topic: str, partitions: int) -> None:
+        self._topic = topic
+        self._own = [_own_headers(one) for one in window.verdicts]
+        self._runs = [_run(run, partitions) for run in window.runs()]
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records; headers are text in UTF-8."""
+        for shared, partition, run in self._runs:
+            for key, value, offset, ms, which in run.each():
+                origin = (envelope.ORIGIN_OFFSET, offset), (envelope.ORIGIN_TIMESTAMP, ms)
+                yield Record(self._topic, key, value, [*shared, *origin, *self._own[which]], partition)
+
+
+def _run(run: Window, partitions: int) -> tuple[Sequence[Header], int, Window]:
+    """What records of a partition and a slice have in common, made once for all of them, and these records."""
+    slice_key, topic, generation, partition = (run.rows[name][0].as_py() for name in RUN)
+    shared = _shared_headers(slice_key, topic, generation, partition)
+    # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
+    return shared, partition % partitions, run
 
 
 def _shared_headers(slice_key: str, topic: str, generation: int, partition: int) -> tuple[Header, ...]:
-    """What the records of a partition and a slice have in common: made once for all of them."""
     return (
         (envelope.ORIGIN_TOPIC, topic.encode()),
         (envelope.ORIGIN_GENERATION, b"%d" % generation),

@@ -42,6 +42,8 @@ SENDING = "sending"
 # The attempt of a slice whose first publication is not complete: lower than that of any decision.
 INCOMPLETE = 0
 FORMAT = 1
+# Columns of which hardly two rows are alike: as it is written, a dictionary would cost more than it saves.
+UNLIKE = ("origin_offset", "fingerprint", "number")
 # So many are looked at before an error names some of them.
 MOST_RETRACTED = 1_000
 
@@ -274,7 +276,9 @@ class Book:
         path = work.lake.path(work.stream.name, TABLE)
         self._table: DeltaTable = opened(path, schema(), "what was sent to the topic of accepted events")
         self.sending = self._read_sending()
-        self._written: pa.Table | None = None
+        # The batch that this run has taken up, and whether it is written down.
+        self._taken_up: pa.Table | None = None
+        self._written = True
         self._see_same_topic()
 
     @property
@@ -333,13 +337,18 @@ class Book:
         asked = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same} WHERE {_SETTLED}{where}"
         return _known(query_all({"p": self._table, "e": events}, asked))
 
-    def write_down(self, rows: pa.Table, slices: Mapping[str, int], batch: int) -> None:
-        """Write a batch down before the first record of it is sent; one without any is only kept in mind."""
+    def begin(self, rows: pa.Table, slices: Mapping[str, int], batch: int) -> None:
+        """Take up a batch, which `write_down` writes; one without any record is only kept in mind."""
         total = len(rows) - rows["number"].null_count
-        header = Sending(batch, self._topic, self._topic_id, total, dict(slices))
-        if total:
-            self._commit([rows, _proof_row(SENDING, header.to_json())], [SENDING], [header])
-        self.sending, self._written = header, rows
+        self.sending = Sending(batch, self._topic, self._topic_id, total, dict(slices))
+        self._taken_up, self._written = rows, not total
+
+    def write_down(self) -> None:
+        """Write the batch down, once: before the first record of it is committed, which may be under way already."""
+        if not self._written:
+            assert self._taken_up is not None, "a batch begins before it is written down"
+            self._commit([self._taken_up, _proof_row(SENDING, self.sending.to_json())], [SENDING], [self.sending])
+            self._written = True
 
     def settle(self, sent: int, pieces: Mapping[str, Slice]) -> dict[str, Proof]:
         """Take over what was sent of the batch that is written down; returns the proofs of the slices it reached.
@@ -352,7 +361,7 @@ class Book:
         """
         import pyarrow.compute as pc
 
-        rows = self._rows([SENDING]) if self._written is None else self._written
+        rows = self._rows([SENDING]) if self._taken_up is None else self._taken_up
         standing = self.standing([*self.sending.slices])
         parts, found = [], {}
         for key, attempt in self.sending.slices.items():
@@ -372,7 +381,7 @@ class Book:
         header = replace(self.sending, total=0, slices={})
         parts.append(_proof_row(SENDING, header.to_json()))
         self._commit(parts, [SENDING, *found], [header, *found.values()])
-        self.sending, self._written = header, None
+        self.sending, self._taken_up = header, None
         return found
 
     @staticmethod
@@ -431,7 +440,7 @@ def _commit(
     with work.ledger.lease(name, seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
         work.before_commit()
         lease.check()
-        replace_partitions(table, pa.concat_tables(parts), sorted(partitions), marks)
+        replace_partitions(table, pa.concat_tables(parts), sorted(partitions), marks, unlike=UNLIKE)
 
 
 _KNOWN = ", ".join(f"p.{name}" for name in ("slice", *ORIGIN, "state", "revision", "fingerprint", "published_at"))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from highwater.publishing import Judged
 
+# Rows that are made into objects at a time.
+FEW = 1_000
 # What the records of a run have in common.
 RUN = ("slice", *ORIGIN[:-1])
 
@@ -97,7 +99,10 @@ class Window:
         return sizes
 
     def each(self) -> Iterator[tuple[bytes, bytes | None, bytes, bytes, int]]:
-        """Of each row key, value, the origin's offset and milliseconds as text, and the place of its verdict."""
+        """Of each row key, value, the origin's offset and milliseconds as text, and the place of its verdict.
+
+        Few are made at a time: those of a whole portion would leave the processor's cache before they are used.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -106,7 +111,8 @@ class Window:
         numbers = (self.rows["origin_offset"], pc.cast(ms, pa.int64()))
         texts = (pc.cast(pc.cast(one, pa.string()), pa.binary()) for one in numbers)
         columns = (self.rows["key"], self.rows["value"], *texts, self.which)
-        return zip(*(one.to_pylist() for one in columns), strict=True)
+        for start in range(0, len(self), FEW):
+            yield from zip(*(one.slice(start, FEW).to_pylist() for one in columns), strict=True)
 
     def runs(self) -> Iterator[Window]:
         """Parts whose rows have slice, topic, generation and partition in common: few, since rows are in order."""

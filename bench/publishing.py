@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assets import dlq, published
 from bench.harness import Result, Row, Verdict, alternate, timed
@@ -121,9 +121,9 @@ def _kept(sent: list[list[Record]]) -> Iterator[None]:
     """Remember the records of each transaction: of the round that does not count."""
     commit = Transactions.commit
 
-    def keeping(self: Transactions, records: Sequence[Record], mark: Mark) -> None:
+    def keeping(self: Transactions, records: Iterable[Record], mark: Mark, *given: Any) -> None:
         sent.append([*records])
-        commit(self, records, mark)
+        commit(self, records, mark, *given)
 
     setattr(Transactions, "commit", keeping)  # noqa: B010 - a method, which an assignment may not replace
     try:

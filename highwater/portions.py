@@ -1,11 +1,14 @@
 """A long sequence taken in portions.
 
-What belongs here: the cut. What does not: how long a portion may be, which whoever works on one knows.
+What belongs here: the cut, and making a portion ahead of its time. What does not: how long a portion may be, which
+whoever works on one knows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -52,5 +55,31 @@ def cuts(sizes: Iterable[int], most: int, most_bytes: int) -> Iterator[tuple[int
         most: items in a portion.
         most_bytes: of the items of a portion together.
     """
-    for portion in cut(enumerate(sizes), lambda one: one[1], most, most_bytes):
-        yield portion[0][0], portion[-1][0] + 1
+    sums = [0, *accumulate(sizes)]
+    start, last = 0, len(sums) - 1
+    while start < last:
+        fitting = bisect_right(sums, sums[start] + most_bytes) - 1
+        end = min(max(fitting, start + 1), start + most, last)
+        yield start, end
+        start = end
+
+
+class Ahead(Iterator[T]):
+    """Items one after the other, of which the next one may be made before it is asked for.
+
+    Args:
+        items: where they come from; one at the most is held.
+    """
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._items = items
+        self._held: list[T] = []
+
+    def __next__(self) -> T:
+        """The next item, as it was made or made now."""
+        return self._held.pop() if self._held else next(self._items)
+
+    def prepare(self) -> None:
+        """Make the next item now, if there is one."""
+        if not self._held:
+            self._held.extend(islice(self._items, 1))

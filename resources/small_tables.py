@@ -8,7 +8,7 @@ does not: what its rows mean (`assets`), or the commits of Spark (`resources.lak
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,14 @@ def has_rows(table: DeltaTable) -> bool:
     return bool(table.file_uris())
 
 
-def replace_partitions(table: DeltaTable, rows: pa.Table, partitions: Iterable[str], marks: Iterable[Mark]) -> int:
+def replace_partitions(
+    table: DeltaTable,
+    rows: pa.Table,
+    partitions: Iterable[str],
+    marks: Iterable[Mark],
+    *,
+    unlike: Sequence[str] = (),
+) -> int:
     """Replace whole partitions in one commit, which takes the version after the one that was opened, or fails.
 
     So whoever commits has read all that stands, and nobody comes in between. The version is taken in this process, by
@@ -67,6 +74,7 @@ def replace_partitions(table: DeltaTable, rows: pa.Table, partitions: Iterable[s
         rows: the new rows of the partitions.
         partitions: the values of `slice` that are replaced.
         marks: the proofs among the rows, for the commit's `userMetadata`.
+        unlike: columns of which hardly two rows are alike; they are written without a dictionary.
 
     Returns:
         The version of the table after the commit.
@@ -75,16 +83,23 @@ def replace_partitions(table: DeltaTable, rows: pa.Table, partitions: Iterable[s
         SupersededAttemptError: another commit took the version; nothing was written.
         DependencyAwayError: the storage is away.
     """
-    from deltalake import CommitProperties, DeltaTable, write_deltalake
+    from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
     from deltalake.exceptions import CommitFailedError
 
     read = table.version()
     path = str(table.table_uri)
     once = CommitProperties(custom_metadata={"userMetadata": user_metadata(marks)}, max_commit_retries=0)
+    plain = ColumnProperties(dictionary_enabled=False)
+    files = WriterProperties(compression="SNAPPY", column_properties=dict.fromkeys(unlike, plain))
     with storage(path):
         try:
             write_deltalake(
-                table, rows, mode="overwrite", predicate=slice_is_one_of(partitions), commit_properties=once
+                table,
+                rows,
+                mode="overwrite",
+                predicate=slice_is_one_of(partitions),
+                writer_properties=files,
+                commit_properties=once,
             )
         except CommitFailedError:
             if DeltaTable(path).version() == read:

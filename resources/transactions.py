@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +53,10 @@ _MOVING = frozenset(
 # The first is the client's word too; the second means a batch larger than a segment of the topic's log.
 _TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _DENIED = frozenset({"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"})
+
+
+def _nothing() -> None:
+    """What is done meanwhile where nobody has anything to do."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ class Transactions:
         self._refused: set[tuple[str | None, bytes, bytes]] = set()
         self._producer = self._anew(tells=False)
         self._last: Mark | None = None
+        self._meanwhile: Callable[[], object] = _nothing
         # Only names the group: it is never assigned anything.
         self._group = kafka.reader(**{"group.id": name})
 
@@ -165,8 +170,14 @@ class Transactions:
         self._last = told and Mark(int(told["attempt"]), found.offset, str(told["identity"]))
         return self._last
 
-    def commit(self, records: Sequence[Record], mark: Mark) -> None:
+    def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object] = _nothing) -> None:
         """Publish records and the mark that counts them, all or nothing.
+
+        Args:
+            records: in the order of their publication; they may be asked for again.
+            mark: counts these too.
+            meanwhile: called once, when the client has the records and sends them by itself, before they are committed.
+                What it raises goes on, and nothing of the transaction is visible.
 
         Raises:
             SupersededAttemptError: another run opened the same name, or the transaction outlived
@@ -175,10 +186,11 @@ class Transactions:
                 nothing of the transaction is visible, and another one may follow.
             DependencyAwayError: the transaction failed; nothing of it is visible, or the next opening finds it whole.
         """
+        self._meanwhile = meanwhile
         self._publish(records, mark)
         self._last = mark
 
-    def _publish(self, records: Sequence[Record], mark: Mark) -> None:
+    def _publish(self, records: Iterable[Record], mark: Mark) -> None:
         self._refused.clear()
         try:
             self._commit(records, mark)
@@ -195,7 +207,7 @@ class Transactions:
                 raise refused from error
             self._publish(records, mark)  # once more, by a producer that tells which
 
-    def _may_be_too_large(self, records: Sequence[Record], error: TemporaryError) -> bool:
+    def _may_be_too_large(self, records: Iterable[Record], error: TemporaryError) -> bool:
         """Whether the transaction itself failed: of a record that is refused it may tell no more than that."""
         from confluent_kafka import KafkaException
 
@@ -227,7 +239,7 @@ class Transactions:
                 remedy="nothing: the next run finds what that one did",
             )
 
-    def _commit(self, records: Sequence[Record], mark: Mark) -> None:
+    def _commit(self, records: Iterable[Record], mark: Mark) -> None:
         from confluent_kafka import KafkaException, TopicPartition
 
         told = {"attempt": mark.attempt, "identity": mark.identity}
@@ -235,6 +247,7 @@ class Transactions:
         try:
             self._producer.begin_transaction()
             self._produce(records)
+            self._use_the_time()
             group = self._group.consumer_group_metadata()
             self._trying(
                 lambda: self._producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS), 2 * CALL_SECONDS
@@ -243,7 +256,16 @@ class Transactions:
         except KafkaException as error:
             raise self._ended(error) from error
 
-    def _produce(self, records: Sequence[Record]) -> None:
+    def _use_the_time(self) -> None:
+        """Call what was given for it, once: a transaction that is begun anew finds it done."""
+        meanwhile, self._meanwhile = self._meanwhile, _nothing
+        try:
+            meanwhile()
+        except BaseException:
+            self._abort()
+            raise
+
+    def _produce(self, records: Iterable[Record]) -> None:
         from confluent_kafka import KafkaException
 
         produce = self._producer.produce
@@ -262,7 +284,7 @@ class Transactions:
                         self._abort()
                     raise
 
-    def _too_large(self, records: Sequence[Record]) -> RecordTooLargeError | None:
+    def _too_large(self, records: Iterable[Record]) -> RecordTooLargeError | None:
         """The error of records that were refused for their size; None where none is known.
 
         A batch of several that is refused shows that a limit was lowered since it was read, which the next run finds.

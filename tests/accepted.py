@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -130,8 +130,10 @@ class Log:
     def mark(self) -> Mark | None:
         return self.marks.get(self.name)
 
-    def commit(self, records: Sequence[Record], mark: Mark) -> None:
+    def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object]) -> None:
         self.commits += 1
+        self.at("handed over")
+        meanwhile()
         self.at("before")
         self.records += [
             Sent(r.partition or 0, r.key, r.value, {n: (v or b"").decode() for n, v in r.headers}) for r in records

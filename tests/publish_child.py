@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from assets import dlq
@@ -75,12 +75,12 @@ class Dying(Transactions):
         time.sleep(random.random() / 200)
         cls.die("committing")
 
-    def commit(self, records: Sequence[Record], mark: Mark) -> None:
+    def commit(self, records: Iterable[Record], mark: Mark, *given: Any) -> None:
         self.die("before")
-        super().commit(records, mark)
+        super().commit(records, mark, *given)
         self.die("committed")
 
-    def _produce(self, records: Sequence[Record]) -> None:
+    def _produce(self, records: Iterable[Record]) -> None:
         for record in records:
             super()._produce([record])
             self.produced += 1

@@ -511,7 +511,7 @@ def test_the_page_of_tables_has_the_columns_of_erasures() -> None:
 def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() -> None:
     import pyarrow as pa
 
-    from assets.published import records
+    from assets.published import Outgoing
     from assets.window import Window, schema
     from highwater.publishing import Judged, Late, State
 
@@ -519,7 +519,7 @@ def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() 
     listed = {name: row[1] for row in rows("| header | value |" + table) for name in spans(row[0])}
     row = pa.table([["t@0"], ["t"], [0], [0], [0], [0], [b""], [None], [None]], schema=schema())
     window = Window(row, [Judged(State.RETRACTED, 1, Late.CORRECTED)], pa.array([0]))
-    [sent] = records(window, "accepted", 1)
+    [sent] = Outgoing(window, "accepted", 1)
 
     named = {f"highwater.origin{name}" if name.startswith(".") else name for name in listed}
     assert named == dict(sent.headers).keys()

@@ -38,7 +38,7 @@ from tests.support import read_topic
 from tests.world import FIRST, STREAM, World
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.conftest import TopicFactory
@@ -198,7 +198,8 @@ class Refusing:
     most_bytes: int = 1_000_000
     committed: list[tuple[list[Record], Mark]] = field(default_factory=list)
 
-    def commit(self, records: Sequence[Record], mark: Mark) -> None:
+    def commit(self, records: Sequence[Record], mark: Mark, meanwhile: Callable[[], object] = list) -> None:
+        meanwhile()
         refused = [one for one in records if size_of(one.key, one.value, one.headers) > self.takes[one.topic]]
         if refused:
             raise RecordTooLargeError("too large", remedy="none", refused=refused)
@@ -232,7 +233,7 @@ def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path:
     by_size = Refusing({TIER: 20_000, PARKED: 20_000}, compresses=False)
     for transactions, room in ((by_answer, 20_000), (by_size, 20_000)):
         sending = a_sending(lake, transactions, room)
-        sending.send(portion, BEFORE, AFTER)
+        sending.send(portion, BEFORE, AFTER, list)
         moved = [origin.offset for notes in sending.__dict__["moved"] for origin in notes]
         assert sorted(moved) == [2, 3]
         *fences, (records, mark) = transactions.committed
@@ -259,7 +260,7 @@ def test_a_reference_that_is_refused_ends_it(tmp_path: Path) -> None:
     a_raw(lake := Lake(str(tmp_path)), [("orders@0000000", PLACE, one)])
     with pytest.raises(RecordTooLargeError):
         a_sending(lake, Refusing({TIER: 20_000, PARKED: 10}), 20_000).send(
-            [Reject.of(an_envelope(), PARKED, one)], BEFORE, AFTER
+            [Reject.of(an_envelope(), PARKED, one)], BEFORE, AFTER, list
         )
 
 
@@ -270,7 +271,7 @@ def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_p
     assert came_as(found._replace(value=b"mended")) is None
     transactions = Refusing({PARKED: 20_000}, compresses=False)
     again = an_envelope(attempt=2, reference=came_as(found))
-    a_sending(Lake(str(tmp_path)), transactions, 20_000).send([Reject.of(again, PARKED, found)], BEFORE, AFTER)
+    a_sending(Lake(str(tmp_path)), transactions, 20_000).send([Reject.of(again, PARKED, found)], BEFORE, AFTER, list)
     [([record], _)] = transactions.committed
     assert opened(record.headers) == again
 

@@ -217,8 +217,9 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     assert done.after.stored == done.after.files, "what older versions held is gone"
     assert sorted(map(str, read_rows(path, "true"))) == rows
     sending = {**row, "slice": sent.SENDING, "of_slice": pieces[2].key, "number": 0}
+    book.begin(pa.Table.from_pylist([sending], sent.schema()), {pieces[2].key: 1}, 9)
     with pytest.raises(SupersededAttemptError):
-        book.write_down(pa.Table.from_pylist([sending], sent.schema()), {pieces[2].key: 1}, 9)
+        book.write_down()
     tables.publish(pieces[2])
     assert [record.place for record in log.records] == [(0, 0), (0, 1), (0, 2)]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from assets import event_json, outgoing, published, sent
+from assets import event_json, event_records, outgoing, published, sent
 from assets.erasing import origins_of
 from assets.window import RUN, Window
 from assets.window import schema as window_schema
@@ -342,7 +342,7 @@ ANEW, HELD = 0, 1 << 20
 @pytest.mark.parametrize(
     ("point", "portion", "held"),
     [
-        *((point, 3, ANEW) for point in (*POINTS, "written down", "settling")),
+        *((point, 3, ANEW) for point in ("handed over 1", *POINTS, "written down", "settling")),
         ("committed 2", 100, HELD),
         ("committed 2", 3, HELD),
     ],
@@ -352,7 +352,7 @@ def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
 ) -> None:
     """Two slices of seven events in one batch, one a second delivery; read in portions, each once or anew."""
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
-    monkeypatch.setattr(outgoing, "WINDOW", portion)
+    monkeypatch.setattr(event_records, "WINDOW", portion)
     monkeypatch.setattr(outgoing, "HELD_BYTES", held)
     asked = count_reads(monkeypatch)
     pieces = [tables.plan(0, p0=(0, 4), p1=(0, 3)), tables.plan(1, p0=(4, 9), p1=(3, 5))]
@@ -378,15 +378,15 @@ def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
     """How often each batch reads each of its portions."""
     found: Counter[tuple[int, str]] = Counter()
-    kept: list[outgoing.Batch] = []
-    read = outgoing.Batch._events
+    kept: list[event_records.EventRecords] = []
+    read = event_records.EventRecords._read
 
-    def counting(self: outgoing.Batch, where: str) -> Any:
+    def counting(self: event_records.EventRecords, where: str) -> Any:
         kept.append(self)  # or another one could have its id
         found[id(self), where] += 1
         return read(self, where)
 
-    monkeypatch.setattr(outgoing.Batch, "_events", counting)
+    monkeypatch.setattr(event_records.EventRecords, "_read", counting)
     return found
 
 

@@ -96,6 +96,30 @@ def test_a_transaction_that_stood_still_for_too_long_is_given_up_and_sent_by_the
     assert keys(bootstrap, name) == [b"%d" % n for n in range(6)]
 
 
+def test_what_breaks_while_the_client_sends_leaves_nothing_of_the_transaction(
+    bootstrap: str, topic: TopicFactory
+) -> None:
+    """It is ended at once: an open one would hold up readers until it times out."""
+    name = topic(partitions=1)
+    asked: list[str] = []
+
+    with opened(bootstrap, name) as sender:
+
+        def broken() -> None:
+            asked.append("broken")
+            sender._producer.flush(30)
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            sender.commit(records(name, 0, 3), Mark(1, 3), broken)
+        # Sooner than the minute after which the broker would end it.
+        wait_until(lambda: settled(bootstrap, name) > len("012"), 20, "the abort")
+        sender.commit(records(name, 3, 6), Mark(1, 3), lambda: asked.append("whole"))
+        sender.commit(records(name, 6, 7), Mark(1, 4))
+    assert asked == ["broken", "whole"]
+    assert keys(bootstrap, name) == [b"%d" % n for n in range(3, 7)]
+
+
 @contextmanager
 def opened(bootstrap: str, topic: str, **config: str) -> Iterator[Transactions]:
     with Transactions(Kafka(bootstrap, config), f"{NAME}.{topic}", topic) as sender:

@@ -1,0 +1,118 @@
+"""Events as the records of their publication: read and written window by window, the first one ahead if wanted.
+
+What belongs here: reading events, and the columns of their records. What does not: what becomes of each
+(`assets.outgoing`), or the value itself (`assets.event_json`). Nothing here needs a JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from assets import event_json
+from assets.copies import Twice, fields_of
+from assets.origins import MICROSECONDS, covering
+from assets.window import schema
+from highwater.envelope import ORIGIN
+from resources.lake import query_arrow, slice_is_one_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+
+# Events that are read at once: those of a slice of usual size.
+WINDOW = 200_000
+_ORIGIN = ", ".join(ORIGIN)
+
+
+@dataclass
+class EventRecords:
+    """The records of some slices' events, in the order of their publication.
+
+    Args:
+        stream: its declaration.
+        events: the table, at the version that is published.
+        pieces: the slices, in the order of publication.
+        decisions: their proofs in events.
+    """
+
+    stream: Stream
+    events: DeltaTable
+    pieces: Sequence[Slice]
+    decisions: Mapping[str, Proof]
+    _ahead: tuple[Future[pa.Table | None], Iterator[pa.Table]] | None = field(default=None, repr=False)
+    _asked: Future[bool] | None = field(default=None, repr=False)
+
+    @property
+    def rows(self) -> int:
+        """Events of the slices."""
+        return sum(self.decisions[piece.key].rows or 0 for piece in self.pieces)
+
+    @property
+    def twice(self) -> Twice:
+        """The search for copies of the events."""
+        return Twice(self.stream, self.events, self.pieces, self.decisions)
+
+    def any_twice(self) -> bool:
+        """Whether a version of theirs came more than once, in any slice."""
+        return self.twice.any() if self._asked is None else self._asked.result()
+
+    def read_ahead(self, by: Executor) -> None:
+        """Begin to read the first window, for whoever asks for the windows next, and to look for copies."""
+        windows = self._windows()
+        self._ahead = by.submit(next, windows, None), windows
+        self._asked = by.submit(self.twice.any)
+
+    def windows(self) -> Iterator[pa.Table]:
+        """Tables of the columns of a window, of so many events at the most; read anew at each call."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            yield from self._windows()
+            return
+        first, others = ahead
+        if (rows := first.result()) is not None:
+            yield rows
+        yield from others
+
+    def _windows(self) -> Iterator[pa.Table]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        place = {piece.key: at for at, piece in enumerate(self.pieces)}
+        for where in self._cuts():
+            rows = self._read(where)
+            if len(place) > 1:  # within a slice they come in their order
+                rows = rows.take(pc.sort_indices(pc.index_in(rows["slice"], pa.array([*place], pa.string()))))
+            yield self._written(rows)
+
+    def _cuts(self) -> Iterator[str]:
+        """Conditions that pick the events window by window, in their order."""
+        if self.rows <= WINDOW:
+            yield slice_is_one_of([piece.key for piece in self.pieces])
+            return
+        for piece in self.pieces:
+            mine = slice_is_one_of([piece.key])
+            asked = f"SELECT {_ORIGIN} FROM t WHERE proof IS NULL AND {mine} ORDER BY {_ORIGIN}"
+            origins = query_arrow({"t": self.events}, asked)
+            for start in range(0, len(origins), WINDOW):
+                yield f"{mine} AND ({covering(origins.slice(start, WINDOW))})"
+
+    def _read(self, where: str) -> pa.Table:
+        columns = f"slice, {_ORIGIN}, {MICROSECONDS}, {fields_of(self.stream, self.events)}"
+        asked = f"SELECT {columns} FROM t WHERE proof IS NULL AND {where} ORDER BY {_ORIGIN}"
+        return query_arrow({"t": self.events}, asked)
+
+    def _written(self, rows: pa.Table) -> pa.Table:
+        import pyarrow as pa
+
+        values = event_json.values(self.stream, rows)
+        prints = event_json.fingerprints(values)
+        made = {"key": event_json.keys(rows), "value": values, "fingerprint": pa.array(prints, pa.string())}
+        plain = rows.select(["slice", *ORIGIN, "origin_us"])
+        return pa.table({**dict(zip(plain.column_names, plain.columns, strict=True)), **made}, schema=schema())
