@@ -13,6 +13,7 @@ help: ## Show what can be done
 
 setup: $(VENV)/ready-project ## Have everything in place: virtual environment, locked packages, checked jars
 	@$(RUN) dev.jars
+	@$(RUN) dev.class_archives
 
 demo: setup ## From nothing to slices in Delta tables, checked against the generator's account; ends by itself
 	@$(RUN) dev.demo

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dev import jars
+from dev import class_archives, jars
 from dev.java import find_java
 from dev.processes import LOOPBACK, Child, ChildFailedError, accepts, free_port
 from dev.server import Server, Service
@@ -101,6 +101,7 @@ class EmbeddedBroker(Server):
         auto_create_topics: whether asking for an absent topic creates it.
         heap_mb: the JVM's heap in MiB.
         extra: further properties of the broker.
+        java_options: beside its own; those that use the archive of its classes if None.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class EmbeddedBroker(Server):
         auto_create_topics: bool = False,
         heap_mb: int = HEAP_MB,
         extra: Mapping[str, str] | None = None,
+        java_options: Sequence[str] | None = None,
     ) -> None:
         self.node = node or Node(1)
         self.home = home / f"kafka-{self.node.id}"
@@ -125,6 +127,7 @@ class EmbeddedBroker(Server):
             **(extra or {}),
         }
         self._heap_mb = heap_mb
+        self._java_options = java_options
 
     @property
     def bootstrap(self) -> str:
@@ -147,7 +150,9 @@ class EmbeddedBroker(Server):
             jars.class_path("broker"),
         ]
         self._format(base, settings)
-        return Child(self.log.stem, [*base, "kafka.Kafka", settings], logs=self.log.parent)
+        ours = class_archives.options("broker", java) if self._java_options is None else self._java_options
+        command = [base[0], *ours, *base[1:], "kafka.Kafka", settings]
+        return Child(self.log.stem, command, logs=self.log.parent)
 
     def _write_settings(self) -> Path:
         self.home.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from dev.processes import Child, is_free, wait_until
 from highwater.errors import HighwaterError
 
 RELEASE_SECONDS = 30.0
+STOP_SECONDS = 10.0
 
 
 class Service(ABC):
@@ -108,9 +109,9 @@ class Server(Service):
         self.launch()
         self.wait_ready()
 
-    def stop(self) -> None:
+    def stop(self, grace_seconds: float = STOP_SECONDS) -> None:
         if self._child is not None:
-            self._child.stop()
+            self._child.stop(grace_seconds)
 
     def kill(self) -> None:
         if self._child is not None:

@@ -5,16 +5,19 @@ What belongs here: start, end and crash of the server. What does not: sessions o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dev import jars
+from dev import class_archives, jars
+from dev.java import find_java
 from dev.processes import LOOPBACK, Child, accepts, free_port
 from dev.server import Server
 from dev.spark_local import environment, local_conf, spark_home, write_conf_dir
 
 # Seen: 8 s on a quiet machine of 2 cores, 30 s on one that runs several JVMs.
 START_SECONDS = 180.0
+_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 class SparkConnect(Server):
@@ -27,6 +30,7 @@ class SparkConnect(Server):
         driver_memory_mb: the heap in MiB.
         extra: further settings of Spark.
         name: of the log file and the settings folder, for several below one home.
+        java_options: beside those of the settings; those that use the archive of its classes if None.
     """
 
     def __init__(
@@ -38,12 +42,14 @@ class SparkConnect(Server):
         driver_memory_mb: int = 2048,
         extra: Mapping[str, str] | None = None,
         name: str = "spark-connect",
+        java_options: Sequence[str] | None = None,
     ) -> None:
         self.home = home
         self.port = port or free_port()
         self.ui_port = ui_port or free_port()
         super().__init__(home / "logs" / f"{name}.log", [self.port, self.ui_port], START_SECONDS)
         self.name = name
+        self._java_options = java_options
         self.conf = {
             **local_conf(home, driver_memory_mb=driver_memory_mb),
             "spark.master": "local[*]",
@@ -71,9 +77,14 @@ class SparkConnect(Server):
 
     def _make_child(self) -> Child:
         jars.ensure("spark")
-        conf_dir = write_conf_dir(self.home, self.name, self.conf)
+        conf_dir = write_conf_dir(self.home, self.name, self.conf | {_OPTIONS: self._all_options()})
+        # Spark puts its settings folder on the class path, and a JVM takes no archive where a folder there has files.
+        empty = conf_dir / "none"
+        empty.mkdir(exist_ok=True)
         command: list[str | Path] = [
             spark_home() / "bin" / "spark-submit",
+            "--properties-file",
+            conf_dir / "spark-defaults.conf",
             "--class",
             "org.apache.spark.sql.connect.service.SparkConnectServer",
             "spark-internal",
@@ -82,6 +93,13 @@ class SparkConnect(Server):
             self.name,
             command,
             logs=self.log.parent,
-            environment=environment(conf_dir),
+            environment=environment(empty),
             cwd=conf_dir.parent,
         )
+
+    def _all_options(self) -> str:
+        logging = f"-Dlog4j2.configurationFile={self.home / 'spark' / self.name / 'log4j2.properties'}"
+        ours = self._java_options
+        if ours is None:
+            ours = class_archives.options("spark", find_java(os.environ))
+        return " ".join([self.conf.get(_OPTIONS, ""), *(f'"{option}"' for option in (logging, *ours))])
