@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from dev.paths import REPOSITORY
-from dev.processes import LOOPBACK, Child, ChildFailedError, free_port
+from dev.processes import LOOPBACK, Child, ChildFailedError, accepts, free_port
 from highwater.settings import log_format
 
 # Seen: 7 s on a quiet machine of 2 cores, 40 s on one that runs several JVMs.
 START_SECONDS = 180.0
 UI_PORT = 3000
 WORKSPACE = REPOSITORY / "workspace.yaml"
+LOCATION = "highwater"
 
 _WORKSPACE = """{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError {
   __typename ... on PythonError { message errorChain { error { message } } } } } } } }"""
@@ -48,6 +49,8 @@ class DagsterServices:
         environment: the variables of both, `DAGSTER_HOME` among them.
         workspace: what they load.
         ui_port: taken for the page when it is free.
+        module: definitions that they load from one process, instead of the workspace in a process each: that costs a
+            small machine less, and the page cannot load them anew.
     """
 
     def __init__(
@@ -57,11 +60,16 @@ class DagsterServices:
         *,
         workspace: Path = WORKSPACE,
         ui_port: int = UI_PORT,
+        module: str | None = None,
     ) -> None:
         self._home = home
         self._environment = environment
         self.port = free_port(prefer=ui_port)
         programs = Path(sys.executable).parent
+        self._code_port = free_port()
+        self.code = None if module is None else self._child("dagster-code", self._serving(module, programs))
+        if self.code is not None:
+            workspace = home / "workspace.yaml"
         # Lines of Dagster's own; those of runs and ticks follow the variable by themselves.
         load = ["-w", str(workspace), *(["--log-format", "json"] if log_format(environment) == "json" else [])]
         self.touch = self._child("dagster-instance", [programs / "dagster", "instance", "info"])
@@ -69,6 +77,36 @@ class DagsterServices:
             "dagster-webserver", [programs / "dagster-webserver", "-h", LOOPBACK, "-p", str(self.port), *load]
         )
         self.daemon = self._child("dagster-daemon", [programs / "dagster-daemon", "run", *load])
+
+    def _serving(self, module: str, programs: Path) -> list[str | Path]:
+        at = ["--host", LOOPBACK, "--port", str(self._code_port)]
+        return [programs / "dagster", "api", "grpc", *at, "--module-name", module, "--location-name", LOCATION]
+
+    def launch_code(self) -> None:
+        """Start the process that serves the definitions, without waiting for it; nothing where there is none.
+
+        Raises:
+            ChildFailedError: the instance cannot be used.
+        """
+        if self.code is None:
+            return
+        self.wait_touched()
+        (self._home / "workspace.yaml").write_text(
+            f"load_from:\n  - grpc_server: {{host: {LOOPBACK}, port: {self._code_port}, location_name: {LOCATION}}}\n"
+        )
+        self.code.start()
+
+    def launch(self) -> None:
+        """Start webserver and daemon without waiting for them, when what they need is there.
+
+        Raises:
+            ChildFailedError: the instance cannot be used, or the definitions are not served.
+        """
+        self.wait_touched()
+        if self.code is not None:
+            self.code.wait_healthy(lambda: accepts(self._code_port), START_SECONDS)
+        self.webserver.start()
+        self.daemon.start()
 
     def _child(self, name: str, command: list[str | Path]) -> Child:
         # The workspace's working_directory is relative to the current folder.
@@ -139,9 +177,10 @@ class DagsterServices:
         return all(status["healthy"] for status in statuses if status["required"])
 
     def stop(self) -> None:
-        """End both, the daemon first so that it starts nothing new."""
-        for child in (self.daemon, self.webserver, self.touch):
-            child.stop()
+        """End all, the daemon first so that it starts nothing new."""
+        for child in (self.daemon, self.webserver, self.code, self.touch):
+            if child is not None:
+                child.stop()
 
 
 def _messages(error: Mapping[str, Any]) -> list[str]:

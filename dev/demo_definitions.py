@@ -1,4 +1,4 @@
-"""What Dagster loads under `make demo`: see `demo_workspace.yaml`.
+"""What Dagster loads under `make demo`: the shipped streams, whose breakers cool down within its minutes.
 
 What belongs here: what the demonstration declares otherwise than the shipped streams. What does not: anything else of
 them.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from dev.broker import EmbeddedBroker
-from dev.dagster_services import UI_PORT, WORKSPACE, DagsterServices, prepare_home
+from dev.dagster_services import UI_PORT, DagsterServices, prepare_home
 from dev.processes import Child, ChildFailedError
 from dev.server import Server, Service
 from dev.spark_connect import SparkConnect
@@ -41,7 +41,7 @@ class Stack(Service):
         ui_port: taken for Dagster's page when it is free.
         extra: further variables for every part.
         short_lived: whether Spark is to start quickly rather than to run fast for hours.
-        workspace: what Dagster loads; the repository's if None.
+        definitions: the module that Dagster loads once for all; if None, each part loads what `workspace.yaml` says.
         on_broker: called when the broker answers and before Dagster's sensors look at it, to make topics and start
             what writes to them.
 
@@ -62,7 +62,7 @@ class Stack(Service):
         ui_port: int = UI_PORT,
         extra: Mapping[str, str] | None = None,
         short_lived: bool = False,
-        workspace: Path | None = None,
+        definitions: str | None = None,
         on_broker: Callable[[Stack], None] | None = None,
     ) -> None:
         self._on_broker = on_broker
@@ -75,7 +75,7 @@ class Stack(Service):
         self.env = {**base, **self._variables(base, sensors=sensors), **(extra or {})}
         self.dagster = None
         if dagster:
-            self.dagster = DagsterServices(self.home, self.env, workspace=workspace or WORKSPACE, ui_port=ui_port)
+            self.dagster = DagsterServices(self.home, self.env, ui_port=ui_port, module=definitions)
         self._opened = ExitStack()
         self._extra_children: list[Child] = []
 
@@ -126,14 +126,14 @@ class Stack(Service):
         for server in self._servers():
             server.launch()
         self._prepare_local_spark()
+        if self.dagster:
+            self.dagster.launch_code()
         if self.broker:
             self.broker.wait_ready()
         if self._on_broker:
             self._on_broker(self)
         if self.dagster:
-            self.dagster.wait_touched()
-            self.dagster.webserver.start()
-            self.dagster.daemon.start()
+            self.dagster.launch()
         if self.spark:
             self.spark.wait_ready()
         if self.dagster:
@@ -170,8 +170,8 @@ class Stack(Service):
                 )
 
     def _children(self) -> Iterable[Child]:
-        services = [self.dagster.webserver, self.dagster.daemon] if self.dagster else []
-        return [*services, *self._extra_children]
+        services = [self.dagster.code, self.dagster.webserver, self.dagster.daemon] if self.dagster else []
+        return [*(one for one in services if one is not None), *self._extra_children]
 
     def logs(self) -> list[Path]:
         """The log files of all parts."""
