@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dev import class_archives, jars
+from dev import class_archives, jars, paths
 from dev.java import find_java
 from dev.processes import LOOPBACK, Child, accepts, free_port
 from dev.server import Server
@@ -78,9 +78,10 @@ class SparkConnect(Server):
     def _make_child(self) -> Child:
         jars.ensure("spark")
         conf_dir = write_conf_dir(self.home, self.name, self.conf | {_OPTIONS: self._all_options()})
-        # Spark puts its settings folder on the class path, and a JVM takes no archive where a folder there has files.
-        empty = conf_dir / "none"
-        empty.mkdir(exist_ok=True)
+        # Spark puts its settings folder on the class path, and a JVM takes an archive only where that is as it was when
+        # the archive was made, and where folders on it hold no files.
+        empty = paths.TOOLS / "no-settings"
+        empty.mkdir(parents=True, exist_ok=True)
         command: list[str | Path] = [
             spark_home() / "bin" / "spark-submit",
             "--properties-file",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from dev import class_archives, jars
+from dev import class_archives
 from dev.class_archives import options
 from dev.java import Java, find_java
+
+if TYPE_CHECKING:
+    from dev.broker import EmbeddedBroker
+    from dev.spark_connect import SparkConnect
 
 SOME = Java(Path("there"), 17, "a test")
 
@@ -63,15 +67,33 @@ def test_they_are_made_once_and_by_a_java_that_can(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_the_broker_finds_its_classes_in_the_archive() -> None:
+def test_a_running_broker_and_spark_have_their_archives_in_memory(
+    broker: EmbeddedBroker, spark_server: SparkConnect
+) -> None:
+    """A JVM says nothing where it goes on without: one whose class path differs by a folder does."""
     java = find_java(os.environ)
-    ours = options("broker", java)
-    if not ours:
-        pytest.skip("this Java has no archive of its own classes")
-    program = ["-cp", jars.class_path("broker"), "kafka.tools.StorageTool", "random-uuid"]
-    # `-Xshare:on` ends a JVM whose archive does not fit.
-    fitting = ["-Xlog:class+load", *(one for one in ours if not one.startswith("-Xlog")), "-Xshare:on"]
-    done = subprocess.run(
-        [java.executable, *fitting, *program], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.count("shared objects file (top)") > 1_000
+    running: dict[class_archives.Name, int | None] = {"broker": broker.pid, "spark": spark_server.pid}
+    for name, pid in running.items():
+        if not options(name, java):
+            pytest.skip("this Java has no archive of its own classes")
+        assert f"{name}.jsa" in "".join(maps(group) for group in members(pid))
+
+
+def members(group: int | None) -> list[int]:
+    """The processes of a group."""
+    found = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()]
+    return [pid for pid in found if group_of(pid) == group]
+
+
+def group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""

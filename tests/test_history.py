@@ -464,7 +464,7 @@ def make_topic(cluster: EmbeddedCluster) -> None:
     client = admin(cluster.bootstrap)
     client.create_topics([topic])[TOPIC].result(30)
     wait_until(lambda: sorted(in_sync(cluster.bootstrap)) == sorted(ids), 30, "both replicas")
-    assert leader(cluster.bootstrap) == leader_id(cluster)
+    wait_until(lambda: leader(cluster.bootstrap) == leader_id(cluster), 60, "the election")
 
 
 def leader_id(cluster: EmbeddedCluster) -> int:
