@@ -1,4 +1,4 @@
-"""Archives of loaded classes, with which the JVMs of broker and Spark start in half of the processor time.
+"""Archives of loaded classes, with which the JVMs of broker and Spark start in some 0.6 of the processor time.
 
 What belongs here: making them once in a checkout, and the options that use them. What does not: what the JVMs run.
 
@@ -9,19 +9,17 @@ it where they differ; so an archive can be missing or out of date, and nothing b
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dev import paths
+from dev.jars import LOCK, one_at_a_time, temporary_folder
 from dev.java import find_java
 
 if TYPE_CHECKING:
@@ -31,50 +29,50 @@ Name = Literal["broker", "spark"]
 
 # To write 200 MB at its end took a JVM 11 s on 2 quiet cores.
 END_SECONDS = 180.0
-# What does not fit is told as a warning at each start otherwise.
-_QUIET = ("-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr")
+# Each class that cannot be kept is a warning of its own, some thousands of them.
+_QUIET = ("-Xlog:disable", "-Xlog:all=error:stderr")
 
 
 def options(name: Name, java: Java, tools: Path = paths.TOOLS) -> list[str]:
     """The options of a JVM that starts with its archive; none where there is none."""
-    archive = _archives(tools, java)[name]
-    return [f"-XX:SharedArchiveFile={archive}", *_QUIET] if archive.is_file() else []
+    archive = _folder(tools, java) / f"{name}.jsa"
+    return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto"] if archive.is_file() else []
 
 
-def _archives(tools: Path, java: Java) -> dict[Name, Path]:
+def _folder(tools: Path, java: Java) -> Path:
     """Where the archives for a Java lie: others for other jars."""
     known = "\n".join([str(java.home), str(java.version), version("pyspark"), _lock()])
-    folder = tools / "classes" / sha256(known.encode()).hexdigest()[:16]
-    return {"broker": folder / "broker.jsa", "spark": folder / "spark.jsa"}
+    return tools / "classes" / sha256(known.encode()).hexdigest()[:16]
 
 
 def _lock() -> str:
-    from dev.jars import LOCK
-
     return LOCK.read_text()
 
 
 def ensure(tools: Path = paths.TOOLS) -> None:
-    """Have the archives in place; when they are, this is a look at two files.
+    """Have the archives in place. It is tried once: after that this is a look at a folder, whatever came of it.
 
     Raises:
         ChildFailedError: a JVM did not run.
         OSError: the folder cannot be written.
     """
     java = find_java(os.environ)
-    archives = _archives(tools, java)
-    with _alone(tools / "classes.busy"):
-        if any(archive.is_file() for archive in archives.values()) or not _writes_archives(java):
+    folder = _folder(tools, java)
+    with one_at_a_time("classes", tools):
+        if folder.is_dir():
             return
-        print("Preparing the classes of broker and Spark: once, half a minute ...", flush=True)
-        folder = archives["spark"].parent
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="classes-", dir=tools) as home:
-            made = {name: Path(home) / archive.name for name, archive in archives.items()}
-            _run_both(Path(home), made)
-            for name, archive in archives.items():
-                if made[name].is_file():
-                    made[name].rename(archive)
+        folder.parent.mkdir(exist_ok=True)
+        with temporary_folder(tools) as work:
+            made = work / "made"
+            made.mkdir()
+            try:
+                if _writes_archives(java):
+                    print("Preparing the classes of broker and Spark: once, half a minute ...", flush=True)
+                    _run_both(work, made)
+            except Exception:
+                folder.mkdir()
+                raise
+            made.rename(folder)
 
 
 def _writes_archives(java: Java) -> bool:
@@ -83,15 +81,17 @@ def _writes_archives(java: Java) -> bool:
     return asked.returncode == 0
 
 
-def _run_both(home: Path, made: dict[Name, Path]) -> None:
+def _run_both(home: Path, made: Path) -> None:
     """Let broker and Spark do a little of everything once, and write what they have loaded."""
     from dev.broker import EmbeddedBroker
     from dev.spark_connect import SparkConnect
     from dev.spark_local import SMALL_QUERIES
 
-    writing = {name: [f"-XX:ArchiveClassesAtExit={file}", *_QUIET] for name, file in made.items()}
-    broker = EmbeddedBroker(home, java_options=writing["broker"])
-    spark = SparkConnect(home, extra=SMALL_QUERIES, java_options=writing["spark"])
+    def writing(name: Name) -> list[str]:
+        return [f"-XX:ArchiveClassesAtExit={made / name}.jsa", *_QUIET]
+
+    broker = EmbeddedBroker(home, java_options=writing("broker"))
+    spark = SparkConnect(home, extra=SMALL_QUERIES, java_options=writing("spark"))
     try:
         broker.launch()
         spark.launch()
@@ -145,14 +145,6 @@ def _use(bootstrap: str, remote: str, lake: Path) -> None:
         table.orderBy("offset").toPandas()
     finally:
         spark.stop()
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -66,9 +66,10 @@ class DagsterServices:
         self._environment = environment
         self.port = free_port(prefer=ui_port)
         programs = Path(sys.executable).parent
-        self._code_port = free_port()
-        self.code = None if module is None else self._child("dagster-code", self._serving(module, programs))
-        if self.code is not None:
+        self.code = None
+        if module is not None:
+            self._code_port = free_port()
+            self.code = self._child("dagster-code", self._serving(module, programs))
             workspace = home / "workspace.yaml"
         # Lines of Dagster's own; those of runs and ticks follow the variable by themselves.
         load = ["-w", str(workspace), *(["--log-format", "json"] if log_format(environment) == "json" else [])]

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from assets.streams import load_streams
@@ -72,7 +71,6 @@ SOUND = demo_burst.RECORDS
 DEFINITIONS = "dev.demo_definitions"
 # Reached only where something hangs: a machine that is slow shows that by its progress.
 DEADLINE_SECONDS = 900.0
-WRITER_SECONDS = 5.0
 # Each look costs the webserver a tenth of a second of a machine that Spark wants for itself.
 POLL_SECONDS = 3.0
 
@@ -102,9 +100,6 @@ class Demo:
         self.figures = Figures()
         self._began = time.monotonic()
         self._deadline = self._began + deadline
-        self._stop = Event()
-        self._first: Thread | None = None
-        self._failure: list[BaseException] = []
 
     @property
     def lake(self) -> str:
@@ -123,7 +118,6 @@ class Demo:
             )
             ending = ExitStack()
             ending.enter_context(stack)
-            ending.callback(self._end_writing)
         with ending:
             return self._on(stack)
 
@@ -190,35 +184,15 @@ class Demo:
         target = Target(stack.bootstrap, self.home, self.lake)
         for stream in STREAMS:
             create_topic(target, stream, SOURCES[stream].partitions)
-        self._first = Thread(target=self._write_first, args=(target,), daemon=True)
-        self._first.start()
-        self._join_first()
-
-    def _write_first(self, target: Target) -> None:
-        try:
-            burst = Order(seed=SEED, records=0, burst=demo_burst.RECORDS)
-            self._generate(demo_burst.STREAM, target, burst)
-            self._generate("orders", target, Order(seed=SEED, records=self._scaled(ORDERS)))
-        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
-            self._failure.append(error)
-
-    def _end_writing(self) -> None:
-        """Let a writer that is still at it come to its end before the broker does."""
-        self._stop.set()
-        if self._first is not None:
-            self._first.join(WRITER_SECONDS)
-
-    def _join_first(self) -> None:
-        if self._first is not None:
-            self._first.join(max(0.0, self._deadline - time.monotonic()))
-        for error in self._failure:
-            raise error
+        burst = Order(seed=SEED, records=0, burst=demo_burst.RECORDS)
+        self._generate(demo_burst.STREAM, target, burst)
+        self._generate("orders", target, Order(seed=SEED, records=self._scaled(ORDERS)))
 
     def _scaled(self, records: int) -> int:
         return max(1, int(records * self.scale))
 
     def _generate(self, stream: str, target: Target, order: Order) -> None:
-        self.figures.written.append(generate(SOURCES[stream], target, order, self._stop))
+        self.figures.written.append(generate(SOURCES[stream], target, order))
 
     def _release_half(self) -> int:
         """Let every second late customer become known: the orders of the others must go on waiting."""

@@ -141,7 +141,7 @@ def ensure(name: SetName, tools: Path = paths.TOOLS, lock: Path = LOCK) -> Path:
     locked = read_lock(lock.read_text())[name]
     place = folder(name, tools)
     if not _is_complete(place, locked):
-        with _one_at_a_time(name, tools):
+        with one_at_a_time(name, tools):
             if not _is_complete(place, locked):
                 _fetch(name, locked, tools)
     return place
@@ -155,7 +155,7 @@ def _is_complete(place: Path, locked: Mapping[Module, str]) -> bool:
 def _fetch(name: SetName, locked: Mapping[Module, str], tools: Path) -> None:
     place = folder(name, tools)
     print(f"Fetching {len(locked)} jars of the set {name!r} into {place} ...", flush=True)
-    with _temporary_folder(tools) as work:
+    with temporary_folder(tools) as work:
         cache = _ivy_cache(name, tools)
         verify(locked, resolve(locked, work, cache, transitive=False), cache)
         (work / "new" / "complete").write_text(_digest_of(locked))
@@ -163,8 +163,8 @@ def _fetch(name: SetName, locked: Mapping[Module, str], tools: Path) -> None:
 
 
 @contextmanager
-def _one_at_a_time(name: SetName, tools: Path) -> Iterator[None]:
-    # Two set-ups of one checkout at once: the second waits, and then finds everything there.
+def one_at_a_time(name: str, tools: Path) -> Iterator[None]:
+    """Of two set-ups of one checkout at once the second waits, and then finds everything there."""
     tools.mkdir(parents=True, exist_ok=True)
     with (tools / f"{name}.busy").open("w") as busy:
         fcntl.flock(busy, fcntl.LOCK_EX)
@@ -172,10 +172,10 @@ def _one_at_a_time(name: SetName, tools: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _temporary_folder(tools: Path) -> Iterator[Path]:
-    # On the same file system as the tools, so that it can be moved into place in one step.
+def temporary_folder(tools: Path) -> Iterator[Path]:
+    """A folder on the file system of the tools, from which files are moved into place in one step."""
     tools.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="jars-", dir=tools))
+    work = Path(tempfile.mkdtemp(prefix="new-", dir=tools))
     try:
         yield work
     finally:
@@ -321,7 +321,7 @@ def record(tools: Path = paths.TOOLS, lock: Path = LOCK) -> None:
 
 def _recorded(name: SetName, tools: Path) -> dict[Module, str]:
     modules = [Module.parse(text) for text in WANTED[name]]
-    with _temporary_folder(tools) as work:
+    with temporary_folder(tools) as work:
         fetched = resolve(modules, work, _ivy_cache(name, tools), transitive=name in CLOSURES)
         return {module: sha256(jar) for module, jar in fetched.items()}
 

@@ -48,7 +48,7 @@ def cut(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int
 
 
 def cuts(sizes: Iterable[int], most: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """The same of items that are not at hand: the half-open ranges of the portions.
+    """What `cut` cuts, of items whose sizes are known before they are made: the half-open ranges of the portions.
 
     Args:
         sizes: of the items, in bytes.

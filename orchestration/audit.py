@@ -509,8 +509,12 @@ def outcome(pages: Sequence[Audit], remedy: str) -> HighwaterError | None:
 
 
 def _by_text(errors: Iterable[HighwaterError]) -> dict[str, HighwaterError]:
-    """What keeps several looks from succeeding is told once."""
-    return {str(error): error for error in errors}
+    """What keeps several looks from succeeding is told once, also where each client has its own words for it."""
+    told: dict[tuple[type, str], HighwaterError] = {}
+    for error in errors:
+        same = error.problem if isinstance(error, DependencyAwayError) else str(error)
+        told.setdefault((type(error), same), error)
+    return {str(error): error for error in told.values()}
 
 
 def _of_dagster(unasked: HighwaterError | None) -> dict[str, HighwaterError]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from orchestration import origin_counts
 from orchestration.build import build_defs
 from orchestration.origin_counts import Ends, count_ends, count_parked
 from orchestration.terminal import PERMANENT, TEMPORARY
+from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.scene import Scene
@@ -252,8 +254,12 @@ def test_the_job_reads_the_newest_slices_once_more(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_broker_that_is_away_is_a_temporary_error_until_a_real_one_stands_beside_it(written: Written) -> None:
-    """It ended as if somebody had changed a table, and told the same twice."""
+def test_a_broker_that_is_away_is_a_temporary_error_until_a_real_one_stands_beside_it(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended as if somebody had changed a table, and told the same twice, in the words of two clients."""
+    words, away_as_said = count(), Kafka.away
+    monkeypatch.setattr(Kafka, "away", lambda self, error: away_as_said(self, f"{error}, {next(words)}"))
     written.ledger.add([MAIN, RETRIED])
     written.write()
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", written.folder)

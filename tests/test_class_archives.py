@@ -21,7 +21,7 @@ SOME = Java(Path("there"), 17, "a test")
 
 def test_a_jvm_starts_with_its_archive_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert options("broker", SOME, tmp_path) == []
-    archive = class_archives._archives(tmp_path, SOME)["broker"]
+    archive = class_archives._folder(tmp_path, SOME) / "broker.jsa"
     archive.parent.mkdir(parents=True)
     archive.touch()
     assert options("broker", SOME, tmp_path)[0] == f"-XX:SharedArchiveFile={archive}"
@@ -31,39 +31,65 @@ def test_a_jvm_starts_with_its_archive_where_there_is_one(tmp_path: Path, monkey
     assert options("broker", SOME, tmp_path) == []
 
 
-def test_what_cannot_be_made_costs_nothing_but_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(home: Path, made: object) -> None:
-        raise OSError(f"no room in {home}")
+@pytest.fixture
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Where archives were to be made, instead of being made."""
+    where: list[Path] = []
+
+    def write(_: Path, made: Path) -> None:
+        where.append(made)
+        for name in ("broker", "spark"):
+            (made / f"{name}.jsa").touch()
 
     monkeypatch.setattr(class_archives, "find_java", lambda _: SOME)
     monkeypatch.setattr(class_archives, "_writes_archives", lambda _: True)
-    monkeypatch.setattr(class_archives, "_run_both", broken)
-    monkeypatch.setattr(class_archives.ensure, "__defaults__", (tmp_path,))
-    assert class_archives.main() == 0
-    assert "will start more slowly" in capsys.readouterr().err
-    assert not [*tmp_path.rglob("*.jsa"), *tmp_path.glob("classes-*")]
-
-
-def test_they_are_made_once_and_by_a_java_that_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Path] = []
-
-    def write(_: Path, archives: dict[class_archives.Name, Path]) -> None:
-        for archive in archives.values():
-            archive.touch()
-            made.append(archive)
-
-    monkeypatch.setattr(class_archives, "find_java", lambda _: SOME)
     monkeypatch.setattr(class_archives, "_run_both", write)
-    monkeypatch.setattr(class_archives, "_writes_archives", lambda _: False)
-    class_archives.ensure(tmp_path)
-    assert not made
-    monkeypatch.setattr(class_archives, "_writes_archives", lambda _: True)
-    class_archives.ensure(tmp_path)
-    class_archives.ensure(tmp_path)
-    assert len(made) == len({file.name for file in made}) == 2
-    assert all(options(name, SOME, tmp_path) for name in ("broker", "spark"))
+    monkeypatch.setattr(class_archives.ensure, "__defaults__", (tmp_path,))
+    return where
+
+
+def test_what_cannot_be_made_costs_nothing_but_time_and_that_once(
+    tried: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: Path, made: Path) -> None:
+        tried.append(made)
+        (made / "broker.jsa").touch()
+        raise OSError(f"no room in {made}")
+
+    monkeypatch.setattr(class_archives, "_run_both", broken)
+    assert class_archives.main() == class_archives.main() == 0
+    assert capsys.readouterr().err.count("will start more slowly") == len(tried) == 1
+    assert not [*tmp_path.rglob("*.jsa"), *tmp_path.rglob("made")]
+
+
+def test_what_was_interrupted_is_begun_again(
+    tried: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Path, made: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(class_archives, "_run_both", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            class_archives.ensure()
+    class_archives.ensure()
+    assert len(tried) == 1
+    assert options("spark", SOME, tmp_path)
+
+
+def test_they_are_made_once_and_by_a_java_that_can(
+    tried: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(class_archives, "_writes_archives", lambda _: False)
+        class_archives.ensure()
+        patched.setattr(class_archives, "_lock", lambda: "other jars")
+        patched.setattr(class_archives, "_writes_archives", lambda _: True)
+        class_archives.ensure()
+        class_archives.ensure()
+        assert all(options(name, SOME, tmp_path) for name in ("broker", "spark"))
+    assert len(tried) == 1
+    assert not options("spark", SOME, tmp_path)
 
 
 @pytest.mark.slow

@@ -127,6 +127,14 @@ def test_portions_are_cut_by_number_and_by_size() -> None:
     assert [*cuts([], most=2, most_bytes=4)] == []
 
 
+@given(st.lists(st.integers(0, 9)), st.integers(1, 4), st.integers(1, 20))
+def test_one_rule_cuts_what_comes_one_by_one_and_what_only_sizes_are_known_of(
+    sizes: list[int], most: int, most_bytes: int
+) -> None:
+    ranges = cuts(sizes, most, most_bytes)
+    assert [*cut(sizes, lambda one: one, most, most_bytes)] == [sizes[start:end] for start, end in ranges]
+
+
 @given(OWN, OWN, HEADERS, st.integers(0, 2**62), st.integers(-(10**13), 10**14), st.text(max_size=9))
 def test_a_reject_says_what_its_envelope_says(
     key: bytes | None, value: bytes | None, own: list[Header], offset: int, ms: int, detail: str
