@@ -22,7 +22,7 @@ BENCHMARKS: dict[str, tuple[Callable[[World, int, int], Result], int]] = {
     "g": (backlog.skew, 400_000),
     "h": (growth.growth_of_raw, 0),
     "i": (backlog.slice_sizes, 0),
-    "j": (producing.reliable_against_bare, 200_000),
+    "j": (producing.reliable_against_bare, 400_000),
     "k": (auditing.looking, 1_000_000),
     "l": (publishing.publication_against_bare, 100_000),
 }

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import dagster as dg
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from highwater.errors import HighwaterError
 from highwater.settings import Settings
@@ -43,6 +43,8 @@ class KafkaResource(dg.ConfigurableResource["Kafka"]):
 class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
     """A reliable producer for the brokers of `HIGHWATER_KAFKA_BOOTSTRAP`, for assets of your own that send records."""
 
+    clients: int = Field(default=1, ge=1, description="how many share the work; more are faster to brokers far away")
+
     def open(self) -> "ReliableProducer":
         """A producer of the caller's own; use it as a context manager, whose end tells what was not delivered.
 
@@ -53,7 +55,8 @@ class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
         from resources.producer_properties import producer_properties
 
         found = settings()
-        return ReliableProducer(producer_properties(found.kafka_bootstrap, found.kafka_config))
+        properties = producer_properties(found.kafka_bootstrap, found.kafka_config)
+        return ReliableProducer(properties, clients=self.clients)
 
 
 class LedgerResource(dg.ConfigurableResource["Ledger"]):

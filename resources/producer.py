@@ -6,19 +6,20 @@ What belongs here: sending, and the counting of delivery reports. What does not:
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
+from weakref import WeakMethod
 
-from highwater.errors import KeyStoppedError, RecordRefusedError, UndeliveredError
+from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from resources.clients import opened
 from resources.delivery import NOT_SENT, End, end_of
+from resources.several_clients import SeveralClients
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -122,12 +123,16 @@ OnOutcome = Callable[[Outcome], None]
 Key = tuple[str, bytes]
 
 
-# What is kept of a record until its report, when the client has the rest: topic, key and id, and what its sender wants
-# to hear of it.
-_Taken = tuple[str, bytes | None, str, OnDelivered | None, OnOutcome | None]
-# The call that takes in its delivery report; `args` is what was taken. One is made for every record: an object of a
-# class of ours takes three times as long to make and to call.
-_Entry = partial[None]
+class _Number(int):
+    """The number of a record; its producer's kind takes in the delivery report."""
+
+    __slots__ = ()
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        raise NotImplementedError
+
+
+_Callbacks = tuple[OnDelivered | None, OnOutcome | None]
 
 
 def _key(topic: str, key: bytes | None) -> Key | None:
@@ -148,6 +153,8 @@ class ReliableProducer:
         on_failure: what happens to the later records of a key of which one failed for good.
         most_with_client: so many records the client has at a time, 1 or more. When a key is stopped, or the brokers are
             away, these count as under way; fewer narrow that, and may be slower.
+        clients: how many share the work, each with some of the keys and with five requests of its own under way. More
+            than one is faster where brokers are far away, and only there.
 
     Raises:
         ConfigurationError: the client refuses its configuration.
@@ -159,15 +166,26 @@ class ReliableProducer:
         *,
         on_failure: OnFailure = OnFailure.STOP_KEY,
         most_with_client: int = MOST_WITH_CLIENT,
+        clients: int = 1,
     ) -> None:
         from confluent_kafka import KafkaException, Producer
 
         self._client_error = KafkaException
-        self._client: Producer = opened(Producer, properties, name="reliable producer")
+        self._client: Producer | SeveralClients = (
+            SeveralClients(properties, clients)
+            if clients > 1
+            else opened(Producer, properties, name="reliable producer")
+        )
         self._on_failure = on_failure
         self._produce = self._client.produce
-        self._queue: deque[tuple[Record, _Entry]] = deque()
-        self._with_client = 0
+        self.counts = Counts()
+        # Of the records without a report: the ids that were given, and of those that have callbacks, these.
+        self._open: dict[int, str | None] = {}
+        self._callbacks: dict[int, _Callbacks] = {}
+        self._numbers = count()
+        self._numbered = _numbered(self._open, self._callbacks, self.counts, WeakMethod(self._reported))
+        # Those of them that wait here.
+        self._queue: deque[tuple[Record, _Number]] = deque()
         self._most_with_client = max(1, most_with_client)
         # Once it gives up: of each topic, the records that had no report until then.
         self._late: Counter[str] | None = None
@@ -179,11 +197,16 @@ class ReliableProducer:
         """Topic and key of each stopped key, with the id of the record that failed."""
         self.handed_back: dict[Key, list[str]] = {}
         """For each stopped key the ids of its records that were taken and not sent, in their order."""
-        self.counts = Counts()
 
     @property
     def client(self) -> Producer:
-        """The client itself, for transactions and metadata; records sent through it are not counted."""
+        """The client itself, for transactions and metadata; records sent through it are not counted.
+
+        Raises:
+            ConfigurationError: there are several.
+        """
+        if isinstance(self._client, SeveralClients):
+            raise ConfigurationError("this producer has several clients", remedy="construct it with clients=1")
         return self._client
 
     def send(
@@ -214,21 +237,38 @@ class ReliableProducer:
         """
         if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
             self.poll()
-        counts = self.counts
-        name = str(counts.sent) if record_id is None else record_id
+        number = self._numbered(next(self._numbers))
         if self.stopped:
-            self._see_not_stopped(record, name)
-        entry = partial(self._reported, record[0], record[1], name, on_delivered, on_outcome)
-        if self._queue or self._with_client >= self._most_with_client:
+            self._see_not_stopped(record, _name(number, record_id))
+        waits = self._queue or len(self._open) >= self._most_with_client
+        if waits:
             self._wait_for_room()
-            self._queue.append((record, entry))
+        self._open[number] = record_id
+        if on_delivered is not None or on_outcome is not None:
+            self._callbacks[number] = on_delivered, on_outcome
+        self.counts.sent += 1
+        if waits:
+            self._queue.append((record, number))
         else:
-            try:
-                self._hand_over(record, entry)
-            except RecordRefusedError:
+            self._hand_over_now(record, number)
+
+    def _hand_over_now(self, record: Record, number: _Number) -> None:
+        try:
+            self._hand_over(record, number)
+        except (RecordRefusedError, UndeliveredError) as error:
+            self.counts.sent -= 1
+            name, _ = self._taken(number)
+            if isinstance(error, RecordRefusedError):
                 self._stop(record.topic, record.key, name)
-                raise
-        counts.sent += 1
+            raise
+
+    @property
+    def _with_client(self) -> int:
+        return len(self._open) - len(self._queue)
+
+    def _taken(self, number: int) -> tuple[str, _Callbacks]:
+        """The id of a record and its callbacks, which are kept no longer."""
+        return _name(number, self._open.pop(number)), self._callbacks.pop(number, (None, None))
 
     def _wait_for_room(self) -> None:
         while len(self._queue) >= MOST_QUEUED:
@@ -246,21 +286,20 @@ class ReliableProducer:
     def _pump(self) -> None:
         """Give the client what waits, as long as it has room; records of stopped keys are handed back instead."""
         while self._queue and self._with_client < self._most_with_client:
-            record, entry = self._queue.popleft()
-            topic, record_id = record.topic, entry.args[2]
-            key = _key(topic, record.key)
+            record, number = self._queue.popleft()
+            topic, key = record.topic, _key(record.topic, record.key)
             if key is not None and key in self.stopped:
-                self.handed_back.setdefault(key, []).append(record_id)
-                self._settle(entry.args, _nowhere(topic, NOT_SENT))
+                self.handed_back.setdefault(key, []).append(_name(number, self._open[number]))
+                self._settle(number, _nowhere(topic, NOT_SENT))
                 continue
             try:
-                self._hand_over(record, entry)
+                self._hand_over(record, number)
             except RecordRefusedError as error:
-                self._ended(entry.args, _nowhere(topic, str(error.found)))
+                self._ended(number, record.key, _nowhere(topic, str(error.found)))
             except UndeliveredError:  # no producer takes it any more; those under way end by themselves
-                self._ended(entry.args, _nowhere(topic, NOT_SENT))
+                self._ended(number, record.key, _nowhere(topic, NOT_SENT))
 
-    def _hand_over(self, record: Record, entry: _Entry) -> None:
+    def _hand_over(self, record: Record, number: _Number) -> None:
         topic, key, value, headers, partition, timestamp = record
         to = ANY_PARTITION if partition is None else partition
         while True:
@@ -268,56 +307,44 @@ class ReliableProducer:
                 # Most records have neither; what is named here costs each of them time.
                 if headers or timestamp is not None:
                     at = NOW if timestamp is None else timestamp
-                    self._produce(topic, value, key, to, entry, headers=[*headers], timestamp=at)
+                    self._produce(topic, value, key, to, number, headers=[*headers], timestamp=at)
                 else:
-                    self._produce(topic, value, key, to, entry)
+                    self._produce(topic, value, key, to, number)
             except BufferError:
                 # Room comes with delivery reports; those of the oldest come by the delivery timeout at last.
                 self._client.poll(POLL_SECONDS)
             except self._client_error as error:
                 raise _refusal(topic, error.args[0], self.counts) from error
             else:
-                self._with_client += 1
                 return
 
-    def _reported(
-        self,
-        topic: str,
-        key: bytes | None,
-        record_id: str,
-        on_delivered: OnDelivered | None,
-        on_outcome: OnOutcome | None,
-        error: KafkaError | None,
-        message: Message,
-    ) -> None:
-        """Take in the client's delivery report."""
+    def _reported(self, number: int, error: KafkaError | None, message: Message) -> None:
+        """Take in the client's delivery report of a record that failed, or has callbacks."""
+        on_delivered, on_outcome = self._callbacks.get(number, (None, None))
         if error is None and on_outcome is None:
-            self._with_client -= 1
+            name, _ = self._taken(number)
             self.counts.delivered += 1
             if on_delivered is not None:
-                try:
-                    on_delivered(record_id)
-                except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised again
-                    self._keep(raised)
+                self._call(on_delivered, name)
             return
+        topic, key = message.topic() or "", message.key()
         outcome = _outcome(topic, error, message)
         # Only now: a client that broke down for good may report with its own error pending, which ends this above.
-        self._with_client -= 1
         if self._late is not None and error is not None:
             self._late[topic] += 1
-        self._ended((topic, key, record_id, on_delivered, on_outcome), outcome)
+        self._ended(number, key, outcome)
 
-    def _ended(self, taken: _Taken, outcome: Outcome) -> None:
+    def _ended(self, number: int, key: bytes | None, outcome: Outcome) -> None:
         if outcome.end is not End.DELIVERED:
-            self._stop(*taken[:3])
-        self._settle(taken, outcome)
+            self._stop(outcome.topic, key, _name(number, self._open[number]))
+        self._settle(number, outcome)
 
     def _stop(self, topic: str, key: bytes | None, record_id: str) -> None:
         if self._on_failure is OnFailure.STOP_KEY and key is not None:
             self.stopped.setdefault((topic, key), record_id)
 
-    def _settle(self, taken: _Taken, outcome: Outcome) -> None:
-        _, _, record_id, on_delivered, on_outcome = taken
+    def _settle(self, number: int, outcome: Outcome) -> None:
+        record_id, (on_delivered, on_outcome) = self._taken(number)
         if outcome.error is None:
             self.counts.delivered += 1
             if on_delivered is not None:
@@ -413,8 +440,8 @@ class ReliableProducer:
         """End what is still outstanding; returns how many of each topic that was."""
         late = self._late = Counter(record.topic for record, _ in self._queue)
         while self._queue:
-            record, entry = self._queue.popleft()
-            self._settle(entry.args, _nowhere(record.topic, NOT_SENT))
+            record, number = self._queue.popleft()
+            self._settle(number, _nowhere(record.topic, NOT_SENT))
         if self._with_client:
             self._client.purge(in_queue=True, in_flight=True, blocking=True)
             deadline = time.monotonic() + PURGE_SECONDS
@@ -422,23 +449,11 @@ class ReliableProducer:
                 self._client.poll(POLL_SECONDS)
         return late
 
-    def _silent(self) -> list[str]:
-        """Ids of the records that the client still has, or none where they cannot be told.
-
-        The client alone holds the calls that take in their reports, so the interpreter is asked for them: a table of
-        ours would cost every record 5 % more time. An error that somebody keeps may hold calls of refused records.
-        """
-        if not self._with_client:
-            return []
-        calls = [call for call in gc.get_objects() if type(call) is partial]
-        ids = [call.args[2] for call in calls if getattr(call.func, "__self__", None) is self]
-        return ids if len(ids) == self._with_client else []
-
     def _undelivered(self, seconds: float, late: Counter[str]) -> UndeliveredError:
         left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
         waited = f"; without a report after {seconds:g} s: {left}" if left else ""
         silent = f"; of {self._with_client:,} the client never told" if self._with_client else ""
-        silent += _named("these", self._silent())
+        silent += _named("these", [_name(*one) for one in self._open.items()])
         ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", self.counts.unknown)
         return UndeliveredError(
             "not every record was delivered",
@@ -459,6 +474,41 @@ class ReliableProducer:
             self.close()
         else:  # the caller's own error goes on
             self._leave(error)
+
+
+def _name(number: int, record_id: str | None) -> str:
+    return str(int(number)) if record_id is None else record_id
+
+
+def _numbered(
+    without_report: dict[int, str | None],
+    callbacks: Mapping[int, _Callbacks],
+    counts: Counts,
+    reported: WeakMethod[Callable[[_Number, KafkaError | None, Message], None]],
+) -> type[_Number]:
+    """Makes the numbers of a producer's records, which its client calls with their delivery reports.
+
+    One is made for every record, and tens of thousands wait at a time. Of all that can be called a number alone is
+    nothing that the interpreter's collector visits: anything else takes a third of a producer's time.
+
+    Args:
+        without_report: what is kept of the records until then.
+        callbacks: of those records that have some.
+        counts: where what is delivered is counted.
+        reported: takes in what is more than a delivery. Weak, or no client would end before the collector comes.
+    """
+
+    class Number(_Number):
+        __slots__ = ()
+
+        def __call__(self, error: KafkaError | None, message: Message) -> None:
+            if error is None and self not in callbacks:
+                del without_report[self]
+                counts.delivered += 1
+            elif (more := reported()) is not None:
+                more(self, error, message)
+
+    return Number
 
 
 def _named(end: str, ids: Sequence[str]) -> str:

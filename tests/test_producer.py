@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import ref
 
 import pytest
 
@@ -130,6 +133,7 @@ def test_close_leaves_nothing_in_a_queue_and_every_record_has_an_end(nobody: str
     # What the client has may have been in a request whose answer was lost; what it never got is sure.
     assert (counts.not_delivered, counts.unknown) == (["id-2"], ["id-0", "id-1"])
     assert ends == [End.NOT_DELIVERED, End.UNKNOWN, End.UNKNOWN]
+    producer.client.poll(0)  # what it says of itself, that nobody answers, counts too
     assert len(producer.client) == 0
 
 
@@ -377,6 +381,48 @@ def test_every_record_is_delivered_once_and_counted_through_a_queue_of_ten(boots
 
 
 @pytest.mark.slow
+def test_several_clients_keep_the_order_of_each_key(bootstrap: str, topic: TopicFactory) -> None:
+    name = topic(partitions=2)
+    with ReliableProducer(producer_properties(bootstrap), clients=4) as producer:
+        for n in range(20_000):
+            producer.send(Record(name, b"%d" % (n % 7) if n % 7 else None, b"%d" % n, partition=0))
+        producer.send(Record(name, b"1", b"last", headers=[("n", b"1")], timestamp=1_000_000))
+    assert producer.counts.delivered == 20_001
+    found = [(key, value) for key, value in held(bootstrap, name) if value != b"last"]
+    for kept in range(7):
+        values = [int(value or b"") for key, value in found if key == (b"%d" % kept if kept else None)]
+        assert values == [*range(kept, 20_000, 7)]
+
+
+def test_several_clients_have_no_transaction_and_are_no_single_client(nobody: str) -> None:
+    with pytest.raises(ConfigurationError, match="a transaction belongs to one client"):
+        ReliableProducer(producer_properties(nobody, {"transactional.id": "t"}), clients=2)
+    producer = ReliableProducer(producer_properties(nobody), clients=2)
+    with pytest.raises(ConfigurationError, match="clients=1"):
+        _ = producer.client
+    producer.send(Record("t", b"1", b"v"), "one")
+    producer.send(Record("t", b"2", b"v"), "two")
+    with pytest.raises(UndeliveredError, match="one, two"):
+        producer.close(0)
+    assert sorted(producer.counts.unknown) == ["one", "two"]
+
+
+def test_a_client_ends_with_its_producer(nobody: str) -> None:
+    """One that waits for the collector would go on connecting, and keep what it was given."""
+    producer = ReliableProducer(producer_properties(nobody))
+    producer.send(Record("t", b"1", b"v"))
+    producer._give_up()
+    gone = ref(producer)
+    gc.disable()
+    try:
+        assert sys.getrefcount(producer.client) == 2
+        del producer
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.slow
 def test_a_record_keeps_the_partition_and_the_time_that_are_asked_for(bootstrap: str, topic: TopicFactory) -> None:
     name = topic(partitions=3)
     outcomes: list[Outcome] = []
@@ -404,13 +450,13 @@ REFUSED = 200
 
 
 def send_with_one_too_large(
-    bootstrap: str, name: str, policy: OnFailure, most_with_client: int = MOST_WITH_CLIENT
+    bootstrap: str, name: str, policy: OnFailure, most_with_client: int = MOST_WITH_CLIENT, clients: int = 1
 ) -> tuple[ReliableProducer, list[str], list[str]]:
     """400 records of 4 keys; returns the producer, the ids that were ticked, and those that were not taken."""
     ticked: list[str] = []
     refused: list[str] = []
     properties = producer_properties(bootstrap, {"message.max.bytes": "4000000", "linger.ms": "0"})
-    producer = ReliableProducer(properties, on_failure=policy, most_with_client=most_with_client)
+    producer = ReliableProducer(properties, on_failure=policy, most_with_client=most_with_client, clients=clients)
     for n in range(400):
         value = b"x" * 2_000_000 if n == REFUSED else b"%d" % n
         try:
@@ -422,9 +468,12 @@ def send_with_one_too_large(
 
 
 @pytest.mark.slow
-def test_a_record_that_fails_for_good_stops_its_key_and_no_other(bootstrap: str, topic: TopicFactory) -> None:
+@pytest.mark.parametrize("clients", [1, 3])
+def test_a_record_that_fails_for_good_stops_its_key_and_no_other(
+    bootstrap: str, topic: TopicFactory, clients: int
+) -> None:
     name = topic(partitions=1)
-    producer, ticked, refused = send_with_one_too_large(bootstrap, name, OnFailure.STOP_KEY, most_with_client=20)
+    producer, ticked, refused = send_with_one_too_large(bootstrap, name, OnFailure.STOP_KEY, 20, clients)
     assert producer.counts.not_delivered[0] == str(REFUSED)
     assert producer.counts.unknown == []
     assert producer.handed_back

@@ -1,0 +1,88 @@
+"""Several clients that send as one, for brokers that are far away.
+
+What belongs here: which client a record belongs to, and asking all of them. What does not: what is made of their
+reports (`resources.producer`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from highwater.errors import ConfigurationError
+from resources.clients import opened
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message, Producer
+
+# How long one client is waited for before the next one is looked at.
+TURN_SECONDS = 0.005
+
+
+class SeveralClients:
+    """As much of a producing client as `ReliableProducer` uses.
+
+    An idempotent client has five requests under way to a broker at the most, of a megabyte or less each (librdkafka's
+    `batch.size`): far away that is what bounds it. Each of several has its own five. All records of a key, and all
+    without one, belong to one of them, so that they stay in order.
+
+    Args:
+        properties: of each of them.
+        number: of clients, 2 or more.
+
+    Raises:
+        ConfigurationError: a client refuses its properties, or they name a transaction, which one client alone has.
+    """
+
+    def __init__(self, properties: Mapping[str, str], number: int) -> None:
+        from confluent_kafka import Producer
+
+        if "transactional.id" in properties:
+            raise ConfigurationError(
+                "a transaction belongs to one client",
+                stored=f"transactional.id, {number} clients",
+                remedy="construct the producer with clients=1",
+            )
+        self._clients: list[Producer] = [
+            opened(Producer, properties, name="reliable producer") for _ in range(max(1, number))
+        ]
+        self._produces = [client.produce for client in self._clients]
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int,
+        on_delivery: Callable[[KafkaError | None, Message], None],
+        **more: Any,
+    ) -> None:
+        """Hand a record to the client to which its key belongs; errors are that client's."""
+        self._produces[crc32(key or b"") % len(self._produces)](topic, value, key, partition, on_delivery, **more)
+
+    def poll(self, seconds: float) -> int:
+        """Take in the reports that are there, waiting so long at the most for the first one."""
+        deadline = time.monotonic() + seconds
+        while not (found := sum(client.poll(0) for client in self._clients)):
+            for client in self._clients:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return 0
+                if found := client.poll(min(TURN_SECONDS, left)):
+                    return found
+        return found
+
+    def flush(self, seconds: float) -> int:
+        """Wait so long at the most for all reports; returns how many records have none."""
+        deadline = time.monotonic() + seconds
+        return sum(client.flush(max(0.0, deadline - time.monotonic())) for client in self._clients)
+
+    def purge(self, **which: bool) -> None:
+        """Give up what is queued or under way."""
+        for client in self._clients:
+            client.purge(**which)
+
+    def __len__(self) -> int:
+        return sum(len(client) for client in self._clients)
