@@ -29,8 +29,9 @@ PARTITIONS = 4
 KEYS = 10_000
 ADDED_SECONDS = 0.05
 SMALL, USUAL = 128, 1024
-# What docs/producers.md advises for brokers that are far away.
+# What docs/producers.md advises for brokers that are far away: batches fill while the answers of others come.
 CLIENTS = 4
+LINGERING = {"linger.ms": f"{ADDED_SECONDS * 1000:.0f}"}
 LISTENERS = ("PLAINTEXT", "CONTROLLER", "FAR")
 
 Send = Callable[[str, str, int, bytes], "Took"]
@@ -60,8 +61,8 @@ def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
             "stands in rows of its own. The bare one has librdkafka's defaults and counts its reports: it is not "
             "idempotent, and has any number of requests in flight. The two beside it show what each of these costs "
             f"alone. Far away, the reliable one is judged with {CLIENTS} clients, each of which has five requests in "
-            "flight. Three replicas are on brokers of their own, two of which must be in sync. The delay is added to "
-            "the brokers' answers to the client by proxies."
+            f"flight, and linger.ms={LINGERING['linger.ms']}. Three replicas are on brokers of their own, two of which "
+            "must be in sync. The delay is added to the brokers' answers to the client by proxies."
         ),
         rows=rows,
         verdicts=[
@@ -153,7 +154,7 @@ def _rows(case: Case, bootstrap: str, rounds: int, records: int) -> list[Row]:
 
     senders: dict[str, Send] = {
         "reliable": _reliable,
-        f"reliable, {CLIENTS} clients": partial(_reliable, clients=CLIENTS),
+        f"reliable, {CLIENTS} clients": partial(_reliable, clients=CLIENTS, more=LINGERING),
         "bare": partial(_bare, more={}),
         "bare, 5 in flight": partial(_bare, more=IN_FLIGHT),
         "bare, idempotent": partial(_bare, more=IDEMPOTENT),
@@ -176,9 +177,11 @@ def _topic(bootstrap: str, name: str, replicas: int) -> Iterator[None]:
         admin.delete_topics([name])[name].result(30)
 
 
-def _reliable(bootstrap: str, topic: str, records: int, payload: bytes, clients: int = 1) -> Took:
+def _reliable(
+    bootstrap: str, topic: str, records: int, payload: bytes, *, clients: int = 1, more: dict[str, str] | None = None
+) -> Took:
     begin = time.perf_counter()
-    with ReliableProducer(producer_properties(bootstrap), clients=clients) as producer:
+    with ReliableProducer(producer_properties(bootstrap, more), clients=clients) as producer:
         for number in range(WARMING):
             producer.send(Record(topic, b"%d" % number, payload), str(number))
         producer.flush()
