@@ -178,10 +178,13 @@ class DagsterServices:
         return all(status["healthy"] for status in statuses if status["required"])
 
     def stop(self) -> None:
-        """End all, the daemon first so that it starts nothing new."""
-        for child in (self.daemon, self.webserver, self.code, self.touch):
-            if child is not None:
-                child.stop()
+        """End all, the daemon first so that it starts nothing new, and the others side by side."""
+        self.daemon.stop()
+        others = [child for child in (self.webserver, self.code, self.touch) if child is not None]
+        for child in others:
+            child.ask_to_end()
+        for child in others:
+            child.stop()
 
 
 def _messages(error: Mapping[str, Any]) -> list[str]:

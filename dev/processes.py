@@ -164,9 +164,13 @@ class Child:
             self._process.wait(seconds)
         return self.exit_status
 
+    def ask_to_end(self) -> None:
+        """Let it begin to end, without waiting; nothing happens when it does not run."""
+        self._signal(signal.SIGTERM)
+
     def stop(self, grace_seconds: float = 10) -> None:
         """Ask it to end, and kill after the grace what is left; nothing happens when it does not run."""
-        self._signal(signal.SIGTERM)
+        self.ask_to_end()
         self.wait(grace_seconds)
         self.kill()
 

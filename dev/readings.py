@@ -67,6 +67,8 @@ _READER: dict[str, object] = {
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
+    # At its log's end a broker holds a fetch for half a second otherwise, once for each topic.
+    "fetch.wait.max.ms": 10,
 }
 
 
@@ -119,7 +121,7 @@ def _read_to_end(consumer: Consumer, topic: str, partitions: set[int]) -> dict[P
     found: dict[Place, Kept] = {}
     deadline = time.monotonic() + KAFKA_SECONDS
     while partitions:
-        for message in consumer.consume(1000, 0.2):
+        for message in consumer.consume(1000, 0.05):
             deadline = time.monotonic() + KAFKA_SECONDS
             error = message.error()
             if error is None:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
 from highwater.errors import HighwaterError
 from highwater.settings import Settings
@@ -43,10 +43,11 @@ class KafkaResource(dg.ConfigurableResource["Kafka"]):
 class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
     """A reliable producer for the brokers of `HIGHWATER_KAFKA_BOOTSTRAP`, for assets of your own that send records."""
 
-    clients: int = Field(default=1, ge=1, description="how many share the work; more are faster to brokers far away")
-
-    def open(self) -> "ReliableProducer":
+    def open(self, clients: int = 1) -> "ReliableProducer":
         """A producer of the caller's own; use it as a context manager, whose end tells what was not delivered.
+
+        Args:
+            clients: how many share its work; more than one is faster to brokers that are far away.
 
         Raises:
             ConfigurationError: a property of `HIGHWATER_KAFKA_CONFIG` would weaken it.
@@ -56,7 +57,7 @@ class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
 
         found = settings()
         properties = producer_properties(found.kafka_bootstrap, found.kafka_config)
-        return ReliableProducer(properties, clients=self.clients)
+        return ReliableProducer(properties, clients=clients)
 
 
 class LedgerResource(dg.ConfigurableResource["Ledger"]):

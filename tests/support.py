@@ -203,6 +203,7 @@ def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes 
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
             "isolation.level": "read_committed",
+            "fetch.wait.max.ms": 10,  # at its log's end a broker holds a fetch for half a second otherwise
         }
     )
     partitions = list(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
