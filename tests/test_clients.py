@@ -211,6 +211,7 @@ def test_all_clients_of_ours_are_looked_at_here() -> None:
         "resources/kafka.py": ["AdminClient", "Consumer"],
         "resources/live_producer.py": ["Producer"],
         "resources/producer.py": ["Producer"],
+        "resources/several_clients.py": ["Producer"],
         "resources/transactions.py": ["Producer"],
     }
 

@@ -230,7 +230,7 @@ def test_a_version_whose_entry_is_gone_has_no_time(world: World) -> None:
     found = times_of(table, [0, -5])
     assert found[-5] is None
     assert found[0] is not None
-    assert abs(found[0] - NOW) < timedelta(minutes=10)
+    assert abs(found[0] - datetime.now(UTC)) < timedelta(minutes=10)
 
 
 @pytest.mark.slow
