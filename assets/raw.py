@@ -34,7 +34,7 @@ from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice, merge_ranges
 from resources.history import compare
 from resources.spark import DIVERGED, delta_errors
-from resources.spark_tables import TASKS, create_table
+from resources.spark_tables import TASKS, create_table, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -59,7 +59,7 @@ LEAST_RECORDS_A_TASK = 50_000
 MOST_RECORDS_A_TASK = 250_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
 # default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
-LONGEST_FETCH_MS = "10"
+LONGEST_FETCH_MS = "1"
 # Seconds for holding thousands of partitions against their plan after an election; no tick waits for it.
 LONGEST_COMPARISON = 300.0
 
@@ -426,9 +426,10 @@ def _named(work: Work, slices: Sequence[Slice], rows: DataFrame) -> DataFrame:
     generation = F.lit(slices[0].generation)
     if len(slices) == 1:
         return rows.select(F.lit(slices[0].key).alias("slice"), generation.alias("generation"), "*")
-    bounds = work.spark.createDataFrame(
-        [(s.key, p, r.start, r.end) for s in slices for p, r in s.ranges.items() if len(r)],
+    bounds = rows_of(
+        work.spark,
         "slice STRING, in_partition INT, start BIGINT, end BIGINT",
+        [(s.key, p, r.start, r.end) for s in slices for p, r in s.ranges.items() if len(r)],
     )
     inside = (
         (rows["partition"] == bounds["in_partition"])

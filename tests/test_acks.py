@@ -89,7 +89,7 @@ def values(cluster: EmbeddedCluster, topic: str) -> list[bytes | None]:
 
 def found_after(cluster: EmbeddedCluster, topic: str) -> list[bytes | None]:
     """What the new leader has: at first it may not know yet how far all replicas are, and shows nothing at all."""
-    wait_until(lambda: values(cluster, topic), 60, "what all replicas had")
+    wait_until(lambda: bool(values(cluster, topic)), 60, "what all replicas had")
     return values(cluster, topic)
 
 
