@@ -34,7 +34,7 @@ from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice, merge_ranges
 from resources.history import compare
 from resources.spark import DIVERGED, delta_errors
-from resources.spark_tables import TASKS, create_table, rows_of
+from resources.spark_tables import TASKS, create_table, known_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -426,7 +426,7 @@ def _named(work: Work, slices: Sequence[Slice], rows: DataFrame) -> DataFrame:
     generation = F.lit(slices[0].generation)
     if len(slices) == 1:
         return rows.select(F.lit(slices[0].key).alias("slice"), generation.alias("generation"), "*")
-    bounds = rows_of(
+    bounds = known_rows(
         work.spark,
         "slice STRING, in_partition INT, start BIGINT, end BIGINT",
         [(s.key, p, r.start, r.end) for s in slices for p, r in s.ranges.items() if len(r)],

@@ -122,20 +122,22 @@ def table_at(spark: SparkSession, path: str, version: int) -> DataFrame:
     return spark.read.format("delta").option("versionAsOf", str(version)).load(path)
 
 
-def rows_of(spark: SparkSession, columns: str, rows: Sequence[Sequence[str | int]]) -> DataFrame:
+def known_rows(spark: SparkSession, columns: str, rows: Sequence[Sequence[str | int]]) -> DataFrame:
     """Rows that we know, as a part of the plan; PySpark's own `createDataFrame` sends them through a job of Python.
 
-    A commit of 50,000 records took 0.1 s less of 0.8 s.
+    A slice of 50,000 records into raw took 0.84 s instead of 0.96 s, by medians of 14 turns in one process.
 
     Args:
         spark: the session.
         columns: their columns in SQL, of strings and integers.
         rows: their values, in the columns' order.
     """
+    # By default a value that its column cannot hold is read as null: a slice's records would be joined with nothing.
+    strict = "map('mode', 'FAILFAST')"
     names = [name_of(column) for column in parts_of(columns)]
     told = json.dumps([dict(zip(names, row, strict=True)) for row in rows])
     fields = ", ".join(column.replace(" ", ": ", 1) for column in parts_of(columns))
-    return spark.sql(f"SELECT inline(from_json(:rows, 'ARRAY<STRUCT<{fields}>>'))", {"rows": told})
+    return spark.sql(f"SELECT inline(from_json(:rows, 'ARRAY<STRUCT<{fields}>>', {strict}))", {"rows": told})
 
 
 def replace_slices(
@@ -197,7 +199,7 @@ def last_version(spark: SparkSession) -> int:
 def _proof_rows(
     spark: SparkSession, path: str, proofs: Sequence[Mark], bases: Mapping[str, int], unchanged: Mapping[str, int]
 ) -> DataFrame:
-    planned = rows_of(
+    planned = known_rows(
         spark, "slice STRING, planned STRING, base INT", [(p.key, p.to_json(), bases[p.key]) for p in proofs]
     )
     checked = planned.join(

@@ -26,7 +26,7 @@ from highwater.errors import (
 from highwater.folding import BASE, RECENT, Fold, Run
 from highwater.proof import Proof
 from highwater.routing import destination
-from resources.spark_tables import TASKS, create_table, replace_slices
+from resources.spark_tables import TASKS, create_table, known_rows, replace_slices
 from tests.conftest import create_topic
 from tests.support import (
     ORDERS,
@@ -723,3 +723,13 @@ def test_metrics_follow_every_decision_and_are_read_by_spark(bench: Bench) -> No
 def paid_minutes(bench: Bench) -> list[tuple[object, ...]]:
     rows = bench.spark.read.format("delta").load(bench.lake.path(bench.stream.name, "metrics")).where("proof IS NULL")
     return [tuple(row) for row in rows.select("paid_events", "paid_amount", "hour_events", "hour_mean").collect()]
+
+
+def test_rows_that_are_known_come_as_they_were_given(spark: SparkSession) -> None:
+    """Into a table goes what was planned, whatever stands in it; a value that fits nowhere is an error, and no null."""
+    columns = "slice STRING, start BIGINT"
+    rows = [('it\'s \\ "a" :rows\n\u00e9\U0001f600', 2**63 - 1), ("", -1)]
+    assert [tuple(row) for row in known_rows(spark, columns, rows).collect()] == rows
+    assert known_rows(spark, columns, []).collect() == []
+    with pytest.raises(Exception, match=r"(?i)malformed"):
+        known_rows(spark, columns, [("beyond", 2**63)]).collect()
