@@ -186,6 +186,7 @@ def _commit(
             {key: seen.attempt(key) for key in keys},
             files=batch.files(),
             spread=batch.spread,
+            narrow=True,  # what is read from Kafka, or what Spark holds
         )
     return proofs, version
 

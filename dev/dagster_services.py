@@ -50,7 +50,7 @@ class DagsterServices:
         workspace: what they load.
         ui_port: taken for the page when it is free.
         module: definitions that they load from one process, instead of the workspace in a process each: that costs a
-            small machine less, and the page cannot load them anew.
+            small machine less, and the page cannot load them anew. Their daemon looks for backfills every few seconds.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class DagsterServices:
         self.webserver = self._child(
             "dagster-webserver", [programs / "dagster-webserver", "-h", LOOPBACK, "-p", str(self.port), *load]
         )
-        self.daemon = self._child("dagster-daemon", [programs / "dagster-daemon", "run", *load])
+        daemon = [programs / "dagster-daemon"] if module is None else [sys.executable, "-m", "dev.dagster_daemon"]
+        self.daemon = self._child("dagster-daemon", [*daemon, "run", *load])
 
     def _serving(self, module: str, programs: Path) -> list[str | Path]:
         at = ["--host", LOOPBACK, "--port", str(self._code_port)]

@@ -34,11 +34,16 @@ STATIC_CONF: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# Whether Spark plans the rest of a query anew behind each shuffle.
+ADAPTIVE = "spark.sql.adaptive.enabled"
+
 # What may be set on a running session, so that a Connect server that others set up serves as well.
 SESSION_CONF: Mapping[str, str] = MappingProxyType(
     {
         # Event times and timestamps mean the same on every machine.
         "spark.sql.session.timeZone": "UTC",
+        # Shuffles that do not say how many tasks they want get hundreds; Spark merges the small ones.
+        ADAPTIVE: "true",
         # The rows of raw are counted by the statistics of its commits.
         "spark.databricks.delta.stats.collect": "true",
         # What we have Spark hold is read once more and let go; packing it took longer than making it.

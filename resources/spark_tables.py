@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from operator import and_
 from typing import TYPE_CHECKING
 
 from highwater.balancing import balanced
-from highwater.errors import SupersededAttemptError
+from highwater.errors import DependencyAwayError, SupersededAttemptError
 from highwater.proof import user_metadata
 from resources.lake import open_table, slice_is_one_of
-from resources.spark import delta_errors
+from resources.spark import ADAPTIVE, delta_errors, translated
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -149,6 +150,7 @@ def replace_slices(
     *,
     files: int,
     spread: str,
+    narrow: bool = False,
     replaced: str | None = None,
     unchanged: Mapping[str, int] | None = None,
 ) -> int:
@@ -166,6 +168,8 @@ def replace_slices(
         bases: for each slice key the attempt found in the table.
         files: data files to write for each slice at the most; 0 leaves the rows as they are spread.
         spread: the column whose value picks the file where a slice has several.
+        narrow: whether the rows come from where they are without a shuffle: one small slice of them is then committed
+            by a plan that Spark need not adapt.
         replaced: a predicate on `slice` that picks the partitions to replace, where they are others than the proofs'.
         unchanged: further partitions that the rows rest on, with the attempt found in each, 0 for none.
 
@@ -180,14 +184,35 @@ def replace_slices(
     with delta_errors(path):
         fenced = _proof_rows(spark, path, proofs, bases, unchanged or {})
         whole = rows.unionByName(fenced, allowMissingColumns=True)
-        writer = _laid_out(whole, files, spread, alone=replaced is None and len(keys) == 1).write.format("delta")
+        alone = replaced is None and len(keys) == 1
+        writer = _laid_out(whole, files, spread, alone=alone).write.format("delta")
         if replaced is None and not any(bases.values()):
             # The comparison makes sure that there is nothing to replace, so Delta need not look for it: 0.5 s less.
             writer = writer.mode("append")
         else:
             writer = writer.mode("overwrite").option("replaceWhere", replaced or slice_is_one_of(keys))
-        writer.option("userMetadata", user_metadata(proofs)).save(path)
+        few = narrow and alone and 0 < files < TASKS
+        with _as_planned(spark) if few else nullcontext():
+            writer.option("userMetadata", user_metadata(proofs)).save(path)
         return last_version(spark)
+
+
+@contextmanager
+def _as_planned(spark: SparkSession) -> Iterator[None]:
+    """Queries of the block are not planned again between their shuffles.
+
+    To find out what a shuffle holds Spark makes a job of it and then plans the rest anew: a tenth of a small commit.
+    Without that a shuffle that does not say how many tasks it wants gets hundreds, so this is not for every query.
+    """
+    spark.conf.set(ADAPTIVE, "false")
+    try:
+        yield
+    except Exception as error:
+        # A server that is away would be waited for once more.
+        if not isinstance(translated("", f"{type(error).__name__}: {error}"), DependencyAwayError):
+            spark.conf.set(ADAPTIVE, "true")
+        raise
+    spark.conf.set(ADAPTIVE, "true")
 
 
 def last_version(spark: SparkSession) -> int:

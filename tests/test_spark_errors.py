@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING, cast
+
 import pytest
 
 from highwater.errors import LAKE, DependencyAwayError, OffsetsExpiredError, SupersededAttemptError
-from resources.spark import delta_errors, translated
+from resources.spark import ADAPTIVE, delta_errors, translated
+from resources.spark_tables import _as_planned
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TABLE = "/lake/orders/raw"
 FOLDER = f"file:{TABLE}/slice=orders@0000007"
@@ -48,3 +55,28 @@ def test_another_writer_and_kafka_are_not_taken_for_the_storage() -> None:
     )
     assert isinstance(expired, OffsetsExpiredError)
     assert translated(TABLE, TASK + "java.lang.ArithmeticException: / by zero") is None
+
+
+class _Conf(dict[str, str]):
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
+class _Session:
+    def __init__(self) -> None:
+        self.conf = _Conf({ADAPTIVE: "true"})
+
+
+def test_plans_are_adapted_again_after_a_small_commit_unless_spark_is_away() -> None:
+    """A server that is away would be waited for once more, for a minute; the next small commit sets what is left."""
+    session = cast("SparkSession", _Session())
+    with _as_planned(session):
+        assert session.conf.get(ADAPTIVE) == "false"
+    assert session.conf.get(ADAPTIVE) == "true"
+    for text, after in (
+        ("HIGHWATER_SUPERSEDED: orders@0000007 stands at attempt 2", "true"),
+        ("StatusCode.UNAVAILABLE", "false"),
+    ):
+        with pytest.raises(OSError, match=re.escape(text)), _as_planned(session):
+            raise OSError(text)
+        assert session.conf.get(ADAPTIVE) == after

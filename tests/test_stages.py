@@ -26,6 +26,7 @@ from highwater.errors import (
 from highwater.folding import BASE, RECENT, Fold, Run
 from highwater.proof import Proof
 from highwater.routing import destination
+from resources.spark import ADAPTIVE
 from resources.spark_tables import TASKS, create_table, known_rows, replace_slices
 from tests.conftest import create_topic
 from tests.support import (
@@ -276,8 +277,11 @@ def test_a_late_starter_cannot_overwrite_a_younger_commit(taken: Taken) -> None:
     late = bench.spark.createDataFrame([], raw.COLUMNS)
     path = bench.lake.path(bench.stream.name, "raw")
     with pytest.raises(SupersededAttemptError, match=f"stands at attempt {attempt}"):
-        replace_slices(bench.spark, path, late, [Proof(piece, 9, 0)], {piece.key: 0}, files=1, spread="offset")
+        replace_slices(
+            bench.spark, path, late, [Proof(piece, 9, 0)], {piece.key: 0}, files=1, spread="offset", narrow=True
+        )
     assert taken.rows("raw", "bytes") == before
+    assert bench.spark.conf.get(ADAPTIVE) == "true", "queries that follow are adapted again"
 
 
 def test_a_second_run_takes_over_the_split_although_the_reference_changed(bench: Bench) -> None:
