@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import count
+from itertools import count, islice, repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import WeakMethod
@@ -34,6 +34,8 @@ MOST_WITH_CLIENT = 50_000
 MOST_QUEUED = 10_000
 # `send` takes in reports that often. At each record, taking in would cost more than sending.
 TAKE_IN_SECONDS = 0.005
+# `send_all` looks whether it is time for that once in so many records.
+PORTION = 100
 PURGE_SECONDS = 10.0
 # The client's own words for what a record leaves open.
 ANY_PARTITION, NOW = -1, 0
@@ -123,16 +125,41 @@ OnOutcome = Callable[[Outcome], None]
 Key = tuple[str, bytes]
 
 
-class _Number(int):
-    """The number of a record; its producer's kind takes in the delivery report."""
+_Callbacks = tuple[OnDelivered | None, OnOutcome | None]
+NO_CALLBACKS: _Callbacks = (None, None)
 
-    __slots__ = ()
+
+class _Sent(NamedTuple):
+    """What is kept of a record until its end is known."""
+
+    number: int
+    record_id: str | None
+    callbacks: _Callbacks | None
+
+    @property
+    def name(self) -> str:
+        return str(self.number) if self.record_id is None else self.record_id
+
+
+class _Ticket:
+    """What the client calls with the delivery report of the record that it stands for at the time.
+
+    Tickets are used again. One made for each record would be one more object for the interpreter's collector, which
+    then walks through all that a process has loaded: in a worker of Dagster that took a third of a producer's time.
+    """
+
+    __slots__ = ("callbacks", "number", "record_id")
+
+    number: int
+    record_id: str | None
+    callbacks: _Callbacks | None
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         raise NotImplementedError
 
-
-_Callbacks = tuple[OnDelivered | None, OnOutcome | None]
+    @property
+    def sent(self) -> _Sent:
+        return _Sent(self.number, self.record_id, self.callbacks)
 
 
 def _key(topic: str, key: bytes | None) -> Key | None:
@@ -178,14 +205,15 @@ class ReliableProducer:
         )
         self._on_failure = on_failure
         self._produce = self._client.produce
+        self._produce_of = self._client.produce_of if isinstance(self._client, SeveralClients) else None
         self.counts = Counts()
-        # Of the records without a report: the ids that were given, and of those that have callbacks, these.
-        self._open: dict[int, str | None] = {}
-        self._callbacks: dict[int, _Callbacks] = {}
         self._numbers = count()
-        self._numbered = _numbered(self._open, self._callbacks, self.counts, WeakMethod(self._reported))
-        # Those of them that wait here.
-        self._queue: deque[tuple[Record, _Number]] = deque()
+        # A record that the client has holds one of the tickets; the others are free.
+        self._tickets: list[_Ticket] = []
+        self._free: list[_Ticket] = []
+        self._new_ticket = _tickets(self._free, self.counts, WeakMethod(self._reported))
+        # Records that wait here hold none.
+        self._queue: deque[tuple[Record, _Sent]] = deque()
         self._most_with_client = max(1, most_with_client)
         # Once it gives up: of each topic, the records that had no report until then.
         self._late: Counter[str] | None = None
@@ -237,122 +265,188 @@ class ReliableProducer:
         """
         if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
             self.poll()
-        number = self._numbered(next(self._numbers))
+        callbacks = None if on_delivered is None and on_outcome is None else (on_delivered, on_outcome)
+        sent = _Sent(next(self._numbers), record_id, callbacks)
         if self.stopped:
-            self._see_not_stopped(record, _name(number, record_id))
-        waits = self._queue or len(self._open) >= self._most_with_client
-        if waits:
+            self._see_not_stopped(record, sent)
+        if self._queue or not self._room:
             self._wait_for_room()
-        self._open[number] = record_id
-        if on_delivered is not None or on_outcome is not None:
-            self._callbacks[number] = on_delivered, on_outcome
-        self.counts.sent += 1
-        if waits:
-            self._queue.append((record, number))
+            self.counts.sent += 1
+            self._queue.append((record, sent))
         else:
-            self._hand_over_now(record, number)
+            self.counts.sent += 1
+            self._hand_over_now(record, sent)
 
-    def _hand_over_now(self, record: Record, number: _Number) -> None:
+    def send_all(
+        self,
+        topic: str,
+        records: Iterable[tuple[bytes | None, bytes | None]],
+        record_ids: Iterable[str] | None = None,
+    ) -> None:
+        """Hand many records over, as `send` does, for less time each.
+
+        Args:
+            topic: the topic of all of them.
+            records: key and value of each. Best at hand: delivery reports are taken in after some of them only.
+            record_ids: the caller's name of each, as many as there are records; numbers if None.
+
+        Raises:
+            ValueError: there are more records than ids, or fewer; those before are sent.
+            RecordRefusedError: as `send`. The records before are sent, those behind are not.
+            KeyStoppedError: as `send`, and the same of the others.
+            UndeliveredError: the producer cannot send any more at all.
+        """
+        ids: Iterable[str | None] = repeat(None) if record_ids is None else record_ids
+        pairs = zip(records, ids, strict=record_ids is not None)
+        while self._send_portion(topic, islice(pairs, PORTION)):
+            if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
+                self.poll()
+
+    def _send_portion(
+        self, topic: str, portion: Iterator[tuple[tuple[bytes | None, bytes | None], str | None]]
+    ) -> bool:
+        """Returns whether there was a record."""
+        counts, numbers, free, stopped, queue = self.counts, self._numbers, self._free, self.stopped, self._queue
+        produce, produce_of = self._produce, self._produce_of
+        some = False
+        for (key, value), record_id in portion:
+            some = True
+            # All that needs a closer look is for `send`; here is what all other records need, and no more.
+            if stopped or queue or not (free or self._room):
+                self.send(Record(topic, key, value), record_id)
+                continue
+            ticket = free.pop() if free else self._another_ticket()
+            ticket.number, ticket.record_id, ticket.callbacks = next(numbers), record_id, None
+            counts.sent += 1
+            try:
+                (produce if produce_of is None else produce_of(key))(topic, value, key, ANY_PARTITION, ticket)
+            except Exception as error:
+                counts.sent -= 1
+                free.append(ticket)
+                if not isinstance(error, (BufferError, self._client_error)):
+                    raise
+                self.send(Record(topic, key, value), record_id)
+        return some
+
+    def _hand_over_now(self, record: Record, sent: _Sent) -> None:
         try:
-            self._hand_over(record, number)
-        except (RecordRefusedError, UndeliveredError) as error:
+            self._hand_over(record, sent)
+        except Exception as error:  # of the client, or a value of a wrong type: it was not taken
             self.counts.sent -= 1
-            name, _ = self._taken(number)
             if isinstance(error, RecordRefusedError):
-                self._stop(record.topic, record.key, name)
+                self._stop(record.topic, record.key, sent.name)
             raise
 
     @property
     def _with_client(self) -> int:
-        return len(self._open) - len(self._queue)
+        return len(self._tickets) - len(self._free)
 
-    def _taken(self, number: int) -> tuple[str, _Callbacks]:
-        """The id of a record and its callbacks, which are kept no longer."""
-        return _name(number, self._open.pop(number)), self._callbacks.pop(number, (None, None))
+    @property
+    def _room(self) -> bool:
+        return bool(self._free) or len(self._tickets) < self._most_with_client
+
+    def _ticket(self, sent: _Sent) -> _Ticket:
+        ticket = self._free.pop() if self._free else self._another_ticket()
+        ticket.number, ticket.record_id, ticket.callbacks = sent
+        return ticket
+
+    def _another_ticket(self) -> _Ticket:
+        ticket = self._new_ticket()
+        self._tickets.append(ticket)
+        return ticket
 
     def _wait_for_room(self) -> None:
         while len(self._queue) >= MOST_QUEUED:
             self.poll(POLL_SECONDS)
 
-    def _see_not_stopped(self, record: Record, record_id: str) -> None:
+    def _see_not_stopped(self, record: Record, sent: _Sent) -> None:
         key = _key(record.topic, record.key)
         if key is not None and key in self.stopped:
             raise KeyStoppedError(
-                f"records of key {key[1]!r} of {key[0]} are stopped: {record_id} was not sent",
+                f"records of key {key[1]!r} of {key[0]} are stopped: {sent.name} was not sent",
                 found=f"record {self.stopped[key]} of it failed",
                 remedy="settle that record and those in `handed_back`, then send them in order with a new producer",
             )
 
     def _pump(self) -> None:
         """Give the client what waits, as long as it has room; records of stopped keys are handed back instead."""
-        while self._queue and self._with_client < self._most_with_client:
-            record, number = self._queue.popleft()
+        while self._queue and self._room:
+            record, sent = self._queue.popleft()
             topic, key = record.topic, _key(record.topic, record.key)
             if key is not None and key in self.stopped:
-                self.handed_back.setdefault(key, []).append(_name(number, self._open[number]))
-                self._settle(number, _nowhere(topic, NOT_SENT))
+                self.handed_back.setdefault(key, []).append(sent.name)
+                self._settle(sent, _nowhere(topic, NOT_SENT))
                 continue
             try:
-                self._hand_over(record, number)
+                self._hand_over(record, sent)
             except RecordRefusedError as error:
-                self._ended(number, record.key, _nowhere(topic, str(error.found)))
+                self._ended(sent, record.key, _nowhere(topic, str(error.found)))
             except UndeliveredError:  # no producer takes it any more; those under way end by themselves
-                self._ended(number, record.key, _nowhere(topic, NOT_SENT))
+                self._ended(sent, record.key, _nowhere(topic, NOT_SENT))
+            except Exception as error:  # noqa: BLE001 - a value of a wrong type, say: told by the next look
+                self._ended(sent, record.key, _nowhere(topic, NOT_SENT))
+                self._keep(error)
 
-    def _hand_over(self, record: Record, number: _Number) -> None:
+    def _hand_over(self, record: Record, sent: _Sent) -> None:
         topic, key, value, headers, partition, timestamp = record
         to = ANY_PARTITION if partition is None else partition
+        ticket = self._ticket(sent)
         while True:
             try:
                 # Most records have neither; what is named here costs each of them time.
                 if headers or timestamp is not None:
                     at = NOW if timestamp is None else timestamp
-                    self._produce(topic, value, key, to, number, headers=[*headers], timestamp=at)
+                    self._produce(topic, value, key, to, ticket, headers=[*headers], timestamp=at)
                 else:
-                    self._produce(topic, value, key, to, number)
+                    self._produce(topic, value, key, to, ticket)
             except BufferError:
                 # Room comes with delivery reports; those of the oldest come by the delivery timeout at last.
                 self._client.poll(POLL_SECONDS)
-            except self._client_error as error:
-                raise _refusal(topic, error.args[0], self.counts) from error
+            except Exception as error:
+                self._free.append(ticket)
+                if isinstance(error, self._client_error):
+                    raise _refusal(topic, error.args[0], self.counts) from error
+                raise
             else:
                 return
 
-    def _reported(self, number: int, error: KafkaError | None, message: Message) -> None:
+    def _reported(self, ticket: _Ticket, error: KafkaError | None, message: Message) -> None:
         """Take in the client's delivery report of a record that failed, or has callbacks."""
-        on_delivered, on_outcome = self._callbacks.get(number, (None, None))
+        sent = ticket.sent
+        on_delivered, on_outcome = sent.callbacks or NO_CALLBACKS
         if error is None and on_outcome is None:
-            name, _ = self._taken(number)
+            self._free.append(ticket)
             self.counts.delivered += 1
             if on_delivered is not None:
-                self._call(on_delivered, name)
+                self._call(on_delivered, sent.name)
             return
         topic, key = message.topic() or "", message.key()
         outcome = _outcome(topic, error, message)
         # Only now: a client that broke down for good may report with its own error pending, which ends this above.
+        self._free.append(ticket)
         if self._late is not None and error is not None:
             self._late[topic] += 1
-        self._ended(number, key, outcome)
+        self._ended(sent, key, outcome)
 
-    def _ended(self, number: int, key: bytes | None, outcome: Outcome) -> None:
+    def _ended(self, sent: _Sent, key: bytes | None, outcome: Outcome) -> None:
         if outcome.end is not End.DELIVERED:
-            self._stop(outcome.topic, key, _name(number, self._open[number]))
-        self._settle(number, outcome)
+            self._stop(outcome.topic, key, sent.name)
+        self._settle(sent, outcome)
 
     def _stop(self, topic: str, key: bytes | None, record_id: str) -> None:
         if self._on_failure is OnFailure.STOP_KEY and key is not None:
             self.stopped.setdefault((topic, key), record_id)
 
-    def _settle(self, number: int, outcome: Outcome) -> None:
-        record_id, (on_delivered, on_outcome) = self._taken(number)
+    def _settle(self, sent: _Sent, outcome: Outcome) -> None:
+        on_delivered, on_outcome = sent.callbacks or NO_CALLBACKS
         if outcome.error is None:
             self.counts.delivered += 1
             if on_delivered is not None:
-                self._call(on_delivered, record_id)
+                self._call(on_delivered, sent.name)
         else:
             self.counts.failed[outcome.error] += 1
             ids = self.counts.not_delivered if outcome.end is End.NOT_DELIVERED else self.counts.unknown
-            ids.append(record_id)
+            ids.append(sent.name)
         if on_outcome is not None:
             self._call(on_outcome, outcome)
 
@@ -440,8 +534,8 @@ class ReliableProducer:
         """End what is still outstanding; returns how many of each topic that was."""
         late = self._late = Counter(record.topic for record, _ in self._queue)
         while self._queue:
-            record, number = self._queue.popleft()
-            self._settle(number, _nowhere(record.topic, NOT_SENT))
+            record, sent = self._queue.popleft()
+            self._settle(sent, _nowhere(record.topic, NOT_SENT))
         if self._with_client:
             self._client.purge(in_queue=True, in_flight=True, blocking=True)
             deadline = time.monotonic() + PURGE_SECONDS
@@ -453,7 +547,7 @@ class ReliableProducer:
         left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
         waited = f"; without a report after {seconds:g} s: {left}" if left else ""
         silent = f"; of {self._with_client:,} the client never told" if self._with_client else ""
-        silent += _named("these", [_name(*one) for one in self._open.items()])
+        silent += _named("these", [one.name for one in self._without_report()])
         ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", self.counts.unknown)
         return UndeliveredError(
             "not every record was delivered",
@@ -463,6 +557,11 @@ class ReliableProducer:
                 "look for those that are unknown in the topic first, or they may come twice"
             ),
         )
+
+    def _without_report(self) -> list[_Sent]:
+        """Of the records that the client has, in the order in which they were sent."""
+        free = {id(ticket) for ticket in self._free}
+        return sorted(ticket.sent for ticket in self._tickets if id(ticket) not in free)
 
     def __enter__(self) -> Self:
         return self
@@ -476,39 +575,28 @@ class ReliableProducer:
             self._leave(error)
 
 
-def _name(number: int, record_id: str | None) -> str:
-    return str(int(number)) if record_id is None else record_id
-
-
-def _numbered(
-    without_report: dict[int, str | None],
-    callbacks: Mapping[int, _Callbacks],
-    counts: Counts,
-    reported: WeakMethod[Callable[[_Number, KafkaError | None, Message], None]],
-) -> type[_Number]:
-    """Makes the numbers of a producer's records, which its client calls with their delivery reports.
-
-    One is made for every record, and tens of thousands wait at a time. Of all that can be called a number alone is
-    nothing that the interpreter's collector visits: anything else takes a third of a producer's time.
+def _tickets(
+    free: list[_Ticket], counts: Counts, reported: WeakMethod[Callable[[_Ticket, KafkaError | None, Message], None]]
+) -> type[_Ticket]:
+    """Makes the tickets of a producer.
 
     Args:
-        without_report: what is kept of the records until then.
-        callbacks: of those records that have some.
-        counts: where what is delivered is counted.
-        reported: takes in what is more than a delivery. Weak, or no client would end before the collector comes.
+        free: where a ticket goes when its record was delivered.
+        counts: where that is counted.
+        reported: takes in what is more than that. Weak, or no client would end before the collector comes.
     """
 
-    class Number(_Number):
+    class Ticket(_Ticket):
         __slots__ = ()
 
         def __call__(self, error: KafkaError | None, message: Message) -> None:
-            if error is None and self not in callbacks:
-                del without_report[self]
+            if error is None and self.callbacks is None:
                 counts.delivered += 1
+                free.append(self)
             elif (more := reported()) is not None:
                 more(self, error, message)
 
-    return Number
+    return Ticket
 
 
 def _named(end: str, ids: Sequence[str]) -> str:

@@ -60,7 +60,11 @@ class SeveralClients:
         **more: Any,
     ) -> None:
         """Hand a record to the client to which its key belongs; errors are that client's."""
-        self._produces[crc32(key or b"") % len(self._produces)](topic, value, key, partition, on_delivery, **more)
+        self.produce_of(key)(topic, value, key, partition, on_delivery, **more)
+
+    def produce_of(self, key: bytes | None) -> Callable[..., None]:
+        """What hands a record of this key to the client to which it belongs."""
+        return self._produces[crc32(key or b"") % len(self._produces)]
 
     def poll(self, seconds: float) -> int:
         """Take in the reports that are there, waiting so long at the most for the first one."""

@@ -7,7 +7,7 @@ import gc
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import pytest
@@ -418,6 +418,88 @@ def test_a_client_ends_with_its_producer(nobody: str) -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def pairs(number: int) -> list[tuple[bytes | None, bytes | None]]:
+    return [(b"%d" % n, b"v") for n in range(number)]
+
+
+def test_many_records_are_named_and_counted_like_one(nobody: str) -> None:
+    """Three of seven are with the client, four wait."""
+    producer = ReliableProducer(producer_properties(nobody), most_with_client=3)
+    producer.send_all("t", pairs(5), "abcde")
+    producer.send_all("t", pairs(2))
+    assert producer.counts.sent == producer.counts.outstanding == 7
+    with pytest.raises(UndeliveredError):
+        producer.close(0)
+    assert producer.counts.not_delivered == ["d", "e", "5", "6"]
+    assert sorted(producer.counts.unknown) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("ids", ["ab", "abcd"], ids=["fewer", "more"])
+def test_ids_that_are_not_as_many_as_the_records_are_told(nobody: str, ids: str) -> None:
+    producer = ReliableProducer(producer_properties(nobody))
+    with pytest.raises(ValueError, match="zip"):
+        producer.send_all("t", pairs(3), ids)
+    assert producer.counts.sent == min(len(ids), 3)
+
+
+def test_a_refused_record_among_many_is_not_counted_and_stops_its_key(nobody: str) -> None:
+    producer = ReliableProducer(producer_properties(nobody, {"message.max.bytes": "1000"}))
+    with pytest.raises(RecordRefusedError):
+        producer.send_all("t", [(b"1", b"v"), (b"2", b"v" * 2000), (b"3", b"v")], "abc")
+    assert producer.counts.sent == 1
+    with pytest.raises(KeyStoppedError, match="c was not sent"):
+        producer.send_all("t", [(b"1", b"v"), (b"2", b"v")], "bc")
+    assert producer.counts.sent == 2
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_a_value_of_a_wrong_type_is_an_error_and_not_counted(nobody: str, clients: int) -> None:
+    producer = ReliableProducer(producer_properties(nobody), clients=clients)
+    wrong: Any = 7
+    with pytest.raises(TypeError):
+        producer.send(Record("t", b"1", wrong))
+    with pytest.raises(TypeError):
+        producer.send_all("t", [(b"1", wrong)])
+    assert str(producer.counts) == "0 sent: 0 delivered, 0 outstanding"
+    producer.close(0)
+
+
+def test_a_value_of_a_wrong_type_that_had_to_wait_is_told_later_and_was_not_delivered() -> None:
+    wrong: Any = 7
+    producer = ReliableProducer(answering(), most_with_client=1)
+    producer.send(Record("t", b"1", b"v"))
+    producer.send(Record("t", b"2", wrong), "wrong")
+    with pytest.raises(TypeError):
+        producer.close()
+    assert producer.counts.not_delivered == ["wrong"]
+    assert producer.counts.outstanding == 0
+
+
+def test_what_takes_in_reports_is_used_again() -> None:
+    """The interpreter's collector would walk through all that is loaded for every 700 made."""
+    with ReliableProducer(answering()) as producer:
+        for _ in range(50):
+            producer.send_all("t", pairs(100))
+            producer.flush()
+        assert len(producer._tickets) == 100
+    assert producer.counts.delivered == 5_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clients", [1, 4])
+def test_many_records_are_delivered_once_in_the_order_of_each_key(
+    bootstrap: str, topic: TopicFactory, clients: int
+) -> None:
+    name = topic(partitions=1)
+    with ReliableProducer(producer_properties(bootstrap), most_with_client=500, clients=clients) as producer:
+        producer.send_all(name, ((b"%d" % (n % 7) if n % 7 else None, b"%d" % n) for n in range(20_000)))
+    assert producer.counts.delivered == 20_000
+    found = held(bootstrap, name)
+    for kept in range(7):
+        values = [int(value or b"") for key, value in found if key == (b"%d" % kept if kept else None)]
+        assert values == [*range(kept, 20_000, 7)]
 
 
 @pytest.mark.slow
