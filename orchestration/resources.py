@@ -43,21 +43,22 @@ class KafkaResource(dg.ConfigurableResource["Kafka"]):
 class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
     """A reliable producer for the brokers of `HIGHWATER_KAFKA_BOOTSTRAP`, for assets of your own that send records."""
 
-    def open(self, clients: int = 1) -> "ReliableProducer":
+    def open(self, clients: int = 1, most_with_client: int | None = None) -> "ReliableProducer":
         """A producer of the caller's own; use it as a context manager, whose end tells what was not delivered.
 
         Args:
             clients: how many share its work; more than one is faster to brokers that are far away.
+            most_with_client: so many records may be under way at a time; the producer's default if None.
 
         Raises:
             ConfigurationError: a property of `HIGHWATER_KAFKA_CONFIG` would weaken it.
         """
-        from resources.producer import ReliableProducer
+        from resources.producer import MOST_WITH_CLIENT, ReliableProducer
         from resources.producer_properties import producer_properties
 
         found = settings()
         properties = producer_properties(found.kafka_bootstrap, found.kafka_config)
-        return ReliableProducer(properties, clients=clients)
+        return ReliableProducer(properties, clients=clients, most_with_client=most_with_client or MOST_WITH_CLIENT)
 
 
 class LedgerResource(dg.ConfigurableResource["Ledger"]):

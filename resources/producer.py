@@ -28,7 +28,7 @@ POLL_SECONDS = 0.1
 CLOSE_SECONDS = 60.0
 # So many ids an error's text names; `counts` has them all.
 NAMED = 20
-# Records that the client has: as many as can be on their way at once, five requests of librdkafka's 10,000 each.
+# Records that the client has: as many as a fast producer writes within a tenth of a second.
 MOST_WITH_CLIENT = 50_000
 # Records that wait here for the client. More would be no faster: they only cost memory.
 MOST_QUEUED = 10_000
@@ -180,8 +180,8 @@ class ReliableProducer:
         on_failure: what happens to the later records of a key of which one failed for good.
         most_with_client: so many records the client has at a time, 1 or more. When a key is stopped, or the brokers are
             away, these count as under way; fewer narrow that, and may be slower.
-        clients: how many share the work, each with some of the keys and with five requests of its own under way. More
-            than one is faster where brokers are far away, and only there.
+        clients: how many share the work, each with some of the keys and with batches of its own under way. More than
+            one is faster where brokers are far away, and only there.
 
     Raises:
         ConfigurationError: the client refuses its configuration.
@@ -312,7 +312,9 @@ class ReliableProducer:
         for (key, value), record_id in portion:
             some = True
             # All that needs a closer look is for `send`; here is what all other records need, and no more.
-            if stopped or queue or not (free or self._room):
+            while not (free or queue or self._room):
+                self.poll(POLL_SECONDS)
+            if stopped or queue:
                 self.send(Record(topic, key, value), record_id)
                 continue
             ticket = free.pop() if free else self._another_ticket()

@@ -24,9 +24,10 @@ TURN_SECONDS = 0.005
 class SeveralClients:
     """As much of a producing client as `ReliableProducer` uses.
 
-    An idempotent client has five requests under way to a broker at the most, of a megabyte or less each (librdkafka's
-    `batch.size`): far away that is what bounds it. Each of several has its own five. All records of a key, and all
-    without one, belong to one of them, so that they stay in order.
+    An idempotent client sends more to a partition only while fewer than five records of it are under way (so librdkafka
+    2.16, `rd_kafka_toppar_producer_serve`): far away one batch for each partition and round trip, of a megabyte at the
+    most. Each of several has its own. All records of a key, and all without one, belong to one of them, so that they
+    stay in order.
 
     Args:
         properties: of each of them.
