@@ -30,8 +30,10 @@ Stage = Callable[["Work"], "list[SliceReport]"]
 
 # The tag by which runs and assets of one stream are found.
 STREAM_TAG = "highwater/stream"
-# Runs of slices of tiers, by the stream: dagster.yaml lets one of each run at a time.
+# Runs that dagster.yaml bounds for each stream, by its name: those of slices of tiers, and those of slices of the main
+# topic, so that however long a backlog is, a place is left for what is retried or published.
 TIER_TAG = "highwater/tier"
+MAIN_TAG = "highwater/main"
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from highwater.errors import PermanentError, TopicAbsentError, UnknownSliceError
 from orchestration import metadata, observation
 from orchestration.dependencies import kafka_guard, lookup_rests
 from orchestration.partitions import unknown_to
-from orchestration.requests import RETRY, Request, first_requests
-from orchestration.stream_assets import STREAM_TAG, TIER_TAG, table_key, topic_key
+from orchestration.requests import PROBE, PUBLISH, RETRY, Request, first_requests
+from orchestration.stream_assets import MAIN_TAG, STREAM_TAG, TIER_TAG, table_key, topic_key
 from orchestration.turns import behind, hold_lines
 from resources.guards import guarded
 from resources.vanished_topics import vanished
@@ -71,8 +71,10 @@ def run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequ
     """The requests in Dagster's form."""
 
     def tags(request: Request) -> dict[str, str]:
-        tier = {TIER_TAG: stream.name} if request.tier else {}
-        return {**request.tags, STREAM_TAG: stream.name, **tier}
+        named = {**request.tags, STREAM_TAG: stream.name}
+        if request.purpose in (PROBE, PUBLISH):
+            return named
+        return named | {TIER_TAG if request.tier else MAIN_TAG: stream.name}
 
     raw = [table_key(stream, "raw")]
     return [

@@ -16,7 +16,7 @@ from dagster import instance_for_test
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
 
-from orchestration.requests import RETRY, first_requests
+from orchestration.requests import PUBLISH, RETRY, first_requests
 from orchestration.ticks import run_requests
 from tests.support import make_stream
 
@@ -81,3 +81,15 @@ def test_where_all_places_are_taken_a_new_slice_is_next(instance: dg.DagsterInst
     assert dequeued(instance) == []
     instance.report_run_canceled(instance.get_run_by_id(running[0]))  # type: ignore[arg-type]
     assert dequeued(instance) == [main]
+
+
+@pytest.mark.parametrize("purpose", [RETRY, PUBLISH])
+def test_a_backlog_that_runs_leaves_a_place_for_what_is_retried_or_published(
+    instance: dg.DagsterInstance, purpose: str
+) -> None:
+    """However long it is: a retry that is due would wait for its end, and it may last for hours."""
+    add(instance, [f"orders@{n:07d}" for n in range(2)], "plan", dg.DagsterRunStatus.STARTED)
+    add(instance, [f"orders@{n:07d}" for n in range(2, RETRIES)], "repair", dg.DagsterRunStatus.QUEUED)
+    key = f"{TIER}@0000000" if purpose == RETRY else "orders@0000000"
+    wanted = add(instance, [key], purpose, dg.DagsterRunStatus.QUEUED)
+    assert dequeued(instance) == wanted
