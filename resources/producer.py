@@ -543,7 +543,14 @@ class ReliableProducer:
             deadline = time.monotonic() + PURGE_SECONDS
             while self._with_client and time.monotonic() < deadline:
                 self._client.poll(POLL_SECONDS)
+        self._drop_free_tickets()
         return late
+
+    def _drop_free_tickets(self) -> None:
+        """By themselves they would stay until the collector comes: a class like theirs keeps itself alive."""
+        free = {id(ticket) for ticket in self._free}
+        self._tickets = [ticket for ticket in self._tickets if id(ticket) not in free]
+        self._free.clear()
 
     def _undelivered(self, seconds: float, late: Counter[str]) -> UndeliveredError:
         left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
@@ -561,9 +568,8 @@ class ReliableProducer:
         )
 
     def _without_report(self) -> list[_Sent]:
-        """Of the records that the client has, in the order in which they were sent."""
-        free = {id(ticket) for ticket in self._free}
-        return sorted(ticket.sent for ticket in self._tickets if id(ticket) not in free)
+        """Of the records that the client never told of, in the order in which they were sent."""
+        return sorted(ticket.sent for ticket in self._tickets)
 
     def __enter__(self) -> Self:
         return self
