@@ -66,6 +66,8 @@ def properties(node: Node, cluster: Sequence[Node], data: Path, *, auto_create_t
         "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{node.port}",
         "log.dirs": str(data),
         "auto.create.topics.enable": str(auto_create_topics).lower(),
+        "default.replication.factor": replicas,
+        "min.insync.replicas": in_sync,
         "offsets.topic.replication.factor": replicas,
         "transaction.state.log.replication.factor": replicas,
         "transaction.state.log.min.isr": in_sync,
@@ -179,6 +181,8 @@ class EmbeddedBroker(Server):
             )
 
     def _answers(self) -> bool:
+        if self.properties["process.roles"] == "controller":
+            return accepts(self.node.controller_port)
         if not accepts(self.node.port):
             return False
         from confluent_kafka import KafkaException
@@ -200,17 +204,29 @@ class EmbeddedCluster(Service):
         size: how many; three are what replication factor 3 and elections need.
         heap_mb: the heap of each in MiB; 300 was enough for three.
         extra: further properties of every broker.
+        controller_apart: a process more is the only controller. It elects leaders and takes replicas out of sync with
+            all brokers but one away; brokers that are controllers themselves have no quorum then.
     """
 
     def __init__(
-        self, home: Path, size: int = 3, *, heap_mb: int = 300, extra: Mapping[str, str] | None = None
+        self,
+        home: Path,
+        size: int = 3,
+        *,
+        heap_mb: int = 300,
+        extra: Mapping[str, str] | None = None,
+        controller_apart: bool = False,
     ) -> None:
         nodes = [Node(number) for number in range(1, size + 1)]
+        apart = Node(size + 1) if controller_apart else None
         cluster_id = _new_cluster_id()
-        self.brokers = [
-            EmbeddedBroker(home, node=node, cluster=nodes, cluster_id=cluster_id, heap_mb=heap_mb, extra=extra)
-            for node in nodes
-        ]
+
+        def member(node: Node, more: Mapping[str, str]) -> EmbeddedBroker:
+            given = {**more, **(extra or {})}
+            return EmbeddedBroker(home, node=node, cluster=nodes, cluster_id=cluster_id, heap_mb=heap_mb, extra=given)
+
+        self.brokers = [member(node, {} if apart is None else _led_by(apart, node)) for node in nodes]
+        self._apart = [] if apart is None else [member(apart, _leads_alone(apart))]
 
     @property
     def bootstrap(self) -> str:
@@ -218,14 +234,15 @@ class EmbeddedCluster(Service):
         return ",".join(broker.bootstrap for broker in self.brokers)
 
     def start(self) -> None:
-        """Start all and wait until each answers.
+        """Start all that do not run, and wait until each answers.
 
         Raises:
             ChildFailedError: one ended, or did not answer in time.
         """
-        for broker in self.brokers:
+        away = [broker for broker in (*self._apart, *self.brokers) if not broker.alive]
+        for broker in away:
             broker.launch()
-        for broker in self.brokers:
+        for broker in away:
             broker.wait_ready()
 
     def stop(self) -> None:
@@ -234,8 +251,25 @@ class EmbeddedCluster(Service):
 
     def kill(self) -> None:
         """SIGKILL to each."""
-        for broker in self.brokers:
+        for broker in (*self.brokers, *self._apart):
             broker.kill()
+
+
+def _led_by(controller: Node, node: Node) -> dict[str, str]:
+    return {
+        "process.roles": "broker",
+        "controller.quorum.voters": controller.voter,
+        "listeners": f"PLAINTEXT://{LOOPBACK}:{node.port}",
+    }
+
+
+def _leads_alone(node: Node) -> dict[str, str]:
+    return {
+        "process.roles": "controller",
+        "controller.quorum.voters": node.voter,
+        "listeners": f"CONTROLLER://{LOOPBACK}:{node.controller_port}",
+        "advertised.listeners": f"CONTROLLER://{LOOPBACK}:{node.controller_port}",
+    }
 
 
 def _new_cluster_id() -> str:

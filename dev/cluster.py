@@ -30,9 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     shutil.rmtree(home, ignore_errors=True)
     try:
-        with signals_raise_interrupt(), EmbeddedCluster(home, asked.brokers) as cluster:
-            _tell(cluster)
-            _watch(cluster)
+        with signals_raise_interrupt(), EmbeddedCluster(home, asked.brokers, controller_apart=True) as cluster:
+            _tell(cluster, again=asked.again)
+            _watch(cluster, again=asked.again)
     except HighwaterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -41,22 +41,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tell(cluster: EmbeddedCluster) -> None:
+def _tell(cluster: EmbeddedCluster, *, again: bool) -> None:
     print(f"HIGHWATER_KAFKA_BOOTSTRAP={cluster.bootstrap}")
     for broker in cluster.brokers:
         print(f"broker {broker.node.id}: process group {broker.pid}, log {broker.log}")
-    print("kill one with: kill -KILL -<process group>; it is started again on its data. Ctrl-C ends all.", flush=True)
+    after = "it is started again on its data" if again else "it stays away"
+    print(f"kill one with: kill -KILL -<process group>; {after}. Ctrl-C ends all.", flush=True)
 
 
-def _watch(cluster: EmbeddedCluster) -> None:
-    """Start brokers again that somebody killed, as a supervisor of services would."""
+def _watch(cluster: EmbeddedCluster, *, again: bool) -> None:
+    """Tell of brokers that somebody killed, and start them again, as a supervisor of services would."""
+    gone: set[int] = set()
     while True:
         time.sleep(LOOK_SECONDS)
         for broker in cluster.brokers:
-            if not broker.alive:
-                print(f"broker {broker.node.id} is gone; it starts again", flush=True)
+            if broker.alive or broker.node.id in gone:
+                continue
+            print(f"broker {broker.node.id} is gone" + ("; it starts again" if again else ""), flush=True)
+            if again:
                 broker.start()
                 print(f"broker {broker.node.id}: process group {broker.pid}", flush=True)
+            else:
+                gone.add(broker.node.id)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     home = paths.home(os.environ) / "cluster"
     parser.add_argument("--home", type=Path, default=home, help="emptied first; default: %(default)s")
     parser.add_argument("--brokers", type=int, choices=(1, 3, 5), default=3, help="default: %(default)s")
+    parser.add_argument(
+        "--no-restart",
+        dest="again",
+        action="store_false",
+        help="leave away what is killed: two away, say, so that writes are refused",
+    )
     return parser
 
 
