@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dev.broker import EmbeddedBroker, EmbeddedCluster, Node, _new_cluster_id, properties
+from dev.broker import EmbeddedBroker, Node, _new_cluster_id, properties
 from dev.processes import LOOPBACK, ChildFailedError, wait_until
 from tests.conftest import create_topic
 from tests.support import Message, read_topic, send
@@ -89,20 +94,31 @@ def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert not wrong.alive
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.crash
-def test_a_cluster_of_three_goes_on_without_one(tmp_path: Path) -> None:
-    with EmbeddedCluster(tmp_path) as cluster:
-        create_topic(cluster.bootstrap, "replicated", 1, {"min.insync.replicas": "2"}, replicas=3)
-        partition = admin(cluster.bootstrap).list_topics("replicated", timeout=60).topics["replicated"].partitions[0]
-        leader = next(broker for broker in cluster.brokers if broker.node.id == partition.leader)
-        leader.kill()
-        send(cluster.bootstrap, "replicated", [Message(b"k", b"v")])
-        leader.start()
+def test_the_command_starts_a_cluster_of_three_that_goes_on_without_one(tmp_path: Path) -> None:
+    """A topic that says nothing of replicas has three; the leader that is killed is started again, and catches up."""
+    command = [sys.executable, "-m", "dev.cluster", "--home", str(tmp_path / "cluster")]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        lines = iter(program.stdout.readline, "")
+        bootstrap = next(lines).strip().removeprefix("HIGHWATER_KAFKA_BOOTSTRAP=")
+        told = (re.match(r"broker (\d+): process group (\d+)", next(lines)) for _ in range(3))
+        groups = {int(found[1]): int(found[2]) for found in told if found}
+        assert len(groups) == 3
+        create_topic(bootstrap, "replicated", 1, {}, replicas=-1)
+        partition = admin(bootstrap).list_topics("replicated", timeout=60).topics["replicated"].partitions[0]
+        assert len(partition.replicas) == 3
+        os.killpg(groups[partition.leader], signal.SIGKILL)
+        send(bootstrap, "replicated", [Message(b"k", b"v")])
 
         def in_sync() -> int:
-            topics = admin(cluster.bootstrap).list_topics("replicated", timeout=60).topics
+            topics = admin(bootstrap).list_topics("replicated", timeout=60).topics
             return len(topics["replicated"].partitions[0].isrs)
 
-        wait_until(lambda: in_sync() == 3, 60, "the replica that was away catching up")
+        wait_until(lambda: in_sync() == 3, 120, "the broker that was killed to catch up")
+        program.send_signal(signal.SIGINT)
+        assert program.wait(60) == 0
+    finally:
+        program.kill()
+        program.stdout.close()
