@@ -26,7 +26,7 @@ from highwater.history import History
 from highwater.plans import Generation, Loss, Planned, left_to_read
 from highwater.slices import OffsetRange, Slice
 from orchestration.cutting import NOTHING, partition_errors
-from resources.history import look_back
+from resources.history import look_back, parted
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -308,7 +308,8 @@ def accept_loss(
         )
     state = state or kafka.topic_state(stream.topic)
     recorded = ledger.losses(stream.name, stream.topic)
-    left = [left_to_read(piece, recorded) for piece in unread(ledger.slices(stream.name, stream.topic))]
+    slices = ledger.slices(stream.name, stream.topic)
+    left = [left_to_read(piece, recorded) for piece in unread(slices)]
     history = look_back(kafka, state, planned, seconds=math.inf)
     _see_sure(stream, history, partitions)
     found = acceptance(
@@ -319,11 +320,24 @@ def accept_loss(
         by=by,
         now=now,
         partitions=partitions,
-        diverged=history.diverged,
+        diverged=_parted(kafka, planned, state, slices, history),
         divergence=divergence,
     )
     if not dry and not found.nothing:
         _record(ledger, stream, found)
+    return found
+
+
+def _parted(
+    kafka: Kafka, planned: Planned, state: TopicState, slices: Sequence[Slice], history: History
+) -> dict[int, int]:
+    """Where the partitions that were replaced part from their plans, also from the older ones of the generation."""
+    found: dict[int, int] = {}
+    newest = [piece for piece in reversed(slices) if piece.generation == planned.generation.number]
+    for p, at in history.diverged.items():
+        sound = OffsetRange(min(state.partitions[p].log_start or 0, at), at)
+        marks = (piece.marks[p] for piece in newest if p in piece.marks and p in piece.ranges)
+        found[p] = parted(kafka, state.topic, p, sound, marks)
     return found
 
 

@@ -6,7 +6,7 @@ What belongs here: reading single records at known places. What does not: the ju
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError, HighwaterError
@@ -79,6 +79,39 @@ def compare(
         except HighwaterError as error:
             unsure[p] = f"other records stand under planned offsets; from where could not be found: {error.problem}"
     return History(diverged, unsure)
+
+
+def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: Iterable[Fingerprint]) -> int:
+    """Where a log parts from what was planned, as older plans tell it.
+
+    After two elections that were not clean, records may stand below the place that epochs tell which no plan has seen:
+    they are older than the plan that was held against them. Behind the newest mark that agrees, none is missed; what
+    stands there and was read before comes a second time, in the new generation.
+
+    Args:
+        kafka: is read.
+        topic: the topic.
+        partition: one of its partitions.
+        sound: what it holds up to where epochs tell that it parts.
+        marks: of its plans, the newest first.
+
+    Raises:
+        DependencyAwayError: a record could not be read.
+    """
+    found = sound.end
+    for mark in marks:
+        if mark.offset >= sound.end:
+            continue
+        if mark.offset < sound.start:
+            break
+        at = {partition: OffsetRange(mark.offset, mark.offset + 1)}
+        message = next(kafka.read(topic, at, seconds=LOOK_SECONDS), None)
+        if message is None:
+            continue  # compaction took it, which tells nothing
+        if _seen(message).digest == mark.digest:
+            return found if found == sound.end else mark.offset + 1
+        found = mark.offset
+    return found if found == sound.end else sound.start
 
 
 def _see_time(deadline: float) -> None:

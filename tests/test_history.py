@@ -22,12 +22,12 @@ from highwater.errors import DependencyAwayError, TopicAbsentError, TopicTruncat
 from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
 from highwater.plans import Generation, Planned, left_to_read
 from highwater.slices import OffsetRange, Slice
-from orchestration.acceptance import acceptance
+from orchestration.acceptance import accept_loss, acceptance
 from orchestration.build import build_defs
 from orchestration.cutting import plan
 from orchestration.planning import Planner
 from orchestration.stream_assets import topic_key
-from resources.history import compare
+from resources.history import compare, parted
 from resources.kafka import Kafka, PartitionState, TopicState
 from tests.scene import Scene
 from tests.support import Bench, Message, make_bench, make_stream, order_message, send
@@ -218,6 +218,37 @@ def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch:
         assert lost()[1:] == [(1, 100, 230, "bob"), (0, 0, 100, "bob")], "what was left of the slice expired as well"
 
 
+MADE = {n: digest(0, b"k", b"%d" % n) for n in range(250)}
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ([(99, MADE[99])], 100),
+        ([(49, MADE[49])], 100),  # nothing tells against what epochs tell
+        ([(99, "other"), (79, "other"), (49, MADE[49]), (19, "other")], 50),
+        ([(199, "other"), (99, "other")], 10),  # nothing that it holds agrees
+        ([(99, "other"), (5, MADE[5])], 10),  # gone by retention
+        ([], 100),
+    ],
+)
+def test_a_log_parts_behind_the_newest_mark_that_agrees(marks: list[tuple[int, str]], expected: int) -> None:
+    """Two elections: below the place that epochs tell stood records that no plan had seen, and they were never read."""
+    found = parted(PLAYED, "orders", 0, OffsetRange(10, 100), [Fingerprint(*mark) for mark in marks])
+    assert found == expected
+
+
+def test_what_is_accepted_begins_where_older_plans_still_agree(ledger: Ledger) -> None:
+    ledger.open_generation(generation(0, {0: 0}))
+    for ordinal, end, text in ((0, 40, MADE[39]), (1, 90, "other"), (2, 200, "other")):
+        piece = Slice("orders", "orders", "id", 0, ordinal, {0: OffsetRange(end - 40, end)}, NOON, epochs={0: 1})
+        ledger.add([replace(piece, marks={0: Fingerprint(end - 1, text)})])
+    found = accept_loss(
+        ledger, PLAYED, make_stream("orders"), lambda _: [], by="ann", now=NOON, divergence=True, dry=True
+    )
+    assert found.opened.starts == {0: 40}
+
+
 # From here on against real brokers.
 
 
@@ -313,7 +344,8 @@ def test_replaced_history_is_noticed_before_it_is_read(
     cluster.brokers[LEADER].kill()
     cluster.brokers[FOLLOWER].start()
     wait_until(lambda: leader(witness) == cluster.brokers[FOLLOWER].node.id, 60, "the unclean election")
-    send(witness, TOPIC, [order_message("o2", n + 1) for n in range(150)])
+    new = [order_message("o2", n + 1) for n in range(150)]
+    send(witness, TOPIC, new)
     wait_until(lambda: _end(bench.kafka) == 250, 60, "the new leader's offsets")
 
     ticks = ticks_up_to_an_error(bench)
@@ -341,11 +373,10 @@ def test_replaced_history_is_noticed_before_it_is_read(
     assert (after.generation, after.ranges[0].start, after.ranges[0].end) == (1, 100, 250)
     raw.materialise(bench.work(unread))
     raw.materialise(bench.work(after))
-    rows = {(row["generation"], row["offset"]): row["value"] for row in bench.rows("raw")}
-    assert {place: value for place, value in rows.items() if place[0] == 0} == {
-        (0, n): old[n].value for n in range(150)
-    }, "the old history, as far as it was read"
-    assert sorted(place[1] for place in rows if place[0] == 1) == [*range(100, 250)]
+    rows = sorted((row["generation"], row["offset"], row["value"]) for row in bench.rows("raw"))
+    as_read = [(0, n, old[n].value) for n in range(150)]
+    as_new = [(1, 100 + n, new[n].value) for n in range(150)]
+    assert rows == as_read + as_new, "the old history as far as it was read, and the new one, apart"
     [loss] = bench.ledger.losses("orders", TOPIC)
     assert (loss.offsets.start, loss.offsets.end, loss.accepted_by) == (150, 200, "ann")
 
