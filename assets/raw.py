@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from highwater.proof import Proof
 from highwater.retention import records
 from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice, merge_ranges
-from resources.history import compare
+from resources.history import compare, fingerprints
 from resources.spark import DIVERGED, delta_errors
 from resources.spark_tables import TASKS, create_table, known_rows
 
@@ -313,7 +313,7 @@ def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
 
     groups: dict[tuple[str, int], list[Slice]] = {}
     for piece in slices:
-        groups.setdefault((piece.topic, piece.generation), []).append(piece)
+        groups.setdefault((piece.topic, piece.generation), []).append(_marked(work, piece))
     frames = [_fenced(_named(work, group, _topic_rows(work, group)), group) for group in groups.values()]
     return _without_erased(work, balanced(Frame.unionByName, frames))
 
@@ -330,6 +330,21 @@ def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
     moments = _literal_map({digest: microseconds(moment) for digest, moment in gone.items()})
     last = F.try_element_at(moments, F.sha2("key", 256))
     return rows.where(last.isNull() | (F.unix_micros("timestamp") > last))
+
+
+def _marked(work: Work, piece: Slice) -> Slice:
+    """The slice with a fingerprint of each range's last record, where its plan had no answer in time.
+
+    It tells what changes during the read; of the time before it leader epochs tell alone.
+    """
+    unmarked = {
+        p: offsets
+        for p, offsets in piece.ranges.items()
+        if len(offsets) and (p not in piece.marks or piece.marks[p].offset not in offsets)
+    }
+    return (
+        replace(piece, marks={**piece.marks, **fingerprints(work.kafka, piece.topic, unmarked)}) if unmarked else piece
+    )
 
 
 def _fenced(rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
@@ -389,12 +404,12 @@ _KAFKA_COLUMNS = (
 
 def _one_read(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> DataFrame:
     options = {
+        "kafka.fetch.max.wait.ms": LONGEST_FETCH_MS,  # unless the configuration says another
         **work.kafka.spark_options(),
         "assign": json.dumps({topic: sorted(ranges)}),
         "startingOffsets": json.dumps({topic: {str(p): r.start for p, r in ranges.items()}}),
         "endingOffsets": json.dumps({topic: {str(p): r.end for p, r in ranges.items()}}),
         "kafka.isolation.level": "read_committed",
-        "kafka.fetch.max.wait.ms": LONGEST_FETCH_MS,
         "failOnDataLoss": "true",
         "includeHeaders": "true",
         "maxRecordsPerPartition": str(_records_a_task(sum(len(offsets) for offsets in ranges.values()))),

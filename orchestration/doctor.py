@@ -100,6 +100,7 @@ def examine(
         "lake": lambda: _lake(settings.lake),
         "Spark": lambda: _spark(settings, environment),
         "Dagster": lambda: _dagster(environment),
+        "Kafka's configuration for Spark": lambda: _translated(deployment),
         "Kafka": lambda: f"{len(deployment.kafka().topics()):,} topics at {settings.kafka_bootstrap}",
     }
     if settings.alerts_url is not None:
@@ -124,6 +125,11 @@ def _tried(what: str, attempt: Try) -> Tried:
         return Tried(what, attempt())
     except HighwaterError as error:
         return Tried(what, error=error)
+
+
+def _translated(deployment: Deployment) -> str:
+    """How many properties Spark's client is given; not which values, some of which are secrets."""
+    return f"{len(deployment.kafka().spark_options())} properties"
 
 
 def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:

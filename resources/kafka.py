@@ -363,7 +363,8 @@ class Kafka:
         """
         from confluent_kafka import Consumer
 
-        return opened(Consumer, self.client_config(**{**READER, **changes}), given=self._config)
+        waits = {} if WAITS.keys() & self._config.keys() else WAITS
+        return opened(Consumer, self.client_config(**{**waits, **READER, **changes}), given=self._config)
 
     def away(self, error: object) -> DependencyAwayError:
         """The error for a broker that gave no answer; what the client said of it is repeated without secrets."""
@@ -386,10 +387,10 @@ READER: Mapping[str, Any] = MappingProxyType(
         "auto.offset.reset": "error",
         "isolation.level": "read_committed",
         "enable.partition.eof": True,
-        # The broker holds a fetch at the log's end for 500 ms by default, and the end of a range often is there.
-        "fetch.wait.max.ms": 10,
     }
 )
+# The broker holds a fetch at the log's end for 500 ms by default, and the end of a range often is there.
+WAITS: Mapping[str, Any] = MappingProxyType({"fetch.wait.max.ms": 10})
 
 
 def _expired(message: Message, open_: Mapping[int, OffsetRange]) -> OffsetsExpiredError:

@@ -19,6 +19,7 @@ from highwater.settings import Settings
 from orchestration import doctor, topic_audit
 from orchestration.terminal import PERMANENT, TEMPORARY
 from resources.dlq_topics import ensure
+from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
 from resources.small_tables import try_storage
@@ -93,6 +94,14 @@ def test_the_ledger_is_written_to_and_left_clean(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     assert doctor._ledger(cast("Deployment", SimpleNamespace(ledger=lambda: ledger))).endswith("it can be written to")
     assert ledger.leases() == {}
+
+
+def test_what_spark_cannot_be_given_is_told_before_anything_is_read() -> None:
+    """It was told by the first run that read the topic, while planning went on."""
+    kafka = Kafka("nowhere:1", {"plugin.library.paths": "planted"})
+    with pytest.raises(ConfigurationError, match=r"plugin\.library\.paths") as caught:
+        doctor._translated(cast("Deployment", SimpleNamespace(kafka=lambda: kafka)))
+    assert "planted" not in str(caught.value)
 
 
 def test_the_receiver_of_alerts_is_reached_and_told_nothing() -> None:

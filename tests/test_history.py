@@ -249,6 +249,16 @@ def test_what_is_accepted_begins_where_older_plans_still_agree(ledger: Ledger) -
     assert found.opened.starts == {0: 40}
 
 
+def test_a_range_without_a_fingerprint_gets_one_before_it_is_read() -> None:
+    """Its plan had no answer in time; nothing would have told of other records that came there during the read."""
+    ranges = {0: OffsetRange(40, 60), 1: OffsetRange(5, 5)}
+    piece = Slice("orders", "orders", "id", 0, 0, ranges, NOON, marks={0: Fingerprint(39, MADE[39])})
+    work: Any = SimpleNamespace(kafka=PLAYED)
+    marked = raw._marked(work, piece)
+    assert marked.marks == {0: Fingerprint(59, MADE[59])}
+    assert raw._marked(work, marked) is marked
+
+
 # From here on against real brokers.
 
 

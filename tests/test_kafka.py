@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -393,6 +394,21 @@ def test_spark_is_given_the_same_cluster(case: str) -> None:
     found = Kafka("a:1,b:2", ours).spark_options()
     always = {"kafka.bootstrap.servers": "a:1,b:2", "kafka.allow.auto.create.topics": "false"}
     assert found == {**always, **theirs}
+
+
+@pytest.mark.parametrize(("config", "python", "java"), [({}, 10, "1"), ({"fetch.wait.max.ms": "8"}, "8", "8")])
+def test_a_fetch_waits_as_long_as_the_configuration_says(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, str], python: object, java: str
+) -> None:
+    """Both clients were given it, and both overwrote it without a word."""
+    from assets import raw
+
+    monkeypatch.setattr("resources.kafka.opened", lambda kind, found, given: found)
+    kafka: Any = Kafka("a:1", config)
+    assert kafka.reader()["fetch.wait.max.ms"] == python
+    source = MagicMock()
+    raw._one_read(SimpleNamespace(spark=source, kafka=kafka), "t", {})  # type: ignore[arg-type]
+    assert source.read.format.return_value.options.call_args.kwargs["kafka.fetch.max.wait.ms"] == java
 
 
 @pytest.mark.parametrize(
