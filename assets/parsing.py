@@ -168,15 +168,40 @@ def _key_problem(stream: Stream) -> Column:
 
     key = F.col("key").cast("string")
     return F.when(F.col("key").isNull() | ~F.is_valid_utf8(key), F.lit("the record's key is null or not UTF-8")).when(
-        key != key_of(stream), F.lit(f"the record's key is not {stream.key_separator.join(stream.key)}")
+        key != key_of(stream), F.lit(f"the record's key is not {told_key(stream)}")
     )
 
 
 def key_of(stream: Stream) -> Column:
-    """The key that the fields say, as text."""
+    """The key that the fields say, as text; null where one of them is.
+
+    What separates several fields is escaped in each of them: two keys whose fields differ are never one text.
+    """
     from pyspark.sql import functions as F
 
-    return F.concat_ws(stream.key_separator, *[F.col(f"field_{name}").cast("string") for name in stream.key])
+    first, *others = [F.col(f"field_{name}").cast("string") for name in stream.key]
+    if not others:
+        return first
+    separator = F.lit(stream.key_separator)
+    whole = _escaped(first, stream)
+    for part in others:
+        whole = F.concat(whole, separator, _escaped(part, stream))
+    return whole
+
+
+def _escaped(part: Column, stream: Stream) -> Column:
+    from pyspark.sql import functions as F
+
+    # The separator's first character alone: escaped whole, `a:` and `b` would be `a:::b` by `::`, and so `a` and `:b`.
+    for special in ("\\", stream.key_separator[0]):
+        part = F.replace(part, F.lit(special), F.lit("\\" + special))
+    return part
+
+
+def told_key(stream: Stream) -> str:
+    """What the record's key must be, for a person."""
+    names = stream.key_separator.join(stream.key)
+    return names if len(stream.key) == 1 else rf"{names} with \ before each \ and {stream.key_separator[0]} of a field"
 
 
 def _invalid_problem(stream: Stream) -> Column:

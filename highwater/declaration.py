@@ -341,10 +341,11 @@ class Stream:
         name: names the assets, the lake's folder and the definitions; lower case, digits and `_`.
         topic: the main topic.
         fields: the fields of the JSON value; `version` and `event_time` name two of them.
-        key: the fields whose values, joined by `key_separator`, must equal the record's key in UTF-8.
+        key: the fields whose values, joined by `key_separator`, must equal the record's key in UTF-8; of several
+            fields each has a backslash before every backslash and every first character of the separator.
         version: the field that orders the states of a key: an integer or a timestamp.
         event_time: the field of type timestamp that says when it happened.
-        key_separator: what stands between the parts of a key of several fields.
+        key_separator: what stands between the parts of a key of several fields; it holds no backslash.
         start: where planning begins in a topic that was never planned: a `Start`, or a time in ISO 8601 with its zone.
         on_expired: whether offsets that retention took before they were planned stop their partition until a person
             accepts the loss, or are recorded as lost by the planner itself.
