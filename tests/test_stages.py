@@ -6,6 +6,7 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -584,7 +585,7 @@ def test_whoever_saw_the_table_before_a_fold_writes_nothing(bench: Bench) -> Non
 def test_a_commit_may_rest_on_hundreds_of_slices(bench: Bench) -> None:
     """A fold does, and one that is decided anew looks at as many runs: what is sent to Spark must not nest so deep."""
     path, many = bench.lake.path(bench.stream.name, "current"), 300
-    create_table(bench.spark, path, "slice STRING, key STRING", ["key"])
+    create_table(bench.spark, path, "slice STRING, key STRING", ["key"], nullcontext)
     rows = bench.spark.createDataFrame([(RECENT, "o1")], "slice STRING, key STRING")
     standing = dict.fromkeys([f"orders@{n:07d}" for n in range(many)], 0)
 
