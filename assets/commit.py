@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from assets.work import SliceReport, Work
 from highwater.errors import SupersededAttemptError
 from highwater.log_fields import fields
 from resources.spark import is_connect
-from resources.spark_tables import replace_slices
+from resources.spark_tables import create_table, replace_slices
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -223,6 +224,12 @@ def commit_lock(work: Work, table: str) -> AbstractContextManager[object]:
     if not work.lake.takes_one_driver or is_connect(work.spark):
         return nullcontext()
     return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS)
+
+
+def have_table(work: Work, table: str, columns: str, searched: Sequence[str]) -> None:
+    """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too."""
+    path = work.lake.path(work.stream.name, table)
+    create_table(work.spark, path, columns, searched, partial(commit_lock, work, table))
 
 
 def reports(

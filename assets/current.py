@@ -17,7 +17,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from assets import events
-from assets.commit import Clock, commit_lock, reports, require_newer
+from assets.commit import Clock, commit_lock, have_table, reports, require_newer
 from assets.events import require
 from assets.layout import TABLE, Layout
 from assets.parsing import field_columns, quoted, sql_type
@@ -28,7 +28,7 @@ from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.folding import BASE, RECENT, Fold, Run, merged_runs
 from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import create_table, replace_slices, rows_at
+from resources.spark_tables import replace_slices, rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -87,7 +87,7 @@ def materialise(work: Work) -> list[SliceReport]:
         SupersededAttemptError: other writers were first again and again.
         DependencyAwayError: Spark or the lake is away; nothing was committed.
     """
-    create_table(work.spark, work.lake.path(work.stream.name, TABLE), columns(work.stream), SEARCHED)
+    have_table(work, TABLE, columns(work.stream), SEARCHED)
     clock = Clock()
     for tries in range(1, TRIES + 1):
         try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assets import current, events
-from assets.commit import commit_lock
+from assets.commit import commit_lock, have_table
 from assets.layout import TABLE, Layout
 from assets.work import Work
 from highwater.errors import ConfigurationError, SupersededAttemptError
@@ -24,7 +24,7 @@ from highwater.folding import BASE, RECENT, Fold, merged_runs
 from highwater.slices import SliceKey
 from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import create_table, replace_slices, rows_at
+from resources.spark_tables import replace_slices, rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -227,8 +227,7 @@ def rebuild(work: Work) -> int:
         DependencyAwayError: Spark or the lake is away; nothing was written.
     """
     Look.take(work)  # before a table is made: without events there is nothing to make
-    path = work.lake.path(work.stream.name, TABLE)
-    create_table(work.spark, path, current.columns(work.stream), current.SEARCHED)
+    have_table(work, TABLE, current.columns(work.stream), current.SEARCHED)
     for tries in range(1, current.TRIES + 1):
         try:
             with current.fold_lease(work, wait=current.FOLD_SECONDS):

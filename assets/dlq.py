@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from assets import rejects
-from assets.commit import Clock, Standing, commit_lock, reports, require_newer
+from assets.commit import Clock, Standing, commit_lock, have_table, reports, require_newer
 from assets.dlq_sending import Alike, Reject, Sending
 from assets.events import ORIGIN_COLUMNS, require, see_held
 from assets.origins import DLQ as TABLE
@@ -33,7 +33,7 @@ from highwater.portions import Ahead, cuts
 from resources.dlq_topics import Shape, ensure
 from resources.lake import count_in, has_column, proofs_in, query_arrow, slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import create_table, replace_slices, rows_at
+from resources.spark_tables import replace_slices, rows_at
 from resources.transactions import Mark, Transactions
 from resources.vanished_topics import vanished
 
@@ -86,7 +86,7 @@ def materialise(work: Work) -> list[SliceReport]:
     require_newer(decisions, {p.key: standing.attempt(p.key) for p in open_})
     clock, version = Clock(), standing.version
     if open_:
-        create_table(work.spark, work.lake.path(work.stream.name, TABLE), COLUMNS, SEARCHED)
+        have_table(work, TABLE, COLUMNS, SEARCHED)
         with clock.phase("publish"):
             rejected = [piece for piece in open_ if decisions[piece.key].rows]
             gone = partial(vanished, work.ledger, work.stream)

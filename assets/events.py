@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from assets import raw
 from assets.admission import see_admitted, see_within_limit
-from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, let_go
+from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, have_table, let_go
 from assets.holding import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
 from assets.layout import Layout
 from assets.origins import DLQ, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
@@ -28,7 +28,7 @@ from highwater.proof import Proof
 from highwater.retention import aged, records
 from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import create_table, rows_at
+from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -83,7 +83,7 @@ def materialise(work: Work) -> list[SliceReport]:
         RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
-    create_table(work.spark, work.lake.path(work.stream.name, TABLE), columns(work.stream), SEARCHED)
+    have_table(work, TABLE, columns(work.stream), SEARCHED)
     read = require(work, raw.TABLE)
     tiers = tier_slices(work, work.slices)
     main = [piece for piece in work.slices if piece not in tiers]

@@ -35,7 +35,7 @@ def scale_of(stream: Stream) -> int:
 
 def statuses_of(stream: Stream) -> tuple[str, ...]:
     """The values by which events are counted."""
-    return stream.field_named(declared(stream).status).one_of
+    return tuple(str(value) for value in stream.field_named(declared(stream).status).one_of)
 
 
 def schema(stream: Stream) -> pa.Schema:

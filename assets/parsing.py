@@ -30,8 +30,11 @@ INVALID = "invalid"
 UNRESOLVED = "unresolved"
 PERMANENT = frozenset({MALFORMED, INVALID})
 
-# ISO 8601 date and time with a zone, as RFC 3339 narrows it; Spark reads no time without seconds.
-_ISO = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:?\d{2})$"
+# ISO 8601 date and time with a zone, as RFC 3339 narrows it; Spark reads no time without seconds, and would cut off
+# what it cannot hold: two versions would be one. To Java's `$` a line break may follow the end.
+_SECONDS = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}"
+_ISO = _SECONDS + r"(\.\d{1,6}0{0,3})?([Zz]|[+-]\d{2}:?\d{2})\z"
+_FINER = _SECONDS + r"\.\d{6}\d*[1-9]"
 # Of a sound document the first character tells that it is an object.
 _OBJECT = r"^[ \t\r\n]*\{"
 _END = "end of the value"
@@ -138,7 +141,7 @@ def _structure_problem(stream: Stream) -> Column:
 def _field_problem(declared: Field) -> Column:
     from pyspark.sql import functions as F
 
-    kind = F.col(f"kind_{declared.name}")
+    kind, value = F.col(f"kind_{declared.name}"), F.col(f"field_{declared.name}")
     allowed = _JSON_TYPES[declared.type.split("(")[0]]
     fits = F.lit(False)  # noqa: FBT003 - a literal column
     for name in allowed:
@@ -146,8 +149,18 @@ def _field_problem(declared: Field) -> Column:
     return (
         F.when(kind.isNull() | (kind == "VOID"), F.lit(f"field {declared.name} is missing"))
         .when(~fits, F.concat(F.lit(f"field {declared.name} is {declared.type}, found JSON "), kind))
-        .when(F.col(f"field_{declared.name}").isNull(), F.lit(f"field {declared.name} does not fit {declared.type}"))
+        .when(value.isNotNull(), None)
+        .when(_is_too_fine(declared), F.lit(f"field {declared.name} has digits after the microsecond"))
+        .otherwise(F.lit(f"field {declared.name} does not fit {declared.type}"))
     )
+
+
+def _is_too_fine(declared: Field) -> Column:
+    from pyspark.sql import functions as F
+
+    if declared.type != "timestamp":
+        return F.lit(False)  # noqa: FBT003 - a literal column
+    return F.try_variant_get(f"json_{declared.name}", "$", "string").rlike(_FINER)
 
 
 def _key_problem(stream: Stream) -> Column:
@@ -155,15 +168,40 @@ def _key_problem(stream: Stream) -> Column:
 
     key = F.col("key").cast("string")
     return F.when(F.col("key").isNull() | ~F.is_valid_utf8(key), F.lit("the record's key is null or not UTF-8")).when(
-        key != key_of(stream), F.lit(f"the record's key is not {stream.key_separator.join(stream.key)}")
+        key != key_of(stream), F.lit(f"the record's key is not {told_key(stream)}")
     )
 
 
 def key_of(stream: Stream) -> Column:
-    """The key that the fields say, as text."""
+    """The key that the fields say, as text; null where one of them is.
+
+    What separates several fields is escaped in each of them: two keys whose fields differ are never one text.
+    """
     from pyspark.sql import functions as F
 
-    return F.concat_ws(stream.key_separator, *[F.col(f"field_{name}").cast("string") for name in stream.key])
+    first, *others = [F.col(f"field_{name}").cast("string") for name in stream.key]
+    if not others:
+        return first
+    separator = F.lit(stream.key_separator)
+    whole = _escaped(first, stream)
+    for part in others:
+        whole = F.concat(whole, separator, _escaped(part, stream))
+    return whole
+
+
+def _escaped(part: Column, stream: Stream) -> Column:
+    from pyspark.sql import functions as F
+
+    # The separator's first character alone: escaped whole, `a:` and `b` would be `a:::b` by `::`, and so `a` and `:b`.
+    for special in ("\\", stream.key_separator[0]):
+        part = F.replace(part, F.lit(special), F.lit("\\" + special))
+    return part
+
+
+def told_key(stream: Stream) -> str:
+    """What the record's key must be, for a person."""
+    names = stream.key_separator.join(stream.key)
+    return names if len(stream.key) == 1 else rf"{names} with \ before each \ and {stream.key_separator[0]} of a field"
 
 
 def _invalid_problem(stream: Stream) -> Column:

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from assets import erased
-from assets.commit import Clock, Standing, commit_until_settled
+from assets.commit import Clock, Standing, commit_until_settled, have_table
 from assets.work import SliceReport, Work
 from highwater.balancing import balanced
 from highwater.erasing import microseconds, until
@@ -34,7 +34,7 @@ from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice, merge_ranges
 from resources.history import compare, fingerprints
 from resources.spark import DIVERGED, delta_errors
-from resources.spark_tables import TASKS, create_table, known_rows
+from resources.spark_tables import TASKS, known_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -74,8 +74,7 @@ def materialise(work: Work) -> list[SliceReport]:
         OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError: Kafka cannot give a slice that was never read.
         DependencyAwayError: Kafka, Spark or the lake is away; nothing was committed.
     """
-    path = work.lake.path(work.stream.name, TABLE)
-    create_table(work.spark, path, COLUMNS, SEARCHED)
+    have_table(work, TABLE, COLUMNS, SEARCHED)
     standing = Standing.read(work, TABLE)
     losses = work.ledger.losses(work.stream.name)
     left = {piece.key: left_to_read(piece, losses) for piece in work.slices}

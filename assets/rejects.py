@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assets import events, raw
-from assets.commit import Clock, Standing, commit_lock, reports, require_newer
+from assets.commit import Clock, Standing, commit_lock, have_table, reports, require_newer
 from assets.dlq_copies import COPIED_AT
 from assets.events import origin_columns, require
 from assets.holding import parked_slices
@@ -24,7 +24,7 @@ from highwater.proof import Proof
 from highwater.routing import destination
 from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import create_table, replace_slices, rows_at
+from resources.spark_tables import replace_slices, rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -51,7 +51,7 @@ def materialise(work: Work) -> list[SliceReport]:
         SupersededAttemptError: newer decisions were committed again and again meanwhile.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
-    create_table(work.spark, work.lake.path(work.stream.name, TABLE), COLUMNS, SEARCHED)
+    have_table(work, TABLE, COLUMNS, SEARCHED)
     for tries in range(1, TRIES + 1):
         try:
             return _follow_decision(work, require(work, events.TABLE), Standing.read(work, TABLE), Clock())

@@ -6,6 +6,7 @@ What belongs here: these four benchmarks and their peers. What does not: growth 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from assets import current, events, parsing, raw, rejects
@@ -84,7 +85,7 @@ def _against(
 
 def _create_raw(world: World, bed: Bed, pieces: list[Slice]) -> None:
     """Empty tables for both sides: a table is created once, and backlogs come again and again."""
-    create_table(world.spark, bed.lake.path(bed.stream.name, raw.TABLE), raw.COLUMNS, raw.SEARCHED)
+    create_table(world.spark, bed.lake.path(bed.stream.name, raw.TABLE), raw.COLUMNS, raw.SEARCHED, nullcontext)
     empty = world.spark.read.format("kafka").options(**source(world, bed.stream.topic, pieces)).load().limit(0)
     empty.selectExpr(*KAFKA).write.format("delta").save(bed.lake.path("peer", "raw"))
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -103,7 +104,7 @@ def _key_rows(world: World, keys: int) -> DataFrame:
 def _standing_base(world: World, bed: Bed, keys: int) -> None:
     """A `current` that holds so many keys as a fold, and the same keys as a table for MERGE."""
     path = bed.lake.path(bed.stream.name, layout.TABLE)
-    create_table(world.spark, path, current.columns(bed.stream), current.SEARCHED)
+    create_table(world.spark, path, current.columns(bed.stream), current.SEARCHED, nullcontext)
     rows = _key_rows(world, keys).selectExpr(f"'{BASE}' AS slice", "*")
     fold = Fold(BASE, 1, {TOPIC: (Run(0, 0, 1),)})
     replace_slices(world.spark, path, rows, [fold], {BASE: 0}, files=0, spread="key")
@@ -116,7 +117,7 @@ def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
     pieces = [_piece(bed, n) for n in range(1, SLICES + 1)]
     bed.ledger.add(pieces)
     path = bed.lake.path(bed.stream.name, events.TABLE)
-    create_table(world.spark, path, events.columns(bed.stream), events.SEARCHED)
+    create_table(world.spark, path, events.columns(bed.stream), events.SEARCHED, nullcontext)
     newest = max(1, keys // 100)
     # Two seeds: with one, the keys of both halves would be the same wherever `newest` divides `keys`.
     uniform, hot = f"pmod(xxhash64(id, 1), {keys})", f"{keys - newest} + pmod(xxhash64(id, 2), {newest})"

@@ -129,7 +129,7 @@ def class_path(name: SetName, tools: Path = paths.TOOLS) -> str:
 
 
 def ensure(name: SetName, tools: Path = paths.TOOLS, lock: Path = LOCK) -> Path:
-    """Have the jars of a set in place; when they are, this is a look at one file.
+    """Have the jars of a set in place; when they are, this is a look at their names and sizes.
 
     Returns:
         The folder of the jars.
@@ -148,8 +148,12 @@ def ensure(name: SetName, tools: Path = paths.TOOLS, lock: Path = LOCK) -> Path:
 
 
 def _is_complete(place: Path, locked: Mapping[Module, str]) -> bool:
-    stamp = place / "complete"
-    return stamp.is_file() and stamp.read_text() == _digest_of(locked)
+    """Whether the jars are those of the lock, and as long as they were when they were held against it.
+
+    One that was removed or cut short since would fail in the JVM, by a class that it does not find.
+    """
+    recorded = {"complete": _digest_of(locked), "sizes": _sizes(place, locked)}
+    return all((place / name).is_file() and (place / name).read_text() == told for name, told in recorded.items())
 
 
 def _fetch(name: SetName, locked: Mapping[Module, str], tools: Path) -> None:
@@ -158,6 +162,7 @@ def _fetch(name: SetName, locked: Mapping[Module, str], tools: Path) -> None:
     with temporary_folder(tools) as work:
         cache = _ivy_cache(name, tools)
         verify(locked, resolve(locked, work, cache, transitive=False), cache)
+        (work / "new" / "sizes").write_text(_sizes(work / "new", locked))
         (work / "new" / "complete").write_text(_digest_of(locked))
         _put_in_place(work, place)
 
@@ -187,6 +192,11 @@ def _put_in_place(work: Path, place: Path) -> None:
     if place.exists():
         place.rename(work / "old")
     (work / "new").rename(place)
+
+
+def _sizes(place: Path, locked: Mapping[Module, str]) -> str:
+    jars = [place / module.file for module in sorted(locked)]
+    return "".join(f"{jar.name} {jar.stat().st_size if jar.is_file() else 'missing'}\n" for jar in jars)
 
 
 def _digest_of(locked: Mapping[Module, str]) -> str:

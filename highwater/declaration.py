@@ -7,10 +7,12 @@ What does not: the declared streams (`assets/streams/`) and what is done with a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
+from itertools import combinations
 from types import MappingProxyType
 from typing import Literal
 
@@ -20,6 +22,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
 _TOPIC = re.compile(TOPIC_NAME)
 _TYPE = re.compile(r"string|integer|long|boolean|timestamp|decimal\((\d+),(\d+)\)")
+# What neither a path into the JSON value, nor SQL, nor a Delta table's column takes amiss.
+_FIELD = re.compile(r"[\w@-]+")
+# Dagster's rule; what it refuses would fail all streams as they load, without naming the file.
+_OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}")
+_MOST_DECIMAL_DIGITS = 38
 
 # Columns that every events table has beside the declared fields.
 RESERVED_COLUMNS = frozenset(
@@ -57,13 +64,13 @@ class Field:
         name: the name in the JSON object; it becomes the column's name.
         type: `string`, `integer`, `long`, `boolean`, `timestamp` (ISO 8601 with a zone) or
             `decimal(p,s)` (a JSON number that fits without rounding).
-        one_of: the values allowed; another one makes the record `invalid`.
-        at_least: the least value allowed; a smaller one makes the record `invalid`.
+        one_of: the values allowed, of a string or a whole number; another one makes the record `invalid`.
+        at_least: the least value allowed, of a number; a smaller one makes the record `invalid`.
     """
 
     name: str
     type: str
-    one_of: tuple[str, ...] = ()
+    one_of: tuple[str | int, ...] = ()
     at_least: int | None = None
 
 
@@ -334,10 +341,11 @@ class Stream:
         name: names the assets, the lake's folder and the definitions; lower case, digits and `_`.
         topic: the main topic.
         fields: the fields of the JSON value; `version` and `event_time` name two of them.
-        key: the fields whose values, joined by `|`, must equal the record's key in UTF-8.
+        key: the fields whose values, joined by `key_separator`, must equal the record's key in UTF-8; of several
+            fields each has a backslash before every backslash and every first character of the separator.
         version: the field that orders the states of a key: an integer or a timestamp.
         event_time: the field of type timestamp that says when it happened.
-        key_separator: what stands between the parts of a key of several fields.
+        key_separator: what stands between the parts of a key of several fields; it holds no backslash.
         start: where planning begins in a topic that was never planned: a `Start`, or a time in ISO 8601 with its zone.
         on_expired: whether offsets that retention took before they were planned stop their partition until a person
             accepts the loss, or are recorded as lost by the planner itself.
@@ -480,25 +488,22 @@ def _problems(stream: Stream) -> list[str]:
     found = []
     if not _NAME.fullmatch(stream.name):
         found.append("the name must be lower case letters, digits and _")
-    if not _TOPIC.fullmatch(stream.topic) or "@" in stream.topic:
-        found.append(f"{stream.topic!r} is no topic name")
-    if len(set(names)) != len(names):
-        found.append("a field is declared twice")
-    found += [f"field {f.name!r}: unknown type {f.type!r}" for f in stream.fields if not _TYPE.fullmatch(f.type)]
-    clashing = set(names) & (RESERVED_COLUMNS - {"version", "event_time"})
-    found += [f"field {name!r}: the name is taken by a column of Highwater" for name in sorted(clashing)]
+    found += [_no_topic(topic) for topic in (stream.topic, *stream.dlq_topics) if not _is_topic(topic)]
+    if not _OWNER.fullmatch(stream.owner):
+        found.append(f"the owner {stream.owner!r} is neither a mail address nor team: and a name")
+    found += _name_problems(names)
+    found += [problem for declared in stream.fields for problem in _field_problems(declared)]
     used = [*stream.key, stream.version, stream.event_time]
     used += [stream.lookup.field] if stream.lookup else []
     used += [stream.transitions.field] if stream.transitions else []
     used += [stream.metrics.status, stream.metrics.amount] if stream.metrics else []
     found += [f"field {name!r} is used and not declared" for name in used if name not in names]
-    if not stream.key:
-        found.append("no key is declared")
+    found += _key_problems(stream)
+    found += _limit_problems(stream.limits)
     found += _start_problems(stream.start)
     found += _reject_problems(stream)
     found += _check_problems(stream)
-    if not 0 <= stream.alerts.reject_ratio <= 1 or stream.alerts.parked < 0:
-        found.append("alerts: the reject ratio must be between 0 and 1, the number of parked records 0 or more")
+    found += _alert_problems(stream.alerts)
     found += _breaker_problems(stream.breaker)
     found += _accepted_problems(stream)
     found += _upkeep_problems(stream.upkeep)
@@ -506,6 +511,99 @@ def _problems(stream: Stream) -> list[str]:
     if not found:
         found += _typed_problems(stream)
     return found
+
+
+def _is_topic(name: str) -> bool:
+    return bool(_TOPIC.fullmatch(name)) and name not in {".", ".."}
+
+
+def _no_topic(name: str) -> str:
+    return (
+        f"{name!r} is no topic name: that is letters, digits, '.', '_' and '-', 249 at the most (found {len(name)}), "
+        "and neither '.' nor '..'"
+    )
+
+
+def _name_problems(names: Sequence[str]) -> list[str]:
+    found = [
+        f"field {name!r}: a name is letters, digits, '_', '-' and '@', one at least"
+        for name in names
+        if not _FIELD.fullmatch(name)
+    ]
+    # Spark does not tell upper from lower case.
+    found += [
+        f"the fields {first!r} and {second!r} would be one column: they must differ in more than case"
+        for first, second in combinations(names, 2)
+        if first.lower() == second.lower()
+    ]
+    taken = [name for name in names if name.lower() in RESERVED_COLUMNS and name not in {"version", "event_time"}]
+    return found + [f"field {name!r}: the name is taken by the column {name.lower()!r} of Highwater" for name in taken]
+
+
+def _field_problems(declared: Field) -> list[str]:
+    kind = _TYPE.fullmatch(declared.type)
+    if kind is None:
+        return [f"field {declared.name!r}: unknown type {declared.type!r}"]
+    if kind[1] and not (1 <= int(kind[1]) <= _MOST_DECIMAL_DIGITS and int(kind[2]) <= int(kind[1])):
+        rule = f"a decimal has 1 to {_MOST_DECIMAL_DIGITS} digits, and no more behind the point than in all"
+        return [f"field {declared.name!r}: there is no {declared.type}: {rule}"]
+    return _bound_problems(declared, _greatest(declared, kind)) + _choice_problems(declared)
+
+
+def _greatest(declared: Field, kind: re.Match[str]) -> int | None:
+    """The greatest whole number that fits the type and 64 bits; None where it is no number."""
+    if kind[1]:
+        whole_digits = int(kind[1]) - int(kind[2])
+        return min(int("9" * whole_digits or 0), 2**63 - 1)
+    return {"integer": 2**31 - 1, "long": 2**63 - 1}.get(declared.type)
+
+
+def _bound_problems(declared: Field, greatest: int | None) -> list[str]:
+    least = declared.at_least
+    if least is None:
+        return []
+    if greatest is None:
+        return [f"field {declared.name!r}: at_least is for numbers, and a {declared.type} is none"]
+    if least > greatest:
+        return [f"field {declared.name!r}: at_least is {least:,}, and {declared.type} takes {greatest:,} at the most"]
+    return []
+
+
+def _choice_problems(declared: Field) -> list[str]:
+    wanted = {"string": str, "integer": int, "long": int}.get(declared.type)
+    if declared.one_of and wanted is None:
+        return [f"field {declared.name!r}: one_of is for strings and whole numbers, and a {declared.type} is neither"]
+    unfit = [value for value in declared.one_of if type(value) is not wanted]
+    return [f"field {declared.name!r}: one_of has {value!r}, which is no {declared.type}" for value in unfit]
+
+
+def _key_problems(stream: Stream) -> list[str]:
+    if not stream.key:
+        return ["no key is declared"]
+    found = [f"the key has field {name!r} {n} times" for name, n in Counter(stream.key).items() if n > 1]
+    separator = stream.key_separator
+    if len(stream.key) > 1 and (not separator or "\\" in separator):
+        found.append(f"the key separator {separator!r} must be one character at least, and hold no backslash")
+    return found
+
+
+def _limit_problems(limits: Limits) -> list[str]:
+    counts = {name: value for name, value in vars(limits).items() if name != "longest_wait"}
+    found = [f"limits: {name} is {value}, and must be 1 or more" for name, value in counts.items() if value < 1]
+    if limits.longest_wait < timedelta(0):
+        found.append(f"limits: longest_wait is {limits.longest_wait}, and cannot be negative")
+    if limits.fewest_records > limits.most_records:
+        found.append(f"limits: fewest_records is {limits.fewest_records}, above most_records {limits.most_records}")
+    return found
+
+
+def _alert_problems(alerts: Alerts) -> list[str]:
+    found = []
+    if not 0 <= alerts.reject_ratio <= 1 or alerts.parked < 0:
+        found.append("alerts: the reject ratio must be between 0 and 1, the number of parked records 0 or more")
+    times = {name: value for name, value in vars(alerts).items() if isinstance(value, timedelta)}
+    negative = {name: value for name, value in times.items() if value < timedelta(0)}
+    return found + [f"alerts: {name} is {value}, and cannot be negative" for name, value in negative.items()]
 
 
 def _breaker_problems(breaker: Breaker) -> list[str]:
@@ -524,8 +622,8 @@ def _accepted_problems(stream: Stream) -> list[str]:
     if accepted is None:
         return []
     found = []
-    if not _TOPIC.fullmatch(accepted.topic):
-        found.append(f"publishes: {accepted.topic!r} is no topic name")
+    if not _is_topic(accepted.topic):
+        found.append(f"publishes: {_no_topic(accepted.topic)}")
     if accepted.topic in stream.all_topics:
         found.append(f"publishes: {accepted.topic!r} is read by the stream itself")
     if accepted.horizon < timedelta(0):
@@ -571,7 +669,7 @@ def _reject_problems(stream: Stream) -> list[str]:
         if not SHORTEST_DELAY <= one.delay <= LONGEST_DELAY
     ]
     named = stream.foreign_topics
-    found += [f"the foreign topic {name!r} is no topic name" for name in named if not _TOPIC.fullmatch(name)]
+    found += [f"the foreign topic {_no_topic(name)}" for name in named if not _is_topic(name)]
     if list(stream.tiers) != sorted(set(stream.tiers)):
         found.append("each tier must wait longer than the one before it")
     found += [f"on_reject says nothing of {reason!r}" for reason in ON_REJECT if reason not in stream.on_reject]
@@ -623,11 +721,6 @@ def _typed_problems(stream: Stream) -> list[str]:
     ]
     if stream.first_version is not None and not stream.versions_count:
         found.append("first_version is for versions that count: an integer or a long")
-    limits = stream.limits
-    if min(limits.most_records, limits.fewest_records, limits.slices_a_tick, limits.slices_a_run) < 1:
-        found.append("every limit must be 1 or more")
-    if limits.fewest_records > limits.most_records:
-        found.append("fewest_records is above most_records")
     return [*found, *_metrics_problems(stream)]
 
 
@@ -637,9 +730,9 @@ def _metrics_problems(stream: Stream) -> list[str]:
     found, status = [], stream.field_named(stream.metrics.status)
     if status.type != "string" or not status.one_of:
         found.append(f"metrics: field {status.name!r} must be a string with one_of: its values become columns")
-    unfit = [value for value in status.one_of if not _COLUMN.fullmatch(value)]
+    unfit = [value for value in status.one_of if not _COLUMN.fullmatch(str(value))]
     found += [f"metrics: {value!r} cannot be part of a column's name: letters, digits and _" for value in unfit]
-    if len({value.lower() for value in (*status.one_of, HOUR)}) <= len(status.one_of):
+    if len({str(value).lower() for value in (*status.one_of, HOUR)}) <= len(status.one_of):
         found.append(f"metrics: values of {status.name!r} must differ in more than case, and none be {HOUR!r}")
     found += [
         f"metrics: mean_of: {v!r} is no value of {status.name!r}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import and_
 from typing import TYPE_CHECKING
 
@@ -20,20 +20,21 @@ from resources.lake import open_table, slice_is_one_of
 from resources.spark import ADAPTIVE, delta_errors, translated
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
     from highwater.proof import Mark
 
 # The message of the fence below; `resources.spark` knows it again among Spark's errors.
 SUPERSEDED = "HIGHWATER_SUPERSEDED"
+# Taken around a commit; what it guards against is `assets.commit`'s to know.
+Lock = Callable[[], AbstractContextManager[object]]
 # Two first runs at once: the one that lost finds the table at its second try.
 CREATE_TRIES = 3
 # What is read is cut into this many tasks or more, so that one slice has work for as many cores.
 TASKS = 8
 
 
-def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str]) -> None:
+def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str], lock: Lock) -> None:
     """Create a table if it is absent; first commits into a table that is not there yet would race.
 
     One that is there gets the columns that it lacks: a field that was added to the stream, or a column of a newer
@@ -43,49 +44,47 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
         path: where it lies.
         columns: the columns in SQL, without `proof`, which every table has.
         searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
+        lock: keeps out whoever commits to the table from another driver; it is taken when something is to be done.
     """
-    found = open_table(path)
-    if found is not None:
-        _add_columns(spark, path, columns, found)
-        return
-    statement = (
-        f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({columns}, proof STRING) USING delta PARTITIONED BY (slice) "
-        # With the proof among them, a look at the proofs opens only files that hold one.
-        f"TBLPROPERTIES ('delta.dataSkippingStatsColumns' = '{','.join([*searched, 'proof'])}')"
-    )
-    _once(spark, path, lambda: statement)
+    for tries in range(1, CREATE_TRIES + 1):
+        if _statement(path, columns, searched) is None:
+            return
+        with lock():
+            # Another run may have done it meanwhile.
+            text = _statement(path, columns, searched)
+            if text is None or _done(spark, path, text, last=tries == CREATE_TRIES):
+                return
 
 
-def _add_columns(spark: SparkSession, path: str, columns: str, table: DeltaTable) -> None:
-    def statement() -> str | None:
-        """Asked at each try: another run may have added them meanwhile."""
-        table.update_incremental()
-        there = {field.name.lower() for field in table.schema().fields}
-        lacking = [column for column in parts_of(columns) if name_of(column) not in there]
-        return f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(lacking)})" if lacking else None
-
-    _once(spark, path, statement)
+def _statement(path: str, columns: str, searched: Sequence[str]) -> str | None:
+    """What is to be done to the table as it stands now; None for nothing."""
+    table = open_table(path)
+    if table is None:
+        return (
+            f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({columns}, proof STRING) USING delta PARTITIONED BY (slice) "
+            # With the proof among them, a look at the proofs opens only files that hold one.
+            f"TBLPROPERTIES ('delta.dataSkippingStatsColumns' = '{','.join([*searched, 'proof'])}')"
+        )
+    there = {field.name.lower() for field in table.schema().fields}
+    lacking = [column for column in parts_of(columns) if name_of(column) not in there]
+    return f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(lacking)})" if lacking else None
 
 
 # Delta's two ways to say that a column is there, by where it notices: as it plans a change, and as it carries it out.
 _THERE_ALREADY = ("FIELD_ALREADY_EXISTS", "DELTA_DUPLICATE_COLUMNS_FOUND")
 
 
-def _once(spark: SparkSession, path: str, statement: Callable[[], str | None]) -> None:
-    """Change a table; another run that makes the same change at the same moment is no error."""
-    for tries in range(1, CREATE_TRIES + 1):
-        text = statement()
-        if text is None:
-            return
-        try:
-            with delta_errors(path):
-                spark.sql(text)
-        except Exception as error:
-            same = isinstance(error, SupersededAttemptError) or any(it in str(error) for it in _THERE_ALREADY)
-            if not same or tries == CREATE_TRIES:
-                raise
-        else:
-            return
+def _done(spark: SparkSession, path: str, statement: str, *, last: bool) -> bool:
+    """Change a table; another run that makes the same change at the same moment is no error before the last try."""
+    try:
+        with delta_errors(path):
+            spark.sql(statement)
+    except Exception as error:
+        same = isinstance(error, SupersededAttemptError) or any(it in str(error) for it in _THERE_ALREADY)
+        if not same or last:
+            raise
+        return False
+    return True
 
 
 def parts_of(columns: str) -> list[str]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -54,7 +54,7 @@ def names(folder: Path) -> set[str]:
 def test_jars_are_put_in_place_whole_and_looked_at_once(tmp_path: Path, lock: Path, ivy: FakeIvy) -> None:
     place = jars.ensure("spark", tmp_path / "tools", lock)
     assert jars.ensure("spark", tmp_path / "tools", lock) == place
-    assert names(place) == {"a_2.13-1.0.jar", "b-2.0-rc1.jar", "complete"}
+    assert names(place) == {"a_2.13-1.0.jar", "b-2.0-rc1.jar", "sizes", "complete"}
     assert ivy.calls == 1
 
 
@@ -92,8 +92,30 @@ def test_a_forged_jar_leaves_the_cache_so_that_the_next_call_fetches_it(
 def test_a_new_lock_replaces_the_whole_set(tmp_path: Path, lock: Path, ivy: FakeIvy) -> None:
     jars.ensure("spark", tmp_path / "tools", lock)
     lock.write_text(jars.write_lock({"spark": {A: digest(b"a")}}))
-    assert names(jars.ensure("spark", tmp_path / "tools", lock)) == {"a_2.13-1.0.jar", "complete"}
+    assert names(jars.ensure("spark", tmp_path / "tools", lock)) == {"a_2.13-1.0.jar", "sizes", "complete"}
     assert names(tmp_path / "tools") == {"jars", "spark.busy"}
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda place: (place / A.file).unlink(),
+        lambda place: (place / A.file).write_bytes(b""),
+        lambda place: (place / "sizes").unlink(),
+        lambda place: (place / "complete").unlink(),
+    ],
+    ids=["removed", "cut short", "sizes never recorded", "never held against the lock"],
+)
+def test_a_set_that_was_harmed_is_fetched_again(
+    tmp_path: Path, lock: Path, ivy: FakeIvy, harm: Callable[[Path], object]
+) -> None:
+    """Such a set counted as ready, and the JVM told of a class that was not found."""
+    place = jars.ensure("spark", tmp_path / "tools", lock)
+    harm(place)
+    jars.ensure("spark", tmp_path / "tools", lock)
+    assert {file.name: file.read_bytes() for file in place.glob("*.jar")} == {A.file: b"a", B.file: b"b"}
+    jars.ensure("spark", tmp_path / "tools", lock)
+    assert ivy.calls == 2, "fetched once more, and not again"
 
 
 def test_the_lock_reads_as_it_was_written() -> None:
@@ -155,7 +177,7 @@ def test_ivy_itself_retrieves_by_coordinates_and_tells_what_it_cannot(
     put(repository, B)
     lock.write_text(jars.write_lock({"spark": {m: jars.sha256(jar_of(repository, m)) for m in (A, B)}}))
     place = jars.ensure("spark", tools, lock)
-    assert names(place) == {A.file, B.file, "complete"}
+    assert names(place) == {A.file, B.file, "sizes", "complete"}
 
 
 def jar_of(repository: Path, module: Module) -> Path:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from assets.commit import have_table
+from assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from resources.lake import Lake, Written, query, written
+from resources.ledger import Ledger
 from resources.spark_tables import create_table, name_of, parts_of
+from tests.support import make_stream
 
 STREAM, TABLE = "orders", "raw"
 
@@ -138,7 +143,8 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
                 raise RuntimeError(f"[{said}] found")
             _add_column(path, "second")
 
-    create_table(Session(), path, "slice STRING, first STRING, second STRING", ["slice"])  # type: ignore[arg-type]
+    columns = "slice STRING, first STRING, second STRING"
+    create_table(Session(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
     assert [statement.split("COLUMNS ")[1] for statement in asked] == [
         "(first STRING, second STRING)",
         "(second STRING)",
@@ -152,8 +158,66 @@ def test_an_error_of_a_change_that_nobody_else_makes_is_told(lake: Lake) -> None
         def sql(self, statement: str) -> None:
             raise RuntimeError("no space")
 
+    path, columns = lake.path(STREAM, TABLE), "slice STRING, first STRING"
     with pytest.raises(RuntimeError, match="no space"):
-        create_table(Session(), lake.path(STREAM, TABLE), "slice STRING, first STRING", ["slice"])  # type: ignore[arg-type]
+        create_table(Session(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
+
+
+class Watched:
+    """Spark and the lock of a table's commits, as they are asked; others add columns while the lock is waited for."""
+
+    def __init__(self, path: str, *ahead: str) -> None:
+        self.path, self.ahead, self.asked = path, ahead, list[str]()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        self.asked.append("lock")
+        for name in self.ahead:
+            _add_column(self.path, name)
+        yield
+        self.asked.append("unlock")
+
+    def sql(self, statement: str) -> None:
+        self.asked.append(statement.partition(" TABLE ")[0] + statement.partition(" COLUMNS")[2])
+
+    def have(self, columns: str) -> list[str]:
+        create_table(self, self.path, columns, ["slice"], self.lock)  # type: ignore[arg-type]
+        return self.asked
+
+
+def test_a_change_of_a_table_is_a_commit_like_others_and_takes_their_lock(lake: Lake, tmp_path: Path) -> None:
+    """A driver beside it that was told of the same version of the table would lose its commit."""
+    added = Watched(lake.path(STREAM, TABLE)).have("slice STRING, first STRING")
+    assert added == ["lock", "ALTER (first STRING)", "unlock"]
+    assert Watched(str(tmp_path / "none")).have("slice STRING") == ["lock", "CREATE", "unlock"]
+
+
+def test_a_stage_makes_its_table_under_the_lease_of_its_commits(tmp_path: Path) -> None:
+    ledger, held = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), []
+
+    class Session:
+        """Spark in a driver of its own; looks at the ledger at each statement."""
+
+        def sql(self, statement: str) -> None:
+            held.append(set(ledger.leases()))
+
+    spark: Any = Session()
+    kafka: Any = None
+    work = Work(make_stream("orders"), (), spark, Lake(str(tmp_path)), ledger, kafka, print)
+    have_table(work, TABLE, "slice STRING", ["slice"])
+    assert held == [{"commit orders/raw"}]
+    assert not ledger.leases()
+
+
+def test_a_table_that_lacks_nothing_takes_no_lock(lake: Lake) -> None:
+    assert Watched(lake.path(STREAM, TABLE)).have("slice STRING") == []
+
+
+def test_what_was_done_while_the_lock_was_waited_for_is_not_done_again(lake: Lake) -> None:
+    path = lake.path(STREAM, TABLE)
+    both = "slice STRING, first STRING, second STRING"
+    assert Watched(path, "first").have(both) == ["lock", "ALTER (second STRING)", "unlock"]
+    assert Watched(path, "second").have(both) == ["lock", "unlock"]
 
 
 def _add_column(path: str, name: str) -> None:

@@ -79,7 +79,7 @@ class Deployed:
 @pytest.fixture
 def look_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of raw's work what comes before Spark: it gives the slices that keep their rows, with the reason."""
-    monkeypatch.setattr(raw, "create_table", lambda *_: None)
+    monkeypatch.setattr(raw, "have_table", lambda *_: None)
     monkeypatch.setattr(raw, "commit_until_settled", lambda _, __, ___, kept, ____: kept)
 
 

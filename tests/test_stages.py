@@ -6,6 +6,7 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,9 @@ BAD_FIELDS: dict[str, dict[str, object]] = {
     "time without a zone": {"event_time": "2026-03-01T10:00:00"},
     "no such day": {"event_time": "2026-02-30T10:00:00Z"},
     "a number for a time": {"event_time": 1},
+    "a line break behind the time": {"event_time": "2026-03-01T10:00:00Z\n"},
+    "digits after the microsecond": {"event_time": "2026-03-01T10:00:00.1234567Z"},
+    "digits of a nanosecond": {"event_time": "2026-03-01T10:00:00.000000001Z"},
     "key of another order": {"order_id": "o2"},
 }
 
@@ -126,6 +130,7 @@ RECORDS = {
         order_message("o4", 3, event_time="2026-03-01T12:00:00.123456+02:00"),
         order_message("o4", 4, further={"nested": [1]}),
         order_message("ö", 1),
+        order_message("zeros", 1, event_time="2026-03-01T12:00:00.123450000+02:00"),
     ],
     NOTHING: [],
 }
@@ -231,12 +236,21 @@ def test_whatever_is_not_exactly_the_declared_record_is_malformed(taken: Taken) 
     assert reasons == dict.fromkeys(names, "malformed")
 
 
+def test_a_time_that_no_column_holds_says_so(taken: Taken) -> None:
+    """It was cut to microseconds in silence: where a time is the version, two of a key became a conflict."""
+    details = Counter(row["detail"] for row in taken.rows("rejects", "bad"))
+    assert details["field event_time has digits after the microsecond"] == 2
+    # no zone, no such day, a line break
+    assert details["field event_time does not fit timestamp"] == 3
+
+
 def test_sound_variants_are_events(taken: Taken) -> None:
     rows = sorted(taken.rows("events", "sound"), key=lambda row: row["origin_offset"])
     assert len(rows) == len(RECORDS["sound"])
     assert str(rows[1]["amount"]) == "9999999999.99"
     assert rows[2]["event_time"] == datetime(2026, 3, 1, 10, 0, 0, 123456, tzinfo=UTC)
     assert rows[4]["key"] == "ö"
+    assert rows[5]["event_time"] == datetime(2026, 3, 1, 10, 0, 0, 123450, tzinfo=UTC)
 
 
 def test_a_range_run_is_one_commit_a_table_with_every_proof(taken: Taken) -> None:
@@ -571,7 +585,7 @@ def test_whoever_saw_the_table_before_a_fold_writes_nothing(bench: Bench) -> Non
 def test_a_commit_may_rest_on_hundreds_of_slices(bench: Bench) -> None:
     """A fold does, and one that is decided anew looks at as many runs: what is sent to Spark must not nest so deep."""
     path, many = bench.lake.path(bench.stream.name, "current"), 300
-    create_table(bench.spark, path, "slice STRING, key STRING", ["key"])
+    create_table(bench.spark, path, "slice STRING, key STRING", ["key"], nullcontext)
     rows = bench.spark.createDataFrame([(RECENT, "o1")], "slice STRING, key STRING")
     standing = dict.fromkeys([f"orders@{n:07d}" for n in range(many)], 0)
 
