@@ -12,17 +12,22 @@ import dagster as dg
 import pytest
 
 from assets.streams.orders import STREAM as ORDERS
-from highwater.declaration import Foreign
+from highwater.declaration import Foreign, Limits, Stream
 from highwater.errors import ConfigurationError
+from highwater.plans import Generation
+from highwater.routing import on_tier
 from highwater.slices import OffsetRange, Slice
 from highwater.tables import tables_of
 from orchestration.build import build_defs
+from orchestration.planning import Planner, Tick
 from orchestration.stream_assets import planned, table_key
 from resources.ledger import Ledger
 from tests.test_breaker import Repairing
 from tests.test_holds import FOUND
+from tests.test_vanished import Topics
 
 LONG_AGO = datetime(2026, 3, 1, tzinfo=UTC)
+NOW = LONG_AGO + timedelta(days=1)
 OTHERS = "sink.errors"
 STREAM = replace(
     ORDERS, tiers=(timedelta(seconds=10), timedelta(minutes=5)), foreign=(Foreign(OTHERS, timedelta(seconds=10)),)
@@ -112,3 +117,42 @@ def test_repair_leaves_what_every_run_would_refuse_and_says_so(tmp_path: Path, *
         requests, tick = repairing.tick()
         assert {key for keys, *_ in requests for key in keys} == {OF_OTHERS.key, *([] if held else [OF_MAIN.key])}
         assert f"1 {told}: {new.key}" in tick.lines
+
+
+EAGER = replace(ORDERS, limits=Limits())
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("topic", [ORDERS.topic, ORDERS.tier_topics[0]])
+def test_a_stream_under_another_name_is_told_whose_the_topic_is(tmp_path: Path, topic: str, *, pinned: bool) -> None:
+    """Each tick said that other planners were first; where rejects were parked, that the ledger was lost."""
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    kafka: Any = Topics(dict.fromkeys((EAGER.topic, *EAGER.dlq_topics), ("A", 5)))
+    ours = replace(EAGER, name="bookings")
+
+    def tick(stream: Stream) -> Tick:
+        view = stream if topic == stream.topic else on_tier(stream, topic)
+        return Planner(ledger, kafka).tick(view, NOW)
+
+    def opened(stream: Stream) -> None:
+        assert ledger.open_generation(Generation(stream.name, topic, "A", 0, {0: 0}, NOW))
+
+    opened(EAGER)
+    assert tick(EAGER).slices
+    if pinned:
+        opened(ours)  # by a version that looked only when it stored the slices
+    with pytest.raises(ConfigurationError) as caught:
+        tick(ours)
+    assert caught.value.problem.startswith(f"topic {topic} is planned by another stream")
+    assert (caught.value.stored, caught.value.found) == (f"stream orders, up to {topic}@0000000", "stream bookings")
+    assert "declare it under the name orders again" in caught.value.remedy
+    kafka.there[topic] = ("A", 9)
+    assert [piece.ranges for piece in tick(EAGER).slices] == [{0: OffsetRange(5, 9)}]
+
+
+def test_a_name_that_planned_nothing_yet_may_be_changed(tmp_path: Path) -> None:
+    kafka: Any = Topics({"orders": ("A", 0)})
+    planner = Planner(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), kafka)
+    assert planner.tick(EAGER, NOW).slices == ()
+    kafka.there["orders"] = ("A", 5)
+    assert planner.tick(replace(EAGER, name="bookings"), NOW).slices[0].stream == "bookings"
