@@ -20,6 +20,7 @@ from highwater.plans import Generation, Loss, Planned
 from highwater.slices import Slice
 from orchestration.cutting import PlanResult, plan, see_same_topic
 from resources.history import fingerprints, look_back
+from resources.vanished_topics import state_of
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -133,7 +134,8 @@ class Planner:
             due: gives of what the topic holds what may be planned now; all of it if None.
 
         Raises:
-            TopicAbsentError: the topic does not exist.
+            TopicVanishedError: the topic was planned, and is not there any more.
+            TopicAbsentError: the topic does not exist, and was never planned.
             TopicRecreatedError: the topic is not the one that was planned.
             ConfigurationError: another stream planned the topic; or it was never planned, and yet its DLQ topics hold
                 records: the ledger was lost.
@@ -143,7 +145,7 @@ class Planner:
         for _ in range(TRIES):
             # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
             planned = self._ledger.planned(stream.name, stream.topic)
-            state = self._kafka.topic_state(stream.topic)
+            state = state_of(self._ledger, self._kafka, stream, stream.topic)
             if planned is None or _can_decide(planned, state):
                 planned = self._begun(stream, planned, state, now, dry=dry)
             if planned is None:
