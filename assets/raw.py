@@ -35,6 +35,7 @@ from highwater.slices import OffsetRange, Slice, merge_ranges
 from resources.history import compare, fingerprints
 from resources.spark import DIVERGED, delta_errors
 from resources.spark_tables import TASKS, known_rows
+from resources.vanished_topics import state_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -71,7 +72,8 @@ def materialise(work: Work) -> list[SliceReport]:
     was never read takes what the losses that a person accepted leave of it (I11).
 
     Raises:
-        OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError: Kafka cannot give a slice that was never read.
+        OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError, TopicVanishedError, TopicAbsentError: Kafka
+            cannot give a slice that was never read.
         DependencyAwayError: Kafka, Spark or the lake is away; nothing was committed.
     """
     have_table(work, TABLE, COLUMNS, SEARCHED)
@@ -188,7 +190,7 @@ def _for_command(stream: Stream, piece: Slice) -> str:
 def _state(work: Work, topic: str, known: dict[str, TopicState | HighwaterError]) -> TopicState | HighwaterError:
     if topic not in known:
         try:
-            known[topic] = work.kafka.topic_state(topic)
+            known[topic] = state_of(work.ledger, work.kafka, work.stream, topic)
         except TopicAbsentError as error:
             known[topic] = error
     return known[topic]
@@ -196,7 +198,8 @@ def _state(work: Work, topic: str, known: dict[str, TopicState | HighwaterError]
 
 def _problem(stream: Stream, piece: Slice, state: TopicState | HighwaterError) -> HighwaterError | None:
     if isinstance(state, HighwaterError):
-        return state
+        told = f"{piece.key}: {state.problem}"
+        return type(state)(told, stored=state.stored, found=state.found, remedy=state.remedy)
     if state.topic_id != piece.topic_id:
         return TopicRecreatedError(
             f"{piece.key}: topic {piece.topic} is not the one that was planned",

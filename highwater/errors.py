@@ -75,7 +75,7 @@ class TopicAbsentError(PermanentError):
 
 
 class TopicVanishedError(TopicAbsentError):
-    """A topic of the DLQ, of another system, or of accepted events is not there any more (I11)."""
+    """A topic that was planned, or that records were published to, is not there any more (I11)."""
 
 
 class TopicRecreatedError(PermanentError):

@@ -73,6 +73,17 @@ def named(stream: Stream, topic: str | None) -> Stream:
     return on_tier(stream, topic)
 
 
+def reads(stream: Stream, topic: str) -> bool:
+    """Whether slices of this topic are the stream's to materialise, as it is declared now.
+
+    Those of a tier that was taken out of the declaration are: its records carry our envelope, so what was planned of
+    it is decided as before. Without the declaration nothing tells a topic of another system from a tier, nor a main
+    topic that was renamed, and records without our envelope would be parked as malformed.
+    """
+    tier = topic.startswith(stream.topic) and _TIER.fullmatch(topic, len(stream.topic)) is not None
+    return tier or topic in (stream.topic, *stream.foreign_topics)
+
+
 def on_tier(stream: Stream, topic: str) -> Stream:
     """The stream as the planner sees it when it plans retries: another topic, read from its beginning at once."""
     limits = replace(stream.limits, fewest_records=1)

@@ -50,7 +50,7 @@ def act(
     accepts it by the same command.
 
     Raises:
-        TopicAbsentError: the topic is not there, and not ours to make.
+        TopicVanishedError: the topic is not there any more, and not ours to make.
         As `accept_loss` and `make_anew`.
     """
     view = named(stream, asked.topic)
@@ -74,7 +74,7 @@ def _anew(
     ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, *, sure: bool
 ) -> tuple[TopicState | None, list[str]]:
     """The topic as it will be, of one that vanished and nobody is sure yet to make anew; and what is done of it."""
-    if topic == stream.topic or is_there(kafka, topic):
+    if is_there(kafka, topic):
         return None, []
     gone = vanished(ledger, stream, topic)
     if gone is None:

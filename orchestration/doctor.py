@@ -39,7 +39,7 @@ from resources.permissions import permitted
 from resources.small_tables import try_storage
 from resources.topic_facts import stamped_by_broker, topic_facts
 from resources.transactions import Transactions
-from resources.vanished_topics import vanished
+from resources.vanished_topics import state_of, vanished
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -134,7 +134,7 @@ def _translated(deployment: Deployment) -> str:
 
 def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
     def topic() -> str:
-        return f"{len(deployment.kafka().topic_state(stream.topic).partitions)} partitions"
+        return f"{len(state_of(deployment.ledger(), deployment.kafka(), stream, stream.topic).partitions)} partitions"
 
     found = _tried(f"topic {stream.topic}", topic)
     yield found

@@ -13,6 +13,7 @@ import dagster as dg
 from orchestration.failures import told_to_dagster
 from orchestration.metadata import MOST_SHOWN, Metadata
 from orchestration.stream_assets import topic_key, topic_spec
+from resources.vanished_topics import state_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -81,10 +82,10 @@ def look(kafka: "Kafka", ledger: "Ledger", stream: "Stream") -> list[Position]:
     """Look at the topic now.
 
     Raises:
-        TopicAbsentError: the topic is not there.
+        TopicVanishedError, TopicAbsentError: the topic is not there any more, or never was.
         DependencyAwayError: "Kafka" or the ledger does not answer.
     """
-    return positions(kafka.topic_state(stream.topic), ledger.planned_end(stream.name, stream.topic))
+    return positions(state_of(ledger, kafka, stream, stream.topic), ledger.planned_end(stream.name, stream.topic))
 
 
 def topic_asset(stream: "Stream") -> dg.AssetsDefinition:

@@ -33,7 +33,7 @@ from resources.given_up import GivenUp
 from resources.guards import open_error, resting, told
 from resources.history import look_back
 from resources.paused_topics import Pause
-from resources.vanished_topics import vanished
+from resources.vanished_topics import planned_topic_gone, vanished
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -365,6 +365,8 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
         history = look_back(kafka, state, planned) if planned else SOUND
         partitions = _partitions(stream, planned, state, history)
         errors = _errors(stream, planned, state, history)
+    except TopicAbsentError as error:
+        errors.append(planned_topic_gone(stream, planned, error) if planned else error)
     except HighwaterError as error:
         errors.append(error)
     return StreamStatus(

@@ -20,6 +20,7 @@ from highwater.plans import Generation, Loss, Planned
 from highwater.slices import Slice
 from orchestration.cutting import PlanResult, plan, see_same_topic
 from resources.history import fingerprints, look_back
+from resources.vanished_topics import state_of
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -133,16 +134,18 @@ class Planner:
             due: gives of what the topic holds what may be planned now; all of it if None.
 
         Raises:
-            TopicAbsentError: the topic does not exist.
+            TopicVanishedError: the topic was planned, and is not there any more.
+            TopicAbsentError: the topic does not exist, and was never planned.
             TopicRecreatedError: the topic is not the one that was planned.
-            ConfigurationError: the topic was never planned, and yet its DLQ topics hold records: the ledger was lost.
+            ConfigurationError: another stream planned the topic; or it was never planned, and yet its DLQ topics hold
+                records: the ledger was lost.
             DependencyAwayError: Kafka or the ledger is away; nothing was planned.
             TemporaryError: other planners were first, again and again.
         """
         for _ in range(TRIES):
             # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
             planned = self._ledger.planned(stream.name, stream.topic)
-            state = self._kafka.topic_state(stream.topic)
+            state = state_of(self._ledger, self._kafka, stream, stream.topic)
             if planned is None or _can_decide(planned, state):
                 planned = self._begun(stream, planned, state, now, dry=dry)
             if planned is None:
@@ -153,6 +156,7 @@ class Planner:
                 result = self._marked(state, result)
             if dry or self._stored(planned, result):
                 return Tick(stream, result, state, _ends(planned, result), planned.generation)
+        _see_own(self._ledger, stream)
         raise TemporaryError(
             f"stream {stream.name}: other planners were first {TRIES} times in a row",
             remedy="nothing to do: they planned the same topic, and the next tick looks again",
@@ -190,6 +194,7 @@ class Planner:
             see_same_topic(stream, planned, state)
         found = self._starts(stream, planned, state)
         if planned is None:
+            _see_own(self._ledger, stream)
             _see_never_published(self._kafka, stream)
             first = _first_generation(stream, state, found, now)
             return Planned.of(first, None, []) if dry or self._ledger.open_generation(first) else None
@@ -232,6 +237,26 @@ def _ends(planned: Planned, result: PlanResult) -> dict[int, int]:
     lost = {loss.partition: loss.offsets.end for loss in result.losses}
     cut = {p: offsets.end for p, offsets in result.slices[-1].ranges.items()} if result.slices else {}
     return {**planned.ends, **lost, **cut}
+
+
+def _see_own(ledger: Ledger, stream: Stream) -> None:
+    """See that no other stream planned the topic.
+
+    Slices are named after their topic. So a stream that was given another name could store none, and each tick would
+    take that for the haste of another planner.
+
+    Raises:
+        ConfigurationError: one did.
+    """
+    theirs = ledger.last_of_other(stream.name, stream.topic)
+    if theirs is not None:
+        raise ConfigurationError(
+            f"topic {stream.topic} is planned by another stream, and stream {stream.name} cannot plan it too",
+            stored=f"stream {theirs.stream}, up to {theirs.key}",
+            found=f"stream {stream.name}",
+            remedy=f"declare it under the name {theirs.stream} again, which has its tables too; where both are "
+            f"declared, give {stream.name} a topic of its own",
+        )
 
 
 def _see_never_published(kafka: Kafka, stream: Stream) -> None:

@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from assets.sent import last_published, proofs
+from highwater.routing import reads
 from orchestration import standing
 from orchestration.dependencies import came_back, lake_guard, see_kafka_awake
 from orchestration.history import left_by_what_was_away, past_publishing, past_runs
@@ -137,7 +138,8 @@ def _late(
         cursor: where to look next.
     """
     page, cursor = next_page(ledger, stream, cursor)
-    pieces = {piece.key: piece for piece in (*page, *ledger.slices(stream.name, newest=PAGE))}
+    newest = ledger.slices(stream.name, newest=PAGE)
+    pieces = {piece.key: piece for piece in (*page, *newest) if reads(stream, piece.topic)}
     decided, sent = lake.committed(stream.name, "events", [*pieces]), proofs(lake, stream, [*pieces])
 
     def due(piece: Slice) -> bool:

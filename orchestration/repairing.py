@@ -15,6 +15,7 @@ import dagster as dg
 
 from highwater.breaker import rested
 from highwater.errors import UnknownSliceError
+from highwater.routing import reads
 from orchestration import standing
 from orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
 from orchestration.forgotten import forgotten_events
@@ -61,6 +62,7 @@ class _Seen:
         main: those of the main topic.
         there: what stands of them in the tables.
         lacking: those that are not done, with the tables that they are not in.
+        left: those that are not done either, of topics that the stream does not read, as it is declared now.
         order: Dagster's keys in its order, then the lost ones.
         lost: keys that Dagster is to hold, and does not.
         retired: those of the page whose keys were retired.
@@ -74,6 +76,7 @@ class _Seen:
     main: frozenset[str]
     there: Attempts
     lacking: Mapping[str, tuple[str, ...]]
+    left: Sequence[str]
     order: Sequence[str]
     lost: Sequence[str]
     retired: Collection[str]
@@ -84,7 +87,7 @@ class _Seen:
 
     def done(self, key: str) -> bool:
         """Whether a slice was looked at and stands in all tables."""
-        return key in self.slices and key not in self.lacking
+        return key in self.slices and key not in self.lacking and key not in self.left
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
         requests=decided.requests,
         lines=[
             *ended_lines(ended),
-            *repair_lines(decided.repair, seen.lost, forgotten, seen.strange),
+            *repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
             *stopped_lines(gate.breaker, decided.stopped, gate.away),
             *turn_lines(decided.turn, gate.holds),
             *([f"{len(in_vain)} left undone by {RULES.attempts} runs or more: {_some(in_vain)}"] if in_vain else []),
@@ -180,13 +183,15 @@ def _look(
         see_lake_there(ledger, lake)
         there = standing.attempts(lake, stream, list(slices))
     lacking = {key: tables for key in slices if (tables := there.lacking(key))}
+    left = [key for key in lacking if not reads(stream, slices[key].topic)]
+    lacking = {key: tables for key, tables in lacking.items() if reads(stream, slices[key].topic)}
     # A slice that the lake has lost since needs its key again.
     damaged = [key for key in lacking if key in retired]
     if damaged:
         ledger.retired.recall(damaged, now)
         lost += [key for key in damaged if key not in set(order)]
     main = frozenset(key for key, piece in slices.items() if piece.topic == stream.topic)
-    return _Seen(slices, main, there, lacking, [*order, *lost], lost, retired, strange, given_up, in_vain, cursor)
+    return _Seen(slices, main, there, lacking, left, [*order, *lost], lost, retired, strange, given_up, in_vain, cursor)
 
 
 def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequence[PastRun], now: datetime) -> _Gate:
@@ -194,7 +199,7 @@ def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequenc
     breaker, away = ledger.breakers.circuit(stream.name), lookup_away(ledger, lake, stream)
     if breaker.takes_probe(now) and not undecided & seen.main:
         breaker = ledger.breakers.settle(stream.name, (), lambda circuit, _: (rested(circuit, now), ()))
-    holds = standing_holds(ledger, stream, seen.slices.keys() - undecided)
+    holds = standing_holds(ledger, stream, seen.slices.keys() - undecided - {*seen.left})
     accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(list(seen.lacking)).items()}
     refused = [one.slice_key for one in ledger.breakers.refused(stream.name)]
     return _Gate(breaker, away, holds, accepted, refused, last_tries(runs))
@@ -313,7 +318,11 @@ def ended_lines(ended: Sequence[str]) -> list[str]:
 
 
 def repair_lines(
-    found: Repair, lost: Sequence[str], forgotten: Sequence[dg.AssetMaterialization], strange: Sequence[str]
+    found: Repair,
+    lost: Sequence[str],
+    forgotten: Sequence[dg.AssetMaterialization],
+    strange: Sequence[str],
+    left: Sequence[str],
 ) -> list[str]:
     """What repair did, for the tick's log."""
     told = {
@@ -325,6 +334,7 @@ def repair_lines(
         f"given up after {RULES.attempts} runs, look at them": found.given_up,
         "told to Dagster again": sorted({event.partition or "" for event in forgotten}),
         "no slices of the stream by the ledger, delete their keys from Dagster": strange,
+        "not done, and of topics that the declaration does not name, they are left": left,
     }
     return [f"{len(keys)} {what}: {_some(keys)}" for what, keys in told.items() if keys]
 

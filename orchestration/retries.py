@@ -10,9 +10,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from highwater.errors import TopicAbsentError
 from highwater.routing import due_after, on_tier
 from highwater.slices import SliceKey
 from orchestration.planning import Planner, Tick
+from resources.vanished_topics import vanished
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -33,6 +35,7 @@ def plan_tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, now: dat
         dry: record nothing.
 
     Raises:
+        TopicVanishedError: it was planned, and is not there any more.
         TopicAbsentError: nothing was published to the tier yet.
         TopicRecreatedError: the tier is not the one that was planned.
         DependencyAwayError: Kafka or the ledger is away; nothing was planned.
@@ -51,7 +54,11 @@ def plan_tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, now: dat
             partitions={p: _up_to(seen, ends.get(p), planned.ends.get(p, 0)) for p, seen in state.partitions.items()},
         )
 
-    return Planner(ledger, kafka).tick(tier, now, dry=dry, due=due)
+    try:
+        return Planner(ledger, kafka).tick(tier, now, dry=dry, due=due)
+    except TopicAbsentError as error:
+        # To the planner a tier is a main topic, which a person would have to make anew.
+        raise vanished(ledger, stream, topic) or error from None
 
 
 def _up_to(seen: PartitionState, end: int | None, planned: int) -> PartitionState:

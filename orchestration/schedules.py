@@ -36,6 +36,8 @@ def hourly(stream: "Stream", job: "UnresolvedAssetJobDefinition") -> dg.Schedule
         with fields(stream=stream.name):
             for line in tick.lines:
                 context.log.info(line)
+        if tick.error is not None:
+            raise tick.error
         return run_requests(stream, tick.requests) or dg.SkipReason(tick.message)
 
     return plan

@@ -176,6 +176,10 @@ def _result(context: dg.SensorEvaluationContext, stream: "Stream", act: Callable
             return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
         for line in tick.lines:
             context.log.info(line)
+        if tick.error is not None:
+            for event in tick.events:
+                context.instance.report_runless_asset_event(event)
+            raise tick.error
     partitions = dg.DynamicPartitionsDefinition(name=stream.partitions_name)
     return dg.SensorResult(
         run_requests=run_requests(stream, tick.requests),

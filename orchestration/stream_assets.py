@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from highwater.errors import UnknownSliceError
+from highwater.errors import ConfigurationError, UnknownSliceError
 from highwater.log_fields import fields, of_slices
+from highwater.routing import reads
 from highwater.tables import stages_of, tables_of
 from orchestration import metadata
 from orchestration.breaking import watched
@@ -225,6 +226,7 @@ def planned(ledger: "Ledger", stream: "Stream", keys: Sequence[str]) -> "list[Sl
 
     Raises:
         UnknownSliceError: there are no keys, one of them was never planned, or it belongs to another stream.
+        ConfigurationError: one is of a topic that the stream does not read, as it is declared now.
     """
     if not keys:
         raise UnknownSliceError(
@@ -239,6 +241,14 @@ def planned(ledger: "Ledger", stream: "Stream", keys: Sequence[str]) -> "list[Sl
                 stored=f"stream {piece.stream}",
                 found=f"stream {stream.name}",
                 remedy=f"request it from {piece.stream}; delete the key from {stream.partitions_name} in Dagster",
+            )
+        if not reads(stream, piece.topic):
+            raise ConfigurationError(
+                f"{piece.key} is of a topic that stream {stream.name} does not read",
+                stored=f"topic {piece.topic}",
+                found=f"declared are {', '.join([stream.topic, *stream.delays])}",
+                remedy=f"if {piece.topic} was its main topic, declare that again, and the other one as a stream of "
+                "another name; if another system fills it, declare it under `foreign` again",
             )
     return slices
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from highwater.errors import PermanentError, TopicAbsentError, UnknownSliceError
+from highwater.errors import PermanentError, TopicAbsentError, TopicVanishedError, UnknownSliceError
 from orchestration import metadata, observation
 from orchestration.dependencies import kafka_guard, lookup_rests
 from orchestration.partitions import unknown_to
@@ -23,7 +23,6 @@ from orchestration.requests import PROBE, PUBLISH, RETRY, Request, first_request
 from orchestration.stream_assets import MAIN_TAG, STREAM_TAG, TIER_TAG, table_key, topic_key
 from orchestration.turns import behind, hold_lines
 from resources.guards import guarded
-from resources.vanished_topics import vanished
 
 if TYPE_CHECKING:
     from highwater.breaker import Circuit
@@ -53,6 +52,7 @@ class Tick:
         lines: sentences for the tick's log.
         events: what Dagster is to record beside runs.
         cursor: remembered for the next tick: when it observed, or where it looked; nothing true depends on it.
+        error: what the tick has to fail by, when all else is told: Dagster takes nothing from one that failed.
     """
 
     keys: Sequence[str] = ()
@@ -60,6 +60,7 @@ class Tick:
     lines: Sequence[str] = ()
     events: Sequence[dg.AssetObservation | dg.AssetMaterialization] = field(default_factory=list)
     cursor: str | None = None
+    error: PermanentError | None = None
 
     @property
     def message(self) -> str:
@@ -86,13 +87,15 @@ def run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequ
 def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
     """Plan in the ledger, then name the keys that Dagster lacks and the runs for them.
 
+    The tick's error is that of the partitions that cannot be planned until a person acts, where no other gave work that
+    the tick has to hand on. Its text gives both values and the remedy.
+
     Keys of an earlier tick that died between plan and key are among them. A tick that died between key and run leaves
     slices without a run; those are repair's.
 
     Raises:
         TemporaryError: Kafka or the ledger is away; nothing was decided.
-        PermanentError: the topic, or a partition of it, cannot be planned until a person acts, and no other partition
-            gave work that the tick has to hand on. The text gives both values and the remedy.
+        PermanentError: the topic cannot be planned until a person acts. The text gives both values and the remedy.
     """
     from orchestration.planning import Planner
 
@@ -101,8 +104,6 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
     with guarded(kafka_guard(ledger, kafka)):
         planned = Planner(ledger, kafka).tick(stream, now)
     keys = keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
-    if planned.errors and not keys:
-        raise next(iter(planned.errors.values()))
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
     holds = ledger.holds.open(stream.name)
     raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, keys, holds))
@@ -111,8 +112,26 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
         requests=first_requests(keys, keys, stream.limits.slices_a_run, raw_alone=raw_alone),
         lines=[*planned.lines, *breaker_lines(breaker, rests), *hold_lines(holds)],
         cursor=cursor,
+        error=together([*planned.errors.values()]) if planned.errors and not keys else None,
     )
-    return _observed(found, planned, breaker, holds, now)
+    # A tick that failed has no cursor that the next one would get.
+    last = _times(cursor).get("observed") if found.error is None else _last_observed(instance, stream)
+    return _observed(found, planned, breaker, holds, now, last)
+
+
+def together(errors: Sequence[PermanentError]) -> PermanentError:
+    """One error that tells all of these: the only one itself."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    kinds = {type(error) for error in errors}
+    kind = type(first) if len(kinds) == 1 else PermanentError
+    return kind(
+        f"{len(errors)} faults: " + "; ".join(error.problem for error in errors),
+        stored="; ".join(str(error.stored) for error in errors),
+        found="; ".join(str(error.found) for error in errors),
+        remedy="; ".join(dict.fromkeys(error.remedy for error in errors)),
+    )
 
 
 def breaker_lines(breaker: Circuit, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
@@ -145,9 +164,10 @@ def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, to
 def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
     """Plan what is due in the tiers, and name the keys and the runs for it.
 
+    The tick's error is that of the tiers that cannot be planned until a person acts, where none gave work.
+
     Raises:
         TemporaryError: Kafka or the ledger is away; nothing was decided.
-        PermanentError: no tier gave work, and one of them cannot be planned until a person acts.
     """
     from orchestration.retries import plan_tier
 
@@ -168,11 +188,11 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
         try:
             with guarded(kafka_guard(ledger, kafka)):
                 planned = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC))
+        except TopicVanishedError as error:
+            errors.append(error)
+            continue
         except TopicAbsentError:
-            if (gone := vanished(ledger, stream, topic)) is None:
-                lines.append(f"nothing was published to {topic} yet")
-            else:
-                errors.append(gone)
+            lines.append(f"nothing was published to {topic} yet")
             continue
         except PermanentError as error:
             errors.append(error)
@@ -180,13 +200,12 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
         keys += keys_to_add(instance, ledger, stream, topic, len(planned.slices))
         lines += planned.lines
         errors += planned.errors.values()
-    if errors and not keys:
-        raise errors[0]
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, datetime.now(UTC))
     raw_alone = rests or not breaker.closed
     requests = first_requests(keys, keys, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone)
     lines += [*breaker_lines(breaker, rests), *[str(error) for error in errors]]
-    return Tick(keys=keys, requests=requests, lines=lines, cursor=cursor)
+    failed = together(errors) if errors and not keys else None
+    return Tick(keys=keys, requests=requests, lines=lines, cursor=cursor, error=failed)
 
 
 def _to_plan(ledger: Ledger, stream: Stream) -> list[str]:
@@ -204,9 +223,15 @@ def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:
     return instance.get_runs_count(dg.RunsFilter(tags={TIER_TAG: stream.name}, statuses=statuses))
 
 
-def _observed(tick: Tick, planned: Planning, breaker: Circuit, holds: Sequence[Hold], now: datetime) -> Tick:
+def _last_observed(instance: dg.DagsterInstance, stream: Stream) -> datetime | None:
+    records = instance.fetch_observations(topic_key(stream), limit=1).records
+    return datetime.fromtimestamp(records[0].timestamp, UTC) if records else None
+
+
+def _observed(
+    tick: Tick, planned: Planning, breaker: Circuit, holds: Sequence[Hold], now: datetime, last: datetime | None
+) -> Tick:
     """The topic's lag as an observation of its asset, once a minute and whenever something was planned."""
-    last = _times(tick.cursor).get("observed")
     if not tick.keys and last is not None and now - last < OBSERVE_EVERY:
         return tick
     left_out = {**planned.skipped, **{p: str(error) for p, error in planned.errors.items()}}
@@ -217,7 +242,7 @@ def _observed(tick: Tick, planned: Planning, breaker: Circuit, holds: Sequence[H
 
 
 def plan_and_add(instance: dg.DagsterInstance, resources: Any, stream: Stream) -> Tick:
-    """Plan, and add the keys at once: a schedule has no way to ask Dagster for it."""
+    """Plan, and add the keys at once: a schedule has no way to ask Dagster for it. The caller raises the error."""
     tick = plan(instance, resources, stream)
     if tick.keys:
         instance.add_dynamic_partitions(stream.partitions_name, list(tick.keys))

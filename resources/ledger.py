@@ -101,7 +101,7 @@ class Ledger:
                 is stored.
 
         Returns:
-            Whether they were stored; False if another planner was first.
+            Whether they were stored; False if another planner was first, be it one of another stream (`last_of_other`).
         """
         try:
             with self._writing() as connection:
@@ -223,6 +223,14 @@ class Ledger:
         """The newest slice of a topic, of whatever generation; found by index."""
         with self._reading() as connection:
             return _last(connection, stream, topic)
+
+    def last_of_other(self, stream: str, topic: str) -> Slice | None:
+        """The newest slice of a topic that another stream planned; the same key cannot be planned a second time."""
+        table = schema.slices
+        query = select(table).where(table.c.topic == topic, table.c.stream != stream)
+        with self._reading() as connection:
+            row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
+        return None if row is None else slice_of(row)
 
     def before(self, piece: Slice) -> Slice | None:
         """The slice of the same topic and generation that was planned before this one; None for the first."""

@@ -1,4 +1,4 @@
-"""DLQ topics that are not there: those that nothing was published to yet, and those that vanished (I11).
+"""Topics that are not there: those that were never planned or published to yet, and those that vanished (I11).
 
 What belongs here: telling them apart by the ledger, the error, and making a tier anew that a person gives up. What does
 not: how the topics are set up (`resources.dlq_topics`), or what is recorded as lost (`orchestration.acceptance`).
@@ -12,11 +12,13 @@ import time
 from typing import TYPE_CHECKING
 
 from highwater.errors import TopicAbsentError, TopicVanishedError
+from highwater.routing import option_for
 from resources.dlq_topics import ensure
 from resources.kafka import PartitionState, TopicState
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.plans import Planned
     from resources.kafka import Kafka
     from resources.ledger import Ledger
 
@@ -27,26 +29,62 @@ LOOK_EVERY = 0.1
 TO_BE_MADE = "one that is given when it is made"
 
 
-def vanished(ledger: Ledger, stream: Stream, topic: str) -> TopicVanishedError | None:
-    """The error that it is that a tier, the parked topic or one of another system is not there.
+def state_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> TopicState:
+    """What a topic holds now that slices are cut from.
 
-    None if nothing was ever published to it, as far as the ledger knows: of the first two that is how they begin.
+    Raises:
+        TopicVanishedError: it was planned, and is not there any more.
+        TopicAbsentError: it is not there, and never was as far as the ledger knows.
+        DependencyAwayError: Kafka or the ledger is away.
+    """
+    try:
+        return kafka.topic_state(topic)
+    except TopicAbsentError as error:
+        gone = vanished(ledger, stream, topic, error)
+        if gone is None:
+            raise
+        raise gone from None
+
+
+def vanished(
+    ledger: Ledger, stream: Stream, topic: str, absent: TopicAbsentError | None = None
+) -> TopicVanishedError | None:
+    """The error that it is that one of the stream's topics is not there.
+
+    None if it was never planned, and of the parked topic if nothing was ever published to it, as far as the ledger
+    knows: that is how they begin.
+
+    Args:
+        ledger: holds the plans.
+        stream: the stream.
+        topic: the topic.
+        absent: what Kafka said; of a main topic it has the names that are nearest.
     """
     if topic == stream.parked_topic:
         return _parked(stream) if ledger.ever_published(stream.name) else None
     planned = ledger.planned(stream.name, topic)
-    if planned is None:
-        return None
+    return None if planned is None else planned_topic_gone(stream, planned, absent)
+
+
+def planned_topic_gone(stream: Stream, planned: Planned, absent: TopicAbsentError | None = None) -> TopicVanishedError:
+    """The error that it is that a topic is not there which was planned."""
+    topic = planned.generation.topic
     ends = ", ".join(f"{p}: {end}" for p, end in sorted(planned.ends.items()))
-    accept = f"highwater accept-loss {stream.name} --topic {topic}"
-    if topic in stream.tier_topics:
+    accept, found = f"highwater accept-loss {stream.name}{option_for(stream, topic)}", "no such topic"
+    if topic == stream.topic:
+        found += f"; {absent.found}" if absent is not None and absent.found else ""
+        remedy = (
+            "see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster, and restore the topic. Made anew it is "
+            f"another topic: only if the old one is given up create it, and then {accept} records what is lost"
+        )
+    elif topic in stream.tier_topics:
         remedy = f"restore it; else {accept} makes it anew, and tells how what waited there is decided anew from raw"
     else:
         remedy = f"see that its owner restores it; if he makes it anew, {accept}; else take it out of the declaration"
     return TopicVanishedError(
         f"topic {topic} of stream {stream.name} is gone",
         stored=f"topic ID {planned.generation.topic_id}, planned to {ends}",
-        found="no such topic",
+        found=found,
         remedy=remedy,
     )
 

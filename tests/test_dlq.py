@@ -20,7 +20,7 @@ from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, OffsetsExpiredError
 from highwater.plans import Discard, Generation
-from highwater.routing import due_after, named
+from highwater.routing import due_after, named, reads
 from orchestration.acceptance import accept_loss, never_read
 from orchestration.explaining import explain
 from orchestration.locating import locate
@@ -187,6 +187,21 @@ def test_who_stays_unresolved_goes_through_the_tiers_and_is_parked(retried: Benc
     assert len({headers[envelope.FIRST_FAILED_AT] for headers in told}) == 1
     assert {records[0][2] for records in found} == {sent.value}
     assert bench.rows("events") == []
+
+
+def test_a_slice_of_a_tier_that_is_declared_no_more_is_decided_as_it_would_have_been(retried: Bench) -> None:
+    bench = retried
+    topic = bench.stream.topic
+    bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1, customer_id="never"))
+    bench.materialise(bench.plan(0, p0=(0, 2)))
+    [piece] = due(bench)
+    bench.stream = replace(bench.stream, tiers=())
+    assert reads(bench.stream, piece.topic)
+    customers(bench.lake, ["c1", "late"])
+    bench.materialise(piece)
+    assert ends(bench, "events") == Counter({(piece.key, 0): 1})
+    [(_, key, _, headers)] = published(bench.bootstrap, f"{topic}.parked")
+    assert (key, dict(headers)[envelope.ORIGIN_TOPIC], dict(headers)[envelope.ATTEMPT]) == (b"o2", topic.encode(), b"2")
 
 
 def test_what_was_published_is_left_to_the_dlq_and_not_sent_again(retried: Bench) -> None:

@@ -255,10 +255,10 @@ def test_without_dagsters_database_the_rest_is_told(written: Written) -> None:
 
 
 def test_a_tier_that_is_not_there_yet_has_not_stopped(written: Written) -> None:
-    """A main topic that is absent has."""
+    """A main topic that was planned and is absent has."""
     kafka = broker()
     numbers = read(asked(written.ledger, Broker({TIER: kafka.topics[TIER]}), written.lake).text)
-    assert numbers["highwater_stopped"] == {("orders", "orders", "TopicAbsentError"): 1}
+    assert numbers["highwater_stopped"] == {("orders", "orders", "TopicVanishedError"): 1}
     assert numbers["highwater_up"]["kafka",] == 1
 
 

@@ -19,7 +19,13 @@ import sqlalchemy as sa
 from dev.broker import EmbeddedBroker
 from dev.processes import wait_until
 from highwater.declaration import Limits, Start
-from highwater.errors import DependencyAwayError, OffsetsExpiredError, TopicAbsentError, TopicRecreatedError
+from highwater.errors import (
+    DependencyAwayError,
+    OffsetsExpiredError,
+    TopicAbsentError,
+    TopicRecreatedError,
+    TopicVanishedError,
+)
 from orchestration.acceptance import accept_loss
 from orchestration.planning import Planner
 from orchestration.terminal import PERMANENT, TEMPORARY
@@ -89,7 +95,7 @@ def test_a_topic_that_vanished_is_told_and_planned_again_when_its_successor_is_a
     scene.tick()
     scene.admin.delete_topics([scene.topic])[scene.topic].result(30)
     wait_until(scene.absent, 30, "the topic's end")
-    with pytest.raises(TopicAbsentError):
+    with pytest.raises(TopicVanishedError):
         scene.tick()
     scene.create()
     wait_until(scene.all_led, 30, "the new topic")

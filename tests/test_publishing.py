@@ -172,6 +172,17 @@ def test_a_slice_that_is_being_decided_anew_is_not_asked_for(scene: Scene) -> No
     assert scene.asked() == [(piece.key,)]
 
 
+def test_slices_of_a_topic_that_the_declaration_does_not_name_are_not_asked_for(scene: Scene) -> None:
+    """They passed for slices of a tier, which go out at any time, and every run of them is refused."""
+    piece = scene.plan(0, p0=(0, 1))
+    scene.decide(piece, 0)
+    before = scene.tables.stream
+    scene.tables.stream = replace(before, topic="orders.v2")
+    assert scene.asked() == []
+    scene.tables.stream = before
+    assert scene.asked() == [(piece.key,)]
+
+
 def test_one_run_at_a_time_and_one_that_failed_waits(scene: Scene) -> None:
     piece = scene.plan(0, p0=(0, 1))
     scene.decide(piece, 0)

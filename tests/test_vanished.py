@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
+from assets import raw
 from dev.processes import wait_until
 from highwater.declaration import Foreign
 from highwater.errors import TopicAbsentError, TopicRecreatedError, TopicTruncatedError, TopicVanishedError
 from highwater.plans import Generation, Loss, Publication
 from highwater.slices import OffsetRange, Slice
-from orchestration import alerts, ticks
+from orchestration import accepting_losses, alerts, observation, ticks
 from orchestration.origin_counts import count_ends
 from orchestration.parked import Choice, look
-from orchestration.plan_status import _dlq
+from orchestration.plan_status import _dlq, topic_status
+from orchestration.planning import Planner
 from orchestration.reclaiming import Asked
 from orchestration.reclaiming import act as reclaim
 from orchestration.retries import plan_tier
@@ -60,7 +62,8 @@ class Topics:
 
     def topic_state(self, topic: str) -> TopicState:
         if topic not in self.there:
-            raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
+            near = "nearest names: orders.v2"
+            raise TopicAbsentError(f"topic {topic!r} does not exist", found=near, remedy="create it")
         found, end = self.there[topic]
         return TopicState(topic, found, {0: PartitionState(0, end, end, 1)})
 
@@ -93,10 +96,8 @@ def told(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
         with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
             keys = [piece.key for piece in ledger.slices("orders")]
             instance.add_dynamic_partitions(STREAM.partitions_name, keys)
-            try:
-                tick: Any = ticks.retry(instance, resources, STREAM).message
-            except Exception as error:  # noqa: BLE001 - what is raised is what is looked at
-                tick = error
+            found = ticks.retry(instance, resources, STREAM)
+            tick: Any = found.error or found.message
         alert = alerts._late_retries(alerts.Asked(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM))
         status = {one.topic: one.error for one in _dlq(ledger, kafka, STREAM)}
         return {"tick": tick, "alert": alert, "status": status}
@@ -137,6 +138,51 @@ def test_a_tier_that_was_recreated_or_cut_off_is_an_error_in_tick_and_status(
     for error in (found["tick"], found["status"][TIER]):
         assert isinstance(error, kind)
         assert f"highwater accept-loss orders --topic {TIER}" in str(error) or "--partition 0" in str(error)
+
+
+@pytest.mark.parametrize("shown", ["tick", "plan", "status", "observation", "accept-loss", "raw"])
+def test_a_planned_main_topic_that_is_absent_is_not_to_be_made_anew_at_once(
+    ledger: Ledger, tmp_path: Path, shown: str
+) -> None:
+    """The remedy was to create it, which makes it a recreated one; and no text gave what was planned."""
+    kafka: Any = Topics({name: one for name, one in WHOLE.items() if name != "orders"})
+    lake = Lake(str(tmp_path / "lake"))
+    [piece] = ledger.slices("orders", "orders")
+    resources = SimpleNamespace(ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=lambda: kafka))
+    instance: Any = None
+
+    def read() -> None:
+        work: Any = SimpleNamespace(stream=STREAM, slices=[piece], ledger=ledger, kafka=kafka, lake=lake)
+        raw._not_to_be_had(work, {piece.key: piece}, SimpleNamespace(proofs={}))  # type: ignore[arg-type]
+
+    def status() -> None:
+        [error] = topic_status(kafka, STREAM, ledger.planned("orders", "orders")).errors
+        raise error
+
+    ways: dict[str, Callable[[], object]] = {
+        "tick": lambda: ticks.plan(instance, resources, STREAM),
+        "plan": lambda: Planner(ledger, kafka).tick(STREAM, NOW, dry=True),
+        "status": status,
+        "observation": lambda: observation.look(kafka, ledger, STREAM),
+        "accept-loss": lambda: accepting_losses.act(ledger, kafka, lake, STREAM, accepting_losses.Asked(), NOW),
+        "raw": read,
+    }
+    with pytest.raises(TopicVanishedError) as caught:
+        ways[shown]()
+    error = caught.value
+    assert error.problem == f"{'' if shown != 'raw' else piece.key + ': '}topic orders of stream orders is gone"
+    near = "" if shown == "accept-loss" else "; nearest names: orders.v2"
+    assert (error.stored, error.found) == ("topic ID A, planned to 0: 5", f"no such topic{near}")
+    first, _, then = error.remedy.partition("only if the old one is given up")
+    assert "HIGHWATER_KAFKA_BOOTSTRAP names the right cluster, and restore the topic" in first
+    assert then == " create it, and then highwater accept-loss orders records what is lost"
+
+
+def test_a_main_topic_that_was_never_planned_is_absent(tmp_path: Path) -> None:
+    planner = Planner(Ledger(f"sqlite:///{tmp_path / 'fresh.sqlite'}"), Topics())  # type: ignore[arg-type]
+    with pytest.raises(TopicAbsentError, match="create it") as caught:
+        planner.tick(STREAM, NOW)
+    assert type(caught.value) is TopicAbsentError
 
 
 def test_topics_that_nothing_was_published_to_are_no_error(tmp_path: Path) -> None:

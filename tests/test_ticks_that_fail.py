@@ -1,0 +1,137 @@
+"""A tick that ends with an error tells all that it found first: lines, lag, and the errors of all partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster import instance_for_test
+from dagster._core.errors import DagsterUserCodeExecutionError
+
+from assets.streams.orders import STREAM as ORDERS
+from highwater.declaration import Limits
+from highwater.errors import OffsetsExpiredError, PermanentError, TopicTruncatedError, TopicVanishedError
+from highwater.plans import Generation
+from highwater.slices import OffsetRange, Slice
+from orchestration import ticks
+from orchestration.build import build_defs
+from orchestration.stream_assets import topic_key
+from resources.kafka import PartitionState, TopicState
+from resources.ledger import Ledger
+from resources.paused_topics import Pause
+from tests.test_breaker import OPEN
+from tests.test_vanished import NOW
+
+STREAM = replace(ORDERS, limits=Limits())
+FIRST, SECOND, *_ = STREAM.tier_topics
+
+
+class Cluster:
+    """Of the topic two partitions lost what was planned next, one what was planned last, and one has no leader."""
+
+    def topic_state(self, topic: str) -> TopicState:
+        expired, whole = PartitionState(7, 9, 9, 1), PartitionState(0, 5, 5, 1)
+        states = [expired, expired, PartitionState(0, 3, 3, 1), PartitionState(None, None, None, None), whole]
+        return TopicState(topic, "A", dict(enumerate(states)))
+
+    def topics(self) -> list[str]:
+        return ["orders"]
+
+    def read(self, *_: object, **__: object) -> list[object]:
+        return []
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    made.open_generation(Generation("orders", "orders", "A", 0, dict.fromkeys(range(5), 0), NOW))
+    made.add([Slice("orders", "orders", "A", 0, 0, {p: OffsetRange(0, 5) for p in range(5)}, NOW)])
+    made.breakers.settle("orders", (), lambda *_: (OPEN, ()))
+    return made
+
+
+@pytest.fixture
+def instance(ledger: Ledger, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    with instance_for_test(temp_dir=str(tmp_path)) as made:
+        made.add_dynamic_partitions(STREAM.partitions_name, [piece.key for piece in ledger.slices("orders")])
+        yield made
+
+
+def opened(**given: object) -> dict[str, Any]:
+    return {name: SimpleNamespace(open=lambda one=one: one) for name, one in given.items()}
+
+
+def by_sensor(instance: dg.DagsterInstance, resources: dict[str, Any]) -> None:
+    built = build_defs(streams=[STREAM], resources=resources)
+    sensor = built.get_repository_def().get_sensor_def("orders_planner")
+    with dg.build_sensor_context(instance=instance, resources=built.resources) as context:
+        sensor.evaluate_tick(context)
+
+
+def by_schedule(instance: dg.DagsterInstance, resources: dict[str, Any]) -> None:
+    built = build_defs(streams=[STREAM], resources=resources)
+    schedule = built.get_repository_def().get_schedule_def("orders_hourly")
+    with dg.build_schedule_context(instance=instance, resources=built.resources) as context:
+        try:
+            schedule.evaluate_tick(context)
+        except DagsterUserCodeExecutionError as error:
+            raise error.user_exception from None
+
+
+@pytest.mark.parametrize("way", [by_sensor, by_schedule])
+def test_partitions_that_stopped_are_told_together_and_behind_all_else(
+    ledger: Ledger, instance: dg.DagsterInstance, way: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first error alone was told; the lag, the others, the partition without a leader and the breaker were not."""
+    resources = opened(ledger=ledger, kafka=Cluster())
+    with pytest.raises(PermanentError) as caught:
+        way(instance, resources)
+    error, logged = caught.value, capfd.readouterr().err
+    assert "partition 3 of orders is left out now: no leader" in logged
+    assert "the breaker is open" in logged
+    for partition in (0, 1, 2):
+        assert f"partition {partition}" in error.problem
+    assert error.problem.startswith("3 faults: ")
+    assert str(error.stored).count("planned to offset 5") == 3
+    assert str(error.found).split("; ") == ["log start offset 7", "log start offset 7", "last stable offset 3"]
+    assert all(f"--partition {partition}" in error.remedy for partition in (0, 1))
+    [seen] = instance.fetch_observations(topic_key(STREAM), limit=5).records
+    found = {name: value.value for name, value in seen.asset_observation.metadata.items()}
+    assert found["lag"] == 8
+    assert "3: no leader" in str(found["left_out"])
+    assert str(found["left_out"]).count("partition ") >= 3
+    tick = ticks.plan(instance, SimpleNamespace(**resources), STREAM)
+    assert tick.events == [], "once a minute, though a tick that failed keeps no cursor"
+    assert any("partition 3 of orders is left out now: no leader" in line for line in tick.lines)
+    assert any(line.startswith("the breaker is open") for line in tick.lines)
+
+
+def test_one_partition_that_stopped_is_told_as_it_is() -> None:
+    one = OffsetsExpiredError("gone", stored=1, found=2, remedy="accept it")
+    assert ticks.together([one]) is one
+    two = ticks.together([one, OffsetsExpiredError("gone too", stored=3, found=4, remedy="accept it")])
+    assert type(two) is OffsetsExpiredError
+    assert str(two) == "2 faults: gone; gone too; stored: 1; 3; found: 2; 4; remedy: accept it"
+    assert type(ticks.together([one, TopicTruncatedError("cut", remedy="look")])) is PermanentError
+
+
+def test_tiers_that_stopped_are_told_together_and_behind_what_is_paused(
+    ledger: Ledger, instance: dg.DagsterInstance
+) -> None:
+    from tests.test_vanished import Topics
+
+    stream = replace(STREAM, tiers=tuple(timedelta(seconds=n) for n in (10, 20, 30)))
+    for topic in stream.tier_topics:
+        ledger.open_generation(Generation("orders", topic, "A", 0, {0: 0}, NOW))
+    ledger.paused.pause("orders", Pause(stream.tier_topics[2], NOW, "ann", "a test"))
+    tick = ticks.retry(instance, SimpleNamespace(**opened(ledger=ledger, kafka=Topics())), stream)
+    assert isinstance(tick.error, TopicVanishedError)
+    assert all(f"topic {topic} of stream orders is gone" in tick.error.problem for topic in (FIRST, SECOND))
+    assert all(f"--topic {topic}" in tick.error.remedy for topic in (FIRST, SECOND))
+    assert any("is paused by ann" in line for line in tick.lines)
