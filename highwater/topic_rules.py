@@ -283,9 +283,15 @@ def retention(settings: Mapping[str, Setting] | None) -> timedelta | None:
     return timedelta(milliseconds=int(found.value))
 
 
-def kept_for_ever(settings: Mapping[str, Setting] | None) -> bool:
-    """Whether a topic with these settings is known to keep records for ever."""
+def no_age_ends(settings: Mapping[str, Setting] | None) -> bool:
+    """Whether a topic with these settings is known to take no record for its age; its size may be limited."""
     return "retention.ms" in (settings or {}) and retention(settings) is None
+
+
+def size_limit(settings: Mapping[str, Setting] | None) -> int | None:
+    """Beyond how many bytes a partition the oldest records are taken; None without a limit, or if it is not known."""
+    found = (settings or {}).get("retention.bytes")
+    return None if found is None or int(found.value) == FOR_EVER else int(found.value)
 
 
 def _retention(facts: TopicFacts) -> Finding:
