@@ -69,7 +69,8 @@ def materialise(work: Work) -> list[SliceReport]:
     """Read the slices from Kafka once and commit them once; a report for each slice, in their order.
 
     A slice whose records Kafka no longer holds in full keeps the rows it has, and the report says so (I10). One that
-    was never read takes what the losses that a person accepted leave of it (I11).
+    was never read takes what the losses that a person accepted leave of it (I11). One that this very run has committed
+    stays: the answer was lost, and the step is tried again.
 
     Raises:
         OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError, TopicVanishedError, TopicAbsentError: Kafka
@@ -79,17 +80,24 @@ def materialise(work: Work) -> list[SliceReport]:
     have_table(work, TABLE, COLUMNS, SEARCHED)
     standing = Standing.read(work, TABLE)
     losses = work.ledger.losses(work.stream.name)
-    left = {piece.key: left_to_read(piece, losses) for piece in work.slices}
-    kept = _not_to_be_had(work, left, standing)
+    mine = _committed_by(work.run, standing)
+    left = {piece.key: left_to_read(piece, losses) for piece in work.slices if piece.key not in mine}
+    kept = mine | _not_to_be_had(work, left, standing)
     read = partial(_read, left, standing)
     try:
         return commit_until_settled(work, TABLE, standing, kept, read)
     except (OffsetsExpiredError, TopicTruncatedError):
         # It went while it was read. Spark names neither slice nor values nor the command; the look before a read does.
-        seen = _not_to_be_had(work, left, standing)
+        seen = mine | _not_to_be_had(work, left, standing)
         if seen.keys() <= kept.keys():
             raise
     return commit_until_settled(work, TABLE, standing, seen, read)
+
+
+def _committed_by(run: str, standing: Standing) -> dict[str, str]:
+    """Slices that this run has committed before, with that as the reason why their rows stay."""
+    why = "this run had committed it before; it is not read again"
+    return {key: why for key, proof in standing.proofs.items() if run and proof.run == run}
 
 
 def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) -> dict[str, str]:
@@ -268,10 +276,11 @@ class _Read:
     left: Mapping[str, Slice]
     again: Mapping[str, int] | None
     spread: str = "offset"
+    run: str = ""
 
     def proof(self, piece: Slice, attempt: int) -> Proof:
         lost = piece.offsets - self.left[piece.key].offsets
-        return Proof(piece, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True)
+        return Proof(piece, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True, run=self.run)
 
     def files(self) -> int:
         most = max((piece.offsets for piece in self.left.values()), default=0)
@@ -303,10 +312,10 @@ def _read(left: Mapping[str, Slice], standing: Standing, work: Work, slices: Seq
     with delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
         rows = _rows(work, [left[piece.key] for piece in slices])
         if all(piece.key not in standing.proofs for piece in slices):
-            return _Read(rows, left, again=None)
+            return _Read(rows, left, again=None, run=work.run)
         rows = rows.persist()
         counted = rows.groupBy("slice").count().collect()
-        return _Read(rows, left, again={row["slice"]: row["count"] for row in counted})
+        return _Read(rows, left, again={row["slice"]: row["count"] for row in counted}, run=work.run)
 
 
 def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:

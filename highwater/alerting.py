@@ -120,8 +120,9 @@ def watch(standing: Collection[str], declared: Collection[str], seen: Mapping[st
 def after(open_: Open, measures: Iterable[Measure], now: datetime) -> dict[tuple[str, str], Alert]:
     """The alerts after some measurements.
 
-    A condition that was not measured stays as it was. One that passes before anybody was told of it leaves nothing
-    behind; one that comes back before its recovery was told goes on.
+    A condition that was not measured stays as it was. One that lasts has the words of the last measure, since what the
+    remedy names may be done by now. One that passes before anybody was told of it leaves nothing behind; one that comes
+    back before its recovery was told goes on.
     """
     found = dict(open_)
     for measure in measures:
@@ -129,7 +130,7 @@ def after(open_: Open, measures: Iterable[Measure], now: datetime) -> dict[tuple
         known = found.get(name)
         if measure.over:
             fresh = Alert(*name, measure.value, measure.threshold, measure.remedy, since=now)
-            found[name] = fresh if known is None else replace(known, value=measure.value, ended=None)
+            found[name] = fresh if known is None else replace(fresh, since=known.since, told=known.told)
         elif known is not None and known.told:
             found[name] = replace(known, value=measure.value, ended=known.ended or now)
         elif known is not None:

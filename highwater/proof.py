@@ -51,6 +51,7 @@ class Proof:
         counts: further numbers by name; in events the whole split of raw.
         past: whether it also tells what the plan recorded of each partition's past (I16), for a ledger that is rebuilt;
             one table of a stream does.
+        run: the run that read the slice, where one table of a stream tells it; empty in proofs of older versions.
     """
 
     piece: Slice
@@ -58,6 +59,7 @@ class Proof:
     rows: int | None
     counts: Mapping[str, int] = field(default_factory=dict)
     past: bool = False
+    run: str = ""
 
     @property
     def key(self) -> str:
@@ -79,7 +81,7 @@ class Proof:
             "rows": self.rows,
             "counts": dict(sorted(self.counts.items())),
         }
-        return {**plain, **_past(piece)} if self.past else plain
+        return {**plain, **(_past(piece) if self.past else {}), **({"run": self.run} if self.run else {})}
 
     def to_json(self) -> str:
         """The written form; equal proofs are written alike."""
@@ -101,6 +103,7 @@ class Proof:
             rows=plain["rows"],
             counts=plain["counts"],
             past="epochs" in plain,
+            run=plain.get("run", ""),
         )
 
 

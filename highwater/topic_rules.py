@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 
+from highwater.envelope import MOST_BYTES
 from highwater.wording import span
 
 SAFE_REPLICAS = 3
@@ -133,6 +134,22 @@ def judge_published(facts: TopicFacts) -> list[Finding]:
     It must have no fewer replicas than that one, nor fewer in sync; nothing is published else (`resources.dlq_topics`).
     """
     return [rule(facts) for rule in OF_PUBLISHED]
+
+
+def judge_room(facts: TopicFacts, main: TopicFacts) -> Finding:
+    """Whether a topic of the DLQ takes whatever the main topic holds, with its envelope.
+
+    No error: what it does not take holds nobody up (ADR 17).
+    """
+    rule = "max.message.bytes"
+    found, largest = _setting(facts, rule), _setting(main, rule)
+    if found is None or largest is None:
+        return _unreadable(facts if found is None else main, rule)
+    needed = int(largest.value) + MOST_BYTES
+    if int(found.value) >= needed:
+        return Finding(rule, Level.OK, found.value, found.source)
+    text = f"{int(found.value):,}, less than {needed:,}: what is larger is parked, by reference in the end"
+    return Finding(rule, Level.WARNING, text, found.source, _configure(facts, f"{rule}={needed}"))
 
 
 def endurance(facts: TopicFacts) -> str:
@@ -283,9 +300,15 @@ def retention(settings: Mapping[str, Setting] | None) -> timedelta | None:
     return timedelta(milliseconds=int(found.value))
 
 
-def kept_for_ever(settings: Mapping[str, Setting] | None) -> bool:
-    """Whether a topic with these settings is known to keep records for ever."""
+def no_age_ends(settings: Mapping[str, Setting] | None) -> bool:
+    """Whether a topic with these settings is known to take no record for its age; its size may be limited."""
     return "retention.ms" in (settings or {}) and retention(settings) is None
+
+
+def size_limit(settings: Mapping[str, Setting] | None) -> int | None:
+    """Beyond how many bytes a partition the oldest records are taken; None without a limit, or if it is not known."""
+    found = (settings or {}).get("retention.bytes")
+    return None if found is None or int(found.value) == FOR_EVER else int(found.value)
 
 
 def _retention(facts: TopicFacts) -> Finding:

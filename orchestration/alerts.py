@@ -16,13 +16,13 @@ from highwater.alerting import Alert, Measure, after, told, watch
 from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError, TopicVanishedError
 from highwater.routing import JITTER
-from highwater.topic_rules import kept_for_ever, retention
+from highwater.topic_rules import no_age_ends, retention, size_limit
 from highwater.wording import span
 from orchestration import taken_back
 from orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
 from orchestration.origin_counts import count_parked
 from orchestration.publication import behind
-from orchestration.unread import in_raw, unread_ages
+from orchestration.unread import Ages, in_raw, unread_ages
 from resources import guards
 from resources.guards import guarded
 from resources.topic_facts import stamped_by_broker, topic_settings
@@ -55,6 +55,21 @@ class Asked:
     def in_raw(self) -> Collection[str] | None:
         """The slices that stand in raw, read once; None if the lake cannot be asked now."""
         return in_raw(self.ledger, self.lake, self.stream)
+
+    def ages(self, topic: str) -> Ages:
+        """Of what is not in raw of a topic, asked once.
+
+        Raises:
+            TopicAbsentError: there is no such topic.
+            DependencyAwayError: Kafka or the ledger is away.
+        """
+        if topic not in self._ages:
+            self._ages[topic] = unread_ages(self.ledger, self.kafka, self.stream, topic, self.in_raw)
+        return self._ages[topic]
+
+    @cached_property
+    def _ages(self) -> dict[str, Ages]:
+        return {}
 
 
 Measuring = Callable[[Asked], Measure | None]
@@ -179,7 +194,7 @@ def _lateness(asked: Asked, topic: str) -> tuple[timedelta, bool]:
     """
     stream = asked.stream
     try:
-        ages = unread_ages(asked.ledger, asked.kafka, stream, topic, asked.in_raw)
+        ages = asked.ages(topic)
         if topic in stream.foreign_topics and not stamped_by_broker(asked.kafka, topic):
             return timedelta(0), True  # what just came may bear the time of its first publication, days ago
     except TopicAbsentError:
@@ -190,29 +205,88 @@ def _lateness(asked: Asked, topic: str) -> tuple[timedelta, bool]:
     return max(age - stream.delays[topic] * (1 + JITTER), timedelta(0)), ages.sure
 
 
+@dataclass(frozen=True)
+class _Left:
+    """How long a topic still keeps its oldest unread record.
+
+    Args:
+        topic: its name.
+        left: None if it takes none for its age.
+        limit: below it there is something to warn of.
+        ages: of what is unread.
+        size: `retention.bytes`, if that is limited: it may take the record at any time.
+    """
+
+    topic: str
+    left: timedelta | None
+    limit: timedelta
+    ages: Ages
+    size: int | None
+
+    @property
+    def margin(self) -> timedelta:
+        """Below 0 it is to be told."""
+        return timedelta.max if self.left is None else self.left - self.limit
+
+    @property
+    def by_size(self) -> str:
+        """What is known of a limit by size."""
+        return "" if self.size is None else f"; retention.bytes={self.size} of {self.topic} may take it before"
+
+
 def _retention_left(asked: Asked) -> Measure | None:
+    """Of the main topic and of every topic whose records are retried the one that is in most danger."""
     stream = asked.stream
-    settings = topic_settings(asked.kafka, stream.topic)
-    if kept_for_ever(settings):
-        return Measure.of_nothing(stream.name, "retention before unread records", "the topic keeps all")
-    kept = retention(settings)
-    if kept is None:  # the settings may not be read
+    found = _all_left(asked)
+    worst = min(found, key=lambda one: one.margin, default=None)
+    known = any(one.topic == stream.topic for one in found) and all(one.ages.sure for one in found)
+    if worst is None or (worst.margin >= timedelta(0) and not known):
         return None
-    ages = unread_ages(asked.ledger, asked.kafka, stream, stream.topic, asked.in_raw)
-    left = kept - (ages.oldest or timedelta(0))
-    # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
-    limit = min(stream.alerts.retention_left, kept / 2)
-    if left >= limit and not ages.sure:
-        return None
-    planned = f"highwater explain {ages.waiting[0]} tells why it is planned and not read, or " if ages.waiting else ""
+    if worst.left is None:
+        sizes = ", ".join(f"retention.bytes={one.size} of {one.topic}" for one in found if one.size is not None)
+        why = f"no age ends a record; when {sizes} takes one is not known" if sizes else "the topics keep all"
+        return Measure.of_nothing(stream.name, "retention before unread records", why)
     return Measure(
         stream.name,
         "retention before unread records",
-        f"{span(left)} until retention takes the oldest unread record",
-        str(limit),
-        left < limit,
-        f"{planned}see that {stream.name}_planner runs and what its ticks say, or raise retention.ms of {stream.topic}",
+        f"{span(worst.left)} until retention takes the oldest unread record of {worst.topic}{worst.by_size}",
+        str(worst.limit),
+        worst.margin < timedelta(0),
+        _read_sooner(stream, worst),
     )
+
+
+def _all_left(asked: Asked) -> list[_Left]:
+    found = []
+    for topic in (asked.stream.topic, *asked.stream.delays):
+        try:
+            found += [one] if (one := _left(asked, topic)) is not None else []
+        except TopicAbsentError:
+            if topic == asked.stream.topic:
+                raise
+            # Nothing was published to it yet; if it is gone, the age of retries tells.
+    return found
+
+
+def _left(asked: Asked, topic: str) -> _Left | None:
+    """None where the settings of the topic may not be read."""
+    settings = topic_settings(asked.kafka, topic)
+    kept, size = retention(settings), size_limit(settings)
+    if kept is None:
+        return _Left(topic, None, timedelta(0), Ages({}, sure=True), size) if no_age_ends(settings) else None
+    ages = asked.ages(topic)
+    # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
+    limit = min(asked.stream.alerts.retention_left, kept / 2)
+    return _Left(topic, kept - (ages.oldest or timedelta(0)), limit, ages, size)
+
+
+def _read_sooner(stream: Stream, worst: _Left) -> str:
+    waiting = worst.ages.waiting
+    planned = f"highwater explain {waiting[0]} tells why it is planned and not read, or " if waiting else ""
+    runs = f"{stream.name}_planner runs"
+    if worst.topic != stream.topic:
+        runs = f"{stream.name}_dlq_retries runs, that {worst.topic} is not paused,"
+    return f"{planned}see that {runs} and what its ticks say, or raise retention.ms of {worst.topic}"
 
 
 def _breaker(asked: Asked) -> Measure | None:

@@ -436,7 +436,7 @@ def audit(
     ages = _ages(ledger, kafka, stream, status, standing.raw)
     findings, facts, problems = _looked_at(kafka, stream, ages)
     published_to, unseen = (
-        judged_published(kafka, stream, partial(accepted_vanished, ledger, lake, stream)) if facts else ({}, [])
+        judged_published(kafka, stream, partial(accepted_vanished, ledger, lake, stream), facts) if facts else ({}, [])
     )
     failing, not_decided = _failing(ledger, kafka, lake, stream, whole)
     losses = ledger.losses(stream.name)

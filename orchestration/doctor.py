@@ -14,6 +14,7 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +28,11 @@ from highwater.errors import (
     PermanentError,
     TopicAbsentError,
 )
+from highwater.fitting import configure
+from highwater.routing import JITTER
 from highwater.slices import OffsetRange
-from highwater.topic_rules import Finding, Level, judge
+from highwater.topic_rules import RETENTION_PER_AGE, Finding, Level, judge, retention
+from highwater.wording import span
 from orchestration.dagster_home import see_home, told
 from orchestration.publication import accepted_vanished
 from orchestration.topic_audit import judged_published
@@ -37,7 +41,7 @@ from resources.groups import denied, see_no_member
 from resources.lake import open_table
 from resources.permissions import permitted
 from resources.small_tables import try_storage
-from resources.topic_facts import stamped_by_broker, topic_facts
+from resources.topic_facts import stamped_by_broker, topic_facts, topic_settings
 from resources.transactions import Transactions
 from resources.vanished_topics import state_of, vanished
 
@@ -148,7 +152,7 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
             group = f"highwater.pub.{stream.publishes.topic}"
             yield _tried(f"group {group}", lambda: _group(deployment, group))
         for one in stream.foreign_topics:
-            yield _foreign(deployment, one)
+            yield _foreign(deployment, stream, one)
         yield _tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
         yield _tried(f"group {stream.group}", lambda: _group(deployment, stream.group))
     if stream.lookup is not None:
@@ -170,17 +174,28 @@ def _accepted(deployment: Deployment, stream: Stream) -> str:
     return see_accepted(deployment.kafka(), stream, gone)
 
 
-def _foreign(deployment: Deployment, topic: str) -> Tried:
+def _foreign(deployment: Deployment, stream: Stream, topic: str) -> Tried:
     """A topic that another system fills, and may not have made yet."""
-    what = f"DLQ topic {topic} of another system"
+    what, kafka = f"DLQ topic {topic} of another system", deployment.kafka()
     try:
-        partitions = len(deployment.kafka().topic_state(topic).partitions)
-        clock = "the broker" if stamped_by_broker(deployment.kafka(), topic) else "producers"
+        partitions = len(kafka.topic_state(topic).partitions)
+        clock = "the broker" if stamped_by_broker(kafka, topic) else "producers"
+        settings = topic_settings(kafka, topic)
     except TopicAbsentError:
         return Tried(what, "it is not there: the other system has not made it yet, or the name is wrong", warning=True)
     except HighwaterError as error:
         return Tried(what, error=error)
-    return Tried(what, f"{partitions} partitions, timestamps set by {clock}")
+    found = f"{partitions} partitions, timestamps set by {clock}"
+    waits, kept = stream.delays[topic] * (1 + JITTER), retention(settings)
+    if kept is None or kept >= RETENTION_PER_AGE * waits:
+        return Tried(what, found)
+    needed = f"retention.ms={int(RETENTION_PER_AGE * waits / timedelta(milliseconds=1))}"
+    return Tried(
+        what,
+        f"{found}; it keeps a record for {span(kept)}, which waits there for up to {span(waits)}",
+        warning=True,
+        remedy=configure(kafka.bootstrap, topic, needed),
+    )
 
 
 def _rules(deployment: Deployment, stream: Stream) -> Iterator[Tried]:

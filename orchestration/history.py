@@ -6,11 +6,13 @@ on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES, RunRecord
 
 from highwater.errors import DependencyAwayError
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 # Repair waits an hour at the longest, so what failed in the last day tells enough.
 MEMORY = timedelta(days=1)
+# Runs that are asked for at once: some megabytes of memory.
 RECORDS = 2_000
 # Dagster's daemon starts a retry within seconds; after so long it is taken for lost.
 RETRY_GRACE = timedelta(minutes=5)
@@ -40,24 +43,26 @@ def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str]
         now: the time, in UTC.
     """
     raw = {table_key(stream, "raw")}
-    return _past(instance, order, now, lambda record: _takes_slices(stream, record), raw)
+    return _past(instance, stream, order, now, lambda record: _takes_slices(stream, record), raw)
 
 
 def past_publishing(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
     """The same of runs that sent accepted events; those that succeeded are left out, since they sent all they named."""
-    return _past(instance, order, now, lambda record: _publishes(stream, record) and not record.dagster_run.is_success)
+    sent = partial(_publishes, stream)
+    return _past(instance, stream, order, now, lambda record: sent(record) and not record.dagster_run.is_success)
 
 
 def _past(
     instance: dg.DagsterInstance,
+    stream: Stream,
     order: Sequence[str],
     now: datetime,
     wanted: Callable[[RunRecord], bool],
     raw: Collection[dg.AssetKey] = (),
 ) -> list[PastRun]:
-    unfinished = instance.get_run_records(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES), limit=RECORDS)
-    recent = instance.get_run_records(dg.RunsFilter(updated_after=now - MEMORY), limit=RECORDS)
-    records = {record.dagster_run.run_id: record for record in (*unfinished, *recent)}
+    asked: list[dict[str, Any]] = [{"statuses": NOT_FINISHED_STATUSES}, {"updated_after": now - MEMORY}]
+    found = (record for one in asked for record in _records(instance, stream, **one))
+    records = {record.dagster_run.run_id: record for record in found if wanted(record)}
     position = {key: at for at, key in enumerate(order)}
     return [
         PastRun(
@@ -67,8 +72,28 @@ def _past(
             raw_alone=record.dagster_run.asset_selection == raw,
         )
         for run_id, record in records.items()
-        if wanted(record)
     ]
+
+
+def _records(instance: dg.DagsterInstance, stream: Stream, **asked: Any) -> Iterator[RunRecord]:
+    """Runs among which are all of the stream's, some of them twice.
+
+    Where the instance has too many to look at each, those with the stream's tag are asked for, and those that a person
+    or a backfill asked for by their assets: they have no tag. What lies farther back and has neither, such as a run of
+    a job that others wrote over the stream's assets, is not seen then.
+    """
+    newest = instance.get_run_records(dg.RunsFilter(**asked), limit=RECORDS)
+    yield from newest
+    if len(newest) == RECORDS:
+        yield from _pages(instance, dg.RunsFilter(**asked, tags={STREAM_TAG: stream.name}))
+        yield from _pages(instance, dg.RunsFilter(**asked, job_name=IMPLICIT_ASSET_JOB_NAME))
+
+
+def _pages(instance: dg.DagsterInstance, asked: dg.RunsFilter) -> Iterator[RunRecord]:
+    last = None
+    while page := instance.get_run_records(asked, limit=RECORDS, cursor=last):
+        yield from page
+        last = page[-1].dagster_run.run_id
 
 
 def is_of(stream: Stream, record: RunRecord) -> bool:

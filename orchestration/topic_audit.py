@@ -9,17 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError, TopicAbsentError
-from highwater.topic_rules import Finding, judge_published
+from highwater.topic_rules import Finding, judge_published, judge_room
 from resources.topic_facts import topic_facts
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.topic_rules import TopicFacts
     from resources.dlq_topics import Gone
     from resources.kafka import Kafka
 
 
 def judged_published(
-    kafka: Kafka, stream: Stream, gone: Gone = lambda _: None
+    kafka: Kafka, stream: Stream, gone: Gone = lambda _: None, main: TopicFacts | None = None
 ) -> tuple[dict[str, list[Finding]], list[HighwaterError]]:
     """What the rules say of each of the topics that is there; and what kept one from being looked at.
 
@@ -29,13 +30,16 @@ def judged_published(
         kafka: is looked at.
         stream: the declaration.
         gone: is asked of each topic that is absent, for the error that this is; None if it may be.
+        main: the main topic, to hold the room of the DLQ's topics against it; without it that is not judged.
     """
     found: dict[str, list[Finding]] = {}
     errors: list[HighwaterError] = []
     try:
         for topic in stream.published_topics:
             try:
-                found[topic] = judge_published(topic_facts(kafka, topic))
+                facts = topic_facts(kafka, topic)
+                found[topic] = judge_published(facts)
+                found[topic] += [judge_room(facts, main)] if main and topic in stream.dlq_topics else []
             except TopicAbsentError:
                 errors += [error] if (error := gone(topic)) is not None else []
     except HighwaterError as error:

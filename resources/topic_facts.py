@@ -56,6 +56,7 @@ def topic_settings(kafka: Kafka, topic: str) -> Mapping[str, Setting] | None:
     """The settings of a topic; None where the cluster forbids reading them.
 
     Raises:
+        TopicAbsentError: there is no such topic.
         DependencyAwayError: no broker answered in time.
     """
     from confluent_kafka.admin import ResourceType
@@ -67,6 +68,7 @@ def stamped_by_broker(kafka: Kafka, topic: str) -> bool:
     """Whether the broker sets the records' timestamps; False also where that may not be read.
 
     Raises:
+        TopicAbsentError: there is no such topic.
         DependencyAwayError: no broker answered in time.
     """
     settings = topic_settings(kafka, topic)
@@ -84,7 +86,7 @@ def _brokers(kafka: Kafka) -> list[int]:
 
 def _settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | None:
     from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import ConfigResource, ConfigSource
+    from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType
 
     denied = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
     resource = ConfigResource(kind, name)
@@ -96,6 +98,8 @@ def _settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | Non
     except KafkaException as error:
         if error.args[0].code() in denied:
             return None
+        if kind == ResourceType.TOPIC and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            kafka.description(name)  # tells so, unless it is just being made
         raise kafka.away(error) from error
     except TimeoutError as error:
         raise kafka.away(error) from error

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from dev.processes import LOOPBACK, free_port
 from highwater.alerting import Alert, Measure, after, told, watch
-from highwater.declaration import Alerts, Lookup
+from highwater.declaration import Alerts, Foreign, Lookup
 from highwater.envelope import Origin
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
 from highwater.reclaims import Reclaim
@@ -79,6 +79,14 @@ def test_what_was_not_measured_stays_as_it_is() -> None:
     later = after(open_, [measure(over=True, value="9")], NOW + timedelta(hours=1))
     [alert] = later.values()
     assert (alert.since, alert.value) == (NOW, "9")
+
+
+def test_an_alert_that_lasts_has_the_remedy_of_now() -> None:
+    """It named the first slice that was given up, for as long as any was, and the threshold of before."""
+    known = {name: replace(alert, told=True) for name, alert in after({}, [measure(over=True)], NOW).items()}
+    now = replace(measure(over=True), threshold="6", remedy="look at the other")
+    [alert] = after(known, [now], NOW + timedelta(hours=1)).values()
+    assert (alert.since, alert.told, alert.threshold, alert.remedy) == (NOW, True, "6", "look at the other")
 
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -372,7 +380,8 @@ def test_the_sensor_tells_what_kafka_shows(
 
     scene = Scene(bootstrap, topic(**{"retention.ms": "20000", "message.timestamp.type": "LogAppendTime"}), tmp_path)
     limits = Alerts(retries_late=timedelta(seconds=1), retention_left=timedelta(seconds=30))
-    stream = replace(make_stream(scene.topic), tiers=(timedelta(seconds=1),), alerts=limits)
+    absent = (Foreign(f"{scene.topic}.absent", timedelta(seconds=1)),)
+    stream = replace(make_stream(scene.topic), tiers=(timedelta(seconds=1),), foreign=absent, alerts=limits)
     create_topic(bootstrap, stream.tier_topics[0], 1, {"message.timestamp.type": "LogAppendTime"})
     send(bootstrap, stream.tier_topics[0], [Message(b"k", b"v")])
     scene.write(3)

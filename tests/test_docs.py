@@ -558,7 +558,7 @@ def test_the_page_of_tables_has_every_field_of_a_proof() -> None:
     table = section("docs/tables.md", "The proof").split("| in | `counts` holds |")[0]
     listed = {name for row in rows(table) for name in spans(row[0])}
 
-    assert listed == set(Proof(piece, attempt=1, rows=1, past=True).to_plain())
+    assert listed == set(Proof(piece, attempt=1, rows=1, past=True, run="r").to_plain())
 
 
 def test_the_page_of_tables_has_every_reason() -> None:

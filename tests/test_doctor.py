@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -13,9 +14,10 @@ import dagster as dg
 import pytest
 
 from dev.processes import LOOPBACK, free_port
-from highwater.declaration import Accepted
+from highwater.declaration import Accepted, Foreign
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, PermanentError
 from highwater.settings import Settings
+from highwater.topic_rules import Setting
 from orchestration import doctor, topic_audit
 from orchestration.terminal import PERMANENT, TEMPORARY
 from resources.dlq_topics import ensure
@@ -164,6 +166,25 @@ def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pyt
     assert failed.row[0] == "failed"
     assert failed.row[3].endswith("--entity-name orders --add-config unclean.leader.election.enable=false")
     assert (warned.row[0], warned.row[3].endswith("retention.bytes=-1")) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("kept", "warned"), [("2880001", False), ("2879999", True), ("-1", False), (None, False)], ids=str
+)
+def test_a_topic_of_another_system_that_keeps_less_than_its_delay_is_warned_of(
+    kept: str | None, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of it went before they were due, and nothing told it beforehand."""
+    settings = {} if kept is None else {"retention.ms": Setting(kept, "DYNAMIC_TOPIC_CONFIG")}
+    monkeypatch.setattr(doctor, "topic_settings", lambda *_: settings)
+    monkeypatch.setattr(doctor, "stamped_by_broker", lambda *_: False)
+    kafka = SimpleNamespace(bootstrap="broker:9092", topic_state=lambda _: SimpleNamespace(partitions={0: None}))
+    stream = replace(make_stream("orders"), foreign=(Foreign("connect.dlq", timedelta(minutes=20)),))
+    found = doctor._foreign(cast("Deployment", SimpleNamespace(kafka=lambda: kafka)), stream, "connect.dlq")
+    assert (found.warning, found.text.startswith("1 partitions, timestamps set by producers")) == (warned, True)
+    if warned:
+        assert found.text.endswith("it keeps a record for 0:48:00, which waits there for up to 0:24:00")
+        assert found.remedy.endswith("--entity-name connect.dlq --add-config retention.ms=2880000")
 
 
 @pytest.mark.usefixtures("impatient")

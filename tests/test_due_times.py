@@ -7,18 +7,25 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dev.processes import wait_until
 from highwater.errors import DependencyAwayError
 from highwater.plans import Generation
 from highwater.slices import OffsetRange, Slice
 from orchestration.audit import _dlq as audited
 from orchestration.plan_status import DlqStatus, StreamStatus, _tier
-from resources.kafka import PartitionState, TopicState
+from orchestration.retries import plan_tier
+from resources.kafka import Kafka, PartitionState, TopicState
 from resources.ledger import Ledger
-from tests.support import make_stream
+from tests.conftest import create_topic
+from tests.support import Message as Record
+from tests.support import make_stream, send
+
+if TYPE_CHECKING:
+    from tests.conftest import TopicFactory
 
 HOUR = timedelta(hours=1)
 STREAM = replace(make_stream("orders"), tiers=(HOUR,))
@@ -114,6 +121,57 @@ def test_where_nothing_waits_or_can_be_read_there_are_none(ledger: Ledger) -> No
     assert look(ledger, Tier({0: 5, 1: 0})).times is None
     away = look(ledger, Tier({0: 9, 1: 0}, away=True))
     assert (away.waiting, away.times, away.error) == (4, None, None)
+
+
+@pytest.mark.parametrize("ordinal", [1, 2, 3, 40, 5000])
+def test_what_is_retried_is_what_came_before_the_delay_and_the_jitter_of_the_slice(
+    ledger: Ledger, ordinal: int
+) -> None:
+    """The question to the broker is the whole bound: what it asks for later is retried too early."""
+    asked: list[int] = []
+
+    class Asked(Tier):
+        def offsets_at(self, topic: str, ms: int, state: TopicState) -> dict[int, int]:
+            asked.append(ms)
+            return super().offsets_at(topic, ms, state)
+
+    nothing = {0: OffsetRange(5, 5), 1: OffsetRange(0, 0)}
+    ledger.add([Slice("orders", TIER, "A", 0, n, nothing, BEGUN) for n in range(1, ordinal)][-1:])
+    kafka: Any = Asked({0: 100, 1: 40})
+    now = BEGUN + HOUR * (1 + jitter(f"{TIER}@{ordinal:07}")) + timedelta(seconds=30, milliseconds=1)
+    planned = plan_tier(ledger, kafka, STREAM, TIER, now, dry=True)
+    assert asked == pytest.approx([(BEGUN.timestamp() + 30) * 1000], abs=2)
+    [piece] = planned.slices
+    assert (piece.ordinal, piece.ranges[0]) == (ordinal, OffsetRange(5, 30))
+
+
+@pytest.mark.slow
+def test_an_open_transaction_holds_up_what_stands_behind_it_alone(
+    bootstrap: str, topic: TopicFactory, ledger: Ledger
+) -> None:
+    from confluent_kafka import Producer
+
+    stream = replace(make_stream(topic()), tiers=(timedelta(seconds=1),))
+    [tier] = stream.tier_topics
+    create_topic(bootstrap, tier, 1, {"message.timestamp.type": "LogAppendTime"})
+    kafka = Kafka(bootstrap)
+    sender = Producer({"bootstrap.servers": bootstrap, "transactional.id": tier})
+    sender.init_transactions(60)
+
+    def retried() -> list[OffsetRange]:
+        """What is planned when all has waited long enough."""
+        return [piece.ranges[0] for piece in plan_tier(ledger, kafka, stream, tier, datetime.now(UTC) + HOUR).slices]
+
+    send(bootstrap, tier, [Record(b"k", b"before")])
+    sender.begin_transaction()
+    sender.produce(tier, b"open", b"k", partition=0)
+    assert sender.flush(60) == 0
+    send(bootstrap, tier, [Record(b"k", b"behind")])
+    assert retried() == [OffsetRange(0, 1)]
+    assert retried() == []
+    sender.commit_transaction(60)
+    wait_until(lambda: kafka.topic_state(tier).partitions[0].last_stable == 4, 60, "the end of the transaction")
+    assert retried() == [OffsetRange(1, 4)]
 
 
 @pytest.mark.parametrize("ms", [10**15, 10**18, 253_402_300_799_000])

@@ -37,6 +37,14 @@ def test_other_tables_and_older_versions_tell_nothing_of_it() -> None:
     assert Proof.from_json(text).piece.epochs == {}
 
 
+def test_who_read_a_slice_survives_where_it_is_told() -> None:
+    """A proof of a version that did not tell it is read."""
+    proof = Proof(PIECE, attempt=3, rows=None, past=True, run="a-run")
+    assert Proof.from_json(proof.to_json()) == proof
+    assert "run" not in replace(proof, run="").to_plain()
+    assert Proof.from_json(replace(proof, run="").to_json()).run == ""
+
+
 def test_a_proof_of_a_newer_format_is_not_guessed_at() -> None:
     text = Proof(PIECE, attempt=3, rows=4).to_json().replace('"format":1', '"format":2')
     with pytest.raises(ValueError, match="format 2"):

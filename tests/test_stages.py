@@ -198,6 +198,23 @@ def test_a_partition_that_holds_most_records_is_read_by_many_tasks(
     assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == 1 + 3, "a slice of three files"
 
 
+def test_a_second_try_of_a_run_keeps_what_the_first_committed(bench: Bench) -> None:
+    """The answer to the commit was lost; a re-execution is another run, and reads again."""
+    bench.send(*[order_message(f"o{n}", 1) for n in range(9)])
+    first, second = bench.plan(0, p0=(0, 4)), bench.plan(1, p0=(4, 9))
+
+    def seen(run: str, *slices: Slice) -> tuple[list[int], int]:
+        reports = raw.materialise(bench.work(*slices, run=run))
+        assert [report.rows for report in reports] == [len(piece.ranges[0]) for piece in slices]
+        return [report.attempt for report in reports], bench.lake.table(bench.stream.name, "raw").version()
+
+    attempts, version = seen("a run", first)
+    assert seen("a run", first) == (attempts, version)
+    assert seen("a run", first, second) == ([1, 1], version + 1)
+    assert seen("another", first, second) == ([2, 2], version + 2)
+    assert len(bench.rows("raw")) == 9
+
+
 def test_every_slice_repeated_in_any_order_is_there_once(bench: Bench) -> None:
     """The later slice is taken first: older versions that arrive late change nothing of what is current."""
     bench.send(*[order_message(f"o{n % 5}", n // 5 + 1, partition=n % 2) for n in range(40)])

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from highwater.topic_rules import Level, Setting, TopicFacts, endurance, judge, judge_published, together
+from highwater.declaration import Accepted
+from highwater.topic_rules import Level, Setting, TopicFacts, endurance, judge, judge_published, judge_room, together
+from orchestration import topic_audit
 from resources import topic_facts
+from tests.support import make_stream
 
 SETTINGS = {
     "min.insync.replicas": "2",
@@ -188,6 +191,31 @@ def test_of_a_topic_that_is_published_to_is_judged_what_no_drift_tells() -> None
         "unclean election": Level.ERROR,
         "replicas in sync": Level.ERROR,
     }
+
+
+def test_too_little_room_in_the_dlq_is_a_warning_and_no_error() -> None:
+    """What does not fit is parked, by reference in the end: only the doctor told of it."""
+    main = with_setting(SAFE, max_message_bytes="1000000")
+    needed = 1_000_000 + 16 * 1024
+    tier = replace(SAFE, topic="orders.dlq.1")
+    enough, little = (with_setting(tier, max_message_bytes=str(needed - less)) for less in (0, 1))
+    assert judge_room(enough, main).level is Level.OK
+    found = judge_room(little, main)
+    assert (found.level, found.value.split(",")[0]) == (Level.WARNING, "1")
+    assert found.remedy.endswith(f"--entity-name orders.dlq.1 --add-config max.message.bytes={needed}")
+    assert (judge_room(tier, main).level, judge_room(enough, SAFE).level) == (Level.UNKNOWN, Level.UNKNOWN)
+
+
+def test_the_audit_judges_the_room_of_the_dlq_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little of the topic of accepted events is drift, which its publication tells."""
+    small = with_setting(SAFE, max_message_bytes="20000")
+    monkeypatch.setattr(topic_audit, "topic_facts", lambda _, topic: replace(small, topic=topic))
+    stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
+    kafka: Any = None
+    for main, told in ((small, {*stream.dlq_topics}), (None, set())):
+        found, errors = topic_audit.judged_published(kafka, stream, main=main)
+        warned = {topic for topic, all_ in found.items() for one in all_ if one.level is Level.WARNING}
+        assert (warned, errors) == (told, [])
 
 
 def test_what_may_not_be_read_is_told_as_such() -> None:

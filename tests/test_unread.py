@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from highwater.declaration import Alerts
-from highwater.errors import DependencyAwayError
+from highwater.alerting import Measure
+from highwater.declaration import Alerts, Foreign
+from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.plans import Generation, Loss
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
@@ -211,6 +212,7 @@ def alert_of(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> Any:
     kept = str(90 * 60_000)
     monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(kept, "x")})
     stream = replace(STREAM, alerts=Alerts(retention_left=timedelta(minutes=30), retries_late=timedelta(minutes=30)))
+    stream = replace(stream, tiers=()) if deployed.topic == "orders" else stream
     asked = alerts.Asked(deployed.ledger, deployed.kafka, deployed.lake, stream)
     return alerts._retention_left(asked) if deployed.topic == "orders" else alerts._late_retries(asked)
 
@@ -225,6 +227,94 @@ def test_the_alert_of_retention_names_the_slice_that_nobody_reads(
     deployed.read(3, 4, 5)
     under = alert_of(deployed, monkeypatch)
     assert (under.over, "explain" in under.remedy) == (False, False)
+
+
+FOREIGN = "connect.dlq"
+
+
+class Several(Topic):
+    """Of these topics alone are there any; no broker's clock stamps them."""
+
+    def __init__(self, *there: str) -> None:
+        self.there = there
+
+    def topic_state(self, topic: str) -> TopicState:
+        if topic not in self.there:
+            raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
+        return super().topic_state(topic)
+
+
+def retention_left(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch, kept: Mapping[str, Mapping[str, int]]
+) -> Measure | None:
+    """The alert of a stream with tiers and a foreign topic, all of whose main topic is read, with these settings."""
+    deployed.read(*range(6))
+
+    def settings(_: object, topic: str) -> Mapping[str, Setting] | None:
+        deployed.kafka.topic_state(topic)  # one that is not there has none
+        found = {name.replace("_", "."): Setting(str(value), "x") for name, value in kept.get(topic, {}).items()}
+        return found or None
+
+    monkeypatch.setattr(alerts, "topic_settings", settings)
+    stream = replace(
+        STREAM,
+        foreign=(Foreign(FOREIGN, timedelta(minutes=10)),),
+        alerts=Alerts(retention_left=timedelta(minutes=30)),
+    )
+    return alerts._retention_left(alerts.Asked(deployed.ledger, deployed.kafka, deployed.lake, stream))
+
+
+DAY_MS = 24 * 3_600_000
+ALL, A_DAY, TOO_SHORT = {"retention_ms": -1}, {"retention_ms": DAY_MS}, {"retention_ms": 120 * 60_000}
+
+
+@pytest.mark.parametrize("topic", [TIER, FOREIGN])
+@pytest.mark.parametrize("main", [ALL, A_DAY], ids=["kept", "a day"])
+def test_a_retry_that_retention_is_about_to_take_is_told(
+    topic: str, main: Mapping[str, int], deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main topic alone was asked: a stopped sensor or a long pause was told when the offsets were gone."""
+    deployed.kafka = Several("orders", TIER, FOREIGN)
+    kept = {"orders": main, TIER: A_DAY, FOREIGN: A_DAY, topic: TOO_SHORT}
+    found = retention_left(deployed, monkeypatch, kept)
+    assert found is not None
+    assert found.over
+    assert found.value.startswith(("0:19:", "0:20:"))
+    assert found.value.endswith(f"takes the oldest unread record of {topic}")
+    assert all(text in found.remedy for text in ("orders_dlq_retries runs", f"raise retention.ms of {topic}"))
+    assert not (retention_left(deployed, monkeypatch, {**kept, topic: A_DAY}) or found).over
+
+
+def test_a_tier_that_is_not_there_or_may_not_be_looked_at_hides_no_other(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed.kafka = Several("orders", FOREIGN)
+    found = retention_left(deployed, monkeypatch, {"orders": A_DAY})
+    assert found is not None
+    assert (found.over, "of orders" in found.value) == (False, True)
+    assert retention_left(deployed, monkeypatch, {FOREIGN: A_DAY}) is None, "nothing is known of the main topic"
+    over = retention_left(deployed, monkeypatch, {FOREIGN: TOO_SHORT})
+    assert over is not None
+    assert over.over
+
+
+def test_a_topic_that_is_limited_by_size_does_not_keep_all(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed.kafka = Several("orders", TIER)
+    sized = {**ALL, "retention_bytes": 9}
+    for kept, expected in (
+        ({"orders": sized}, "no age ends a record; when retention.bytes=9 of orders takes one is not known"),
+        (
+            {"orders": ALL, TIER: sized},
+            f"no age ends a record; when retention.bytes=9 of {TIER} takes one is not known",
+        ),
+        ({"orders": {**ALL, "retention_bytes": -1}}, "the topics keep all"),
+    ):
+        found = retention_left(deployed, monkeypatch, kept)
+        assert found is not None
+        assert (found.over, found.value) == (False, expected)
+    found = retention_left(deployed, monkeypatch, {"orders": {**A_DAY, "retention_bytes": 9}})
+    assert found is not None
+    assert found.value.endswith("of orders; retention.bytes=9 of orders may take it before")
 
 
 def test_raw_is_opened_once_a_tick(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:

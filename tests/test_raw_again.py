@@ -1,0 +1,73 @@
+"""A step of raw that is tried again in its run: what was committed stands, although the answer was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assets import raw
+from assets.work import Work
+from highwater.plans import Generation
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from resources.lake import Lake
+from resources.ledger import Ledger
+from tests.support import make_stream
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+STREAM = make_stream("orders")
+MINE, OTHER, OLD = (Slice("orders", "orders", "A", 0, n, {0: OffsetRange(9 * n, 9 * n + 9)}, NOW) for n in range(3))
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Of a run that has committed one of three slices; another run, and a version that told no run, the others."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
+    ledger.open_generation(Generation("orders", "orders", "A", 0, {0: 0}, NOW))
+    runs = [(MINE, "this"), (OTHER, "another"), (OLD, "")]
+    ledger.add([piece for piece, _ in runs])
+    ledger.next_attempts([piece.key for piece, _ in runs])
+    proofs = [Proof(piece, 1, 9, run=run).to_json() for piece, run in runs]
+    rows = pa.table({"slice": [piece.key for piece, _ in runs], "proof": proofs})
+    write_deltalake(lake.path("orders", "raw"), rows, partition_by="slice")
+    monkeypatch.setattr(raw, "create_table", lambda *_: None)
+    nothing: Any = None  # neither Spark nor Kafka is asked
+    return Work(STREAM, [MINE], nothing, lake, ledger, nothing, lambda _: None, run="this")
+
+
+def test_what_this_run_has_committed_is_neither_read_nor_committed_again(work: Work) -> None:
+    """Its second try read all again, and put a version with the same records behind the first."""
+    [report] = raw.materialise(work)
+    assert (report.attempt, report.delta_version) == (1, 0)
+    assert report.note == "this run had committed it before; it is not read again"
+    assert work.lake.table("orders", "raw").version() == 0
+    assert work.ledger.next_attempts([MINE.key]) == {MINE.key: 2}, "no attempt was begun"
+
+
+@pytest.mark.parametrize(("run", "kept"), [("this", [MINE]), ("third", []), ("", [])])
+def test_what_another_run_has_committed_is_read_again(
+    run: str, kept: list[Slice], work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, list[str]] = {}
+
+    def look(_: object, left: Mapping[str, Slice], __: object) -> dict[str, str]:
+        told["looked at"] = [*left]
+        return {}
+
+    def commit(_: object, __: object, ___: object, kept: Mapping[str, str], ____: object) -> list[object]:
+        told["kept"] = [*kept]
+        return []
+
+    monkeypatch.setattr(raw, "_not_to_be_had", look)
+    monkeypatch.setattr(raw, "commit_until_settled", commit)
+    raw.materialise(replace(work, slices=[MINE, OTHER, OLD], run=run))
+    rest = [piece.key for piece in (MINE, OTHER, OLD) if piece not in kept]
+    assert told == {"looked at": rest, "kept": [piece.key for piece in kept]}
