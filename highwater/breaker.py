@@ -230,7 +230,7 @@ def opened(circuit: Circuit, rules: Breaker, why: str, now: datetime) -> Circuit
 
 
 def done(circuit: Circuit, key: str, now: datetime) -> Circuit:
-    """The breaker after a slice stands whole in all tables: the probe closes it."""
+    """The breaker after a slice stands whole, or nothing but what holds it is in its way: the probe closes it."""
     return Circuit(since=now) if circuit.probe == key else circuit
 
 
