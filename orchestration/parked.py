@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from assets import discarded
 from assets.commit import LEASE_SECONDS
 from assets.events import retries_lease
 from assets.reclaims import NUMBER
@@ -26,6 +27,7 @@ from highwater.errors import ConfigurationError, TopicAbsentError
 from highwater.plans import Discard
 from highwater.reclaims import numbers, stale
 from highwater.slices import OffsetRange
+from orchestration.dependencies import see_lake_there
 from orchestration.redriving import headers_of, key_of, redrive
 from resources.lake import count_in, query
 from resources.vanished_topics import vanished
@@ -277,12 +279,14 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
 
 
 def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: Asked) -> tuple[int, int]:
-    """Give the records up, in the ledger; returns how many, and how many have another end by now.
+    """Give the records up, in the ledger and then in the lake; returns how many, and how many have another end by now.
 
     Meanwhile no retry is decided: what one accepted before is not given up, and what is given up none accepts after,
     also where it was sent back. The records stay on the topic, and are told as given up.
     """
+    see_lake_there(ledger, lake)
     with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+        discarded.keep(ledger, lake, stream.name)  # a ledger from a backup learns of those since
         taken_back = numbers(ledger.reclaims.of(stream.name))
         ended = _settled(ledger, lake, stream, parked.waiting)
         meant = [o for o, one in parked.waiting.items() if o not in ended and not stale(taken_back, o, one.reclaims)]
@@ -291,6 +295,7 @@ def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: 
         now = now if last is None else max(now, last + timedelta(microseconds=1))
         lease.check()
         count = ledger.discard(stream.name, [Discard(origin, asked.because or "", asked.by, now) for origin in meant])
+        discarded.keep(ledger, lake, stream.name)
     return count, len(parked.waiting) - count
 
 
