@@ -28,6 +28,7 @@ from highwater.plans import Discard
 from highwater.reclaims import numbers, stale
 from highwater.slices import OffsetRange
 from orchestration.dependencies import see_lake_there
+from orchestration.origin_counts import count_parked
 from orchestration.redriving import headers_of, key_of, redrive
 from resources.lake import count_in, query
 from resources.vanished_topics import vanished
@@ -102,6 +103,7 @@ class Parked:
         settled: how many of the topic's records were accepted, given up, taken back or erased, since.
         strange: records of the topic without an envelope that can be believed; nobody touches them.
         ends: to where the topic was read.
+        missing: how many wait by the tables beyond those that the topic holds.
     """
 
     waiting: Mapping[Origin, Waiting]
@@ -109,6 +111,7 @@ class Parked:
     settled: int
     strange: int
     ends: Mapping[int, OffsetRange]
+    missing: int = 0
 
     @property
     def lines(self) -> list[str]:
@@ -121,6 +124,8 @@ class Parked:
         lines += [f"{self.others:,} others wait"] if self.others else []
         lines += [f"{self.settled:,} were accepted, given up, taken back or erased before"] if self.settled else []
         lines += [f"{self.strange:,} have no envelope of ours and are left alone"] if self.strange else []
+        lost = f"{self.missing:,} more wait by the tables, and the topic does not hold them: highwater reclaim"
+        lines += [f"{lost} --on this topic takes back what was parked there"] if self.missing else []
         return lines
 
     @property
@@ -207,6 +212,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
         TopicVanishedError: the parked topic is not there any more.
         DependencyAwayError: Kafka, the ledger or the lake could not be read.
     """
+    known = count_parked(ledger, lake, stream, published=True)
     try:
         state = kafka.topic_state(stream.parked_topic)
     except TopicAbsentError:
@@ -236,7 +242,9 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
     ended = _settled(ledger, lake, stream, waiting)
     meant = {origin: one for origin, (one, chosen) in waiting.items() if chosen and origin not in ended}
     others = len(waiting) - len(meant) - len(ended)
-    return Parked(meant, others, len(ended) + len(gone - waiting.keys()), strange, ends)
+    settled = len(ended) + len(gone - waiting.keys())
+    missing = max(0, known - (len(waiting) - len(ended)) - len(gone - waiting.keys()))
+    return Parked(meant, others, settled, strange, ends, missing)
 
 
 def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, datetime]) -> bool:
