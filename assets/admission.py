@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from highwater.breaker import Circuit, Outcome, admit, judge
+from highwater.breaker import Circuit, Outcome, admit, done, judge
 from highwater.errors import BreakerOpenError, RejectsOverLimitError
 from resources.breakers import Judgement
 
@@ -97,6 +97,31 @@ def see_within_limit(
     circuit = work.ledger.breakers.settle(work.stream.name, [piece.key for piece in main], decide)
     if refused:
         raise _over(work, circuit, [case for case in cases if case.key in refused], len(slices))
+
+
+def end_probe(
+    work: Work, slices: Sequence[Slice], standing: Mapping[str, Proof], measured: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Let a probe that records hold close the breaker, if the rest of it is within the limit.
+
+    A hold lasts until a person mends something; retries of tiers, which it does not concern, would wait as long.
+
+    Args:
+        work: the connections.
+        slices: the slices that were to be decided together, one of them held.
+        standing: what stands of them in events.
+        measured: the numbers of the split, without what holds.
+
+    Raises:
+        RejectsOverLimitError: the probe is over the limit, and the cool-down begins again.
+    """
+    probe = work.ledger.breakers.circuit(work.stream.name).probe
+    if probe is None or probe not in {piece.key for piece in slices}:
+        return
+    see_within_limit(work, slices, standing, measured)
+    now = datetime.now(UTC)
+    circuit = work.ledger.breakers.settle(work.stream.name, (), lambda circuit, _: (done(circuit, probe, now), ()))
+    work.log(f"breaker: {circuit.text}")
 
 
 def _case(key: str, standing: Mapping[str, Proof], counts: Mapping[str, int]) -> Outcome:

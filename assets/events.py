@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from assets import raw
-from assets.admission import see_admitted, see_within_limit
+from assets.admission import end_probe, see_admitted, see_within_limit
 from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, have_table, let_go
 from assets.holding import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
 from assets.layout import Layout
@@ -23,7 +23,7 @@ from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged
 from assets.sent import see_kept
 from assets.work import SliceReport, Work
 from highwater.envelope import ORIGIN
-from highwater.errors import SupersededAttemptError, TemporaryError, UnbalancedError
+from highwater.errors import SliceHeldError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.proof import Proof
 from highwater.retention import aged, records
 from resources.lake import slice_is_one_of
@@ -332,10 +332,14 @@ def _see_decidable(
 
     What was sent is asked of all slices: of one whose events the lake lost it stands in `published` alone.
     """
-    see_none_held(work, standing.proofs, told_of)
+    judged = rejected_anyway(told_of, {key: _plain(row) for key, row in told_of.items()})
+    try:
+        see_none_held(work, standing.proofs, told_of)
+    except SliceHeldError:
+        end_probe(work, slices, standing.proofs, judged)
+        raise
     see_kept(work, [piece.key for piece in slices], events)
-    measured = {key: _plain(row) for key, row in told_of.items()}
-    see_within_limit(work, slices, standing.proofs, rejected_anyway(told_of, measured))
+    see_within_limit(work, slices, standing.proofs, judged)
 
 
 def raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:

@@ -198,12 +198,14 @@ def _told(over: Sequence[Outcome]) -> str:
 def fail(
     circuit: Circuit, rules: Breaker, keys: Sequence[str], first: Collection[str], what: str, now: datetime
 ) -> Circuit:
-    """The breaker after slices failed by an error of their own.
+    """The breaker after a run failed by an error of its own: one failure, however many slices it took.
+
+    Its one error tells of one of them, or of none, and nothing of the others.
 
     Args:
         circuit: the breaker.
         rules: its limits.
-        keys: the slices, in the order of their plan.
+        keys: the slices of the run, in the order of their plan.
         first: those of which this was the first attempt.
         what: the error in a few words.
         now: the time, in UTC.
@@ -214,10 +216,10 @@ def fail(
     if not circuit.closed or not counted:
         return circuit
     others = [one for one in circuit.window if one.key not in counted]
-    window = [*others, *[Outcome(key, failed=True) for key in counted]][-_longest(rules) :]
+    window = [*others, Outcome(counted[-1], failed=True)][-_longest(rules) :]
     last = window[-rules.failures :]
     if len(last) == rules.failures and all(one.failed for one in last):
-        return opened(circuit, rules, f"{len(last)} slices up to {last[-1].key} failed in a row, the last: {what}", now)
+        return opened(circuit, rules, f"{len(last)} runs up to {last[-1].key} failed in a row, the last: {what}", now)
     return replace(circuit, window=tuple(window))
 
 
@@ -230,7 +232,7 @@ def opened(circuit: Circuit, rules: Breaker, why: str, now: datetime) -> Circuit
 
 
 def done(circuit: Circuit, key: str, now: datetime) -> Circuit:
-    """The breaker after a slice stands whole in all tables: the probe closes it."""
+    """The breaker after a slice stands whole, or nothing but what holds it is in its way: the probe closes it."""
     return Circuit(since=now) if circuit.probe == key else circuit
 
 

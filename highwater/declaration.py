@@ -202,7 +202,7 @@ class Breaker:
         reject_ratio: rejects among the records of the newest slices from which on it opens, above 0 and up to 1.
         least_records: fewer records than this are not judged.
         slices: first attempts that are looked back at, at the most.
-        failures: first attempts in a row that end in an error before it opens.
+        failures: first attempts in a row that end in an error before it opens; a run of several slices is one.
         cool_down: how long it stays open before one slice is tried.
     """
 

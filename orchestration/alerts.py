@@ -26,7 +26,7 @@ from orchestration.unread import Ages, in_raw, unread_ages
 from resources import guards
 from resources.guards import guarded
 from resources.topic_facts import stamped_by_broker, topic_settings
-from resources.vanished_topics import vanished
+from resources.vanished_topics import parked_lost, vanished
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -160,6 +160,25 @@ def _parked(asked: Asked) -> Measure | None:
         f"{limit:,}",
         count > limit,
         f"highwater redrive-parked {stream.name} lists them, sends them back; discard-parked gives them up",
+    )
+
+
+def _parked_topic(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    waiting = count_parked(asked.ledger, asked.lake, stream, published=True)
+    error: HighwaterError | None = None
+    if waiting:
+        try:
+            error = parked_lost(asked.kafka, stream, waiting)
+        except TopicAbsentError:
+            error = vanished(asked.ledger, stream, stream.parked_topic)
+    return Measure(
+        stream.name,
+        "parked topic",
+        "it holds what waits for a person" if error is None else f"{error.problem}: {error.stored}, {error.found}",
+        "nothing is lost",
+        error is not None,
+        "nothing is to be done" if error is None else error.remedy,
     )
 
 
@@ -427,6 +446,7 @@ MEASURES: tuple[Measuring, ...] = (
     _in_vain,
     _reject_ratio,
     _parked,
+    _parked_topic,
     _late_retries,
     _retention_left,
     _published_late,
@@ -435,6 +455,7 @@ MEASURES: tuple[Measuring, ...] = (
 ASKS: Mapping[Measuring, Sequence[str]] = {
     _reject_ratio: (LAKE,),
     _parked: (LAKE,),
+    _parked_topic: (LAKE, KAFKA),
     _late_retries: (KAFKA,),
     _retention_left: (KAFKA,),
     _published_late: (LAKE,),

@@ -36,6 +36,7 @@ from orchestration.topic_audit import judged_published
 from orchestration.unread import Ages, unread_ages
 from orchestration.version_checks import over_the_stream
 from resources.topic_facts import topic_facts
+from resources.vanished_topics import parked_lost
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -433,6 +434,7 @@ def audit(
     whole = [piece.key for piece in newest if not standing.lacking(piece.key)]
     status = stream_status(ledger, kafka, stream, {})
     dlq_errors = [one.error for one in status.dlq if one.error is not None]
+    dlq_errors += _parked_lost(kafka, stream, status, ends.parked)
     ages = _ages(ledger, kafka, stream, status, standing.raw)
     findings, facts, problems = _looked_at(kafka, stream, ages)
     published_to, unseen = (
@@ -580,6 +582,18 @@ def _waiting(unread: Sequence[Slice], status: StreamStatus, losses: Sequence[Los
         if (piece.topic, piece.topic_id) == (status.topic, status.topic_id):
             found.update({p: len(offsets) for p, offsets in left_to_read(piece, losses).ranges.items()})
     return found
+
+
+def _parked_lost(kafka: Kafka, stream: Stream, status: StreamStatus, waiting: int) -> list[HighwaterError]:
+    """The error of a parked topic that is there and holds less than waits there."""
+    there = [one for one in status.dlq if one.topic == stream.parked_topic and one.waiting is not None]
+    if not there:
+        return []
+    try:
+        found = parked_lost(kafka, stream, waiting)
+    except HighwaterError as error:
+        return [error]
+    return [] if found is None else [found]
 
 
 def _lost(losses: Sequence[Loss], topic: str) -> Counter[int]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from assets import current, erased
+from assets import current, discarded, erased
 from assets.commit import LEASE_SECONDS, commit_lock
 from assets.foreign import DLQ_SEEN
 from assets.layout import TABLE as CURRENT
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from assets.work import Work
 
-WITHOUT_A_JVM = (METRICS, PUBLISHED, erased.TABLE)
+WITHOUT_A_JVM = (METRICS, PUBLISHED, erased.TABLE, discarded.TABLE)
 # A night's slices are folded even where a run would wait for more: readers begin the day with few partitions.
 FOLD_FROM = 10
 # Whose unfinished decisions read which table at an old version, by the number in their proofs.
@@ -166,11 +166,12 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
     if sure:
         # What checks found since, what older versions kept, and what a ledger that was restored does not know.
         erased.keep(work.ledger, work.lake, stream.name)
+        discarded.keep(work.ledger, work.lake, stream.name)
     order = list(instance.get_dynamic_partitions(stream.partitions_name)) if instance else []
     busy = in_flight(past_runs(instance, stream, order, now)) if instance else frozenset()
     later = _read_later(work)
     found = []
-    for name in (*tables_of(stream), erased.TABLE):
+    for name in (*tables_of(stream), erased.TABLE, discarded.TABLE):
         table = work.lake.table(stream.name, name)
         if table is None:
             continue

@@ -151,8 +151,13 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     )
 
 
-def count_parked(ledger: Ledger, lake: Lake, stream: Stream) -> int:
+def count_parked(ledger: Ledger, lake: Lake, stream: Stream, *, published: bool = False) -> int:
     """Origins that were rejected for good, and neither accepted, given up nor taken back since.
+
+    Args:
+        ledger, lake: the connections.
+        stream: the declaration.
+        published: only those that are known to be on the parked topic.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -163,6 +168,8 @@ def count_parked(ledger: Ledger, lake: Lake, stream: Stream) -> int:
     found = Counter(counted.left_over())
     found.subtract(counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), given_up))
     found.subtract(counted.discarded(given_up))
+    if published:
+        return found[stream.parked_topic, True]
     return sum(count for (topic, _), count in found.items() if topic == stream.parked_topic)
 
 

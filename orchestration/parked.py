@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from assets import discarded
 from assets.commit import LEASE_SECONDS
 from assets.events import retries_lease
 from assets.reclaims import NUMBER
@@ -26,6 +27,8 @@ from highwater.errors import ConfigurationError, TopicAbsentError
 from highwater.plans import Discard
 from highwater.reclaims import numbers, stale
 from highwater.slices import OffsetRange
+from orchestration.dependencies import see_lake_there
+from orchestration.origin_counts import count_parked
 from orchestration.redriving import headers_of, key_of, redrive
 from resources.lake import count_in, query
 from resources.vanished_topics import vanished
@@ -100,6 +103,7 @@ class Parked:
         settled: how many of the topic's records were accepted, given up, taken back or erased, since.
         strange: records of the topic without an envelope that can be believed; nobody touches them.
         ends: to where the topic was read.
+        missing: how many wait by the tables beyond those that the topic holds.
     """
 
     waiting: Mapping[Origin, Waiting]
@@ -107,6 +111,7 @@ class Parked:
     settled: int
     strange: int
     ends: Mapping[int, OffsetRange]
+    missing: int = 0
 
     @property
     def lines(self) -> list[str]:
@@ -119,6 +124,8 @@ class Parked:
         lines += [f"{self.others:,} others wait"] if self.others else []
         lines += [f"{self.settled:,} were accepted, given up, taken back or erased before"] if self.settled else []
         lines += [f"{self.strange:,} have no envelope of ours and are left alone"] if self.strange else []
+        lost = f"{self.missing:,} more wait by the tables, and the topic does not hold them: highwater reclaim"
+        lines += [f"{lost} --on this topic takes back what was parked there"] if self.missing else []
         return lines
 
     @property
@@ -205,6 +212,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
         TopicVanishedError: the parked topic is not there any more.
         DependencyAwayError: Kafka, the ledger or the lake could not be read.
     """
+    known = count_parked(ledger, lake, stream, published=True)
     try:
         state = kafka.topic_state(stream.parked_topic)
     except TopicAbsentError:
@@ -234,7 +242,9 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
     ended = _settled(ledger, lake, stream, waiting)
     meant = {origin: one for origin, (one, chosen) in waiting.items() if chosen and origin not in ended}
     others = len(waiting) - len(meant) - len(ended)
-    return Parked(meant, others, len(ended) + len(gone - waiting.keys()), strange, ends)
+    settled = len(ended) + len(gone - waiting.keys())
+    missing = max(0, known - (len(waiting) - len(ended)) - len(gone - waiting.keys()))
+    return Parked(meant, others, settled, strange, ends, missing)
 
 
 def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, datetime]) -> bool:
@@ -277,12 +287,14 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
 
 
 def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: Asked) -> tuple[int, int]:
-    """Give the records up, in the ledger; returns how many, and how many have another end by now.
+    """Give the records up, in the ledger and then in the lake; returns how many, and how many have another end by now.
 
     Meanwhile no retry is decided: what one accepted before is not given up, and what is given up none accepts after,
     also where it was sent back. The records stay on the topic, and are told as given up.
     """
+    see_lake_there(ledger, lake)
     with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+        discarded.keep(ledger, lake, stream.name)  # a ledger from a backup learns of those since
         taken_back = numbers(ledger.reclaims.of(stream.name))
         ended = _settled(ledger, lake, stream, parked.waiting)
         meant = [o for o, one in parked.waiting.items() if o not in ended and not stale(taken_back, o, one.reclaims)]
@@ -291,6 +303,7 @@ def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: 
         now = now if last is None else max(now, last + timedelta(microseconds=1))
         lease.check()
         count = ledger.discard(stream.name, [Discard(origin, asked.because or "", asked.by, now) for origin in meant])
+        discarded.keep(ledger, lake, stream.name)
     return count, len(parked.waiting) - count
 
 

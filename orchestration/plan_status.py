@@ -24,6 +24,7 @@ from orchestration import taken_back
 from orchestration.cutting import partition_errors, positions, see_same_topic, skipped_partitions
 from orchestration.dependencies import see_lake_there
 from orchestration.due_times import Due, due_of
+from orchestration.origin_counts import count_parked
 from orchestration.publication import Behind, accepted_vanished, behind
 from orchestration.retries import plan_tier
 from orchestration.taken_back import TakenBack, told_of
@@ -33,7 +34,7 @@ from resources.given_up import GivenUp
 from resources.guards import open_error, resting, told
 from resources.history import look_back
 from resources.paused_topics import Pause
-from resources.vanished_topics import planned_topic_gone, vanished
+from resources.vanished_topics import parked_lost, planned_topic_gone, vanished
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -106,11 +107,13 @@ class Waiting:
         publication: how far accepted events are behind; None of a stream that sends none.
         taken_back: slices to be decided anew, since records of them were taken back from the DLQ.
         remedy: the command that does that; empty if there are none.
+        parked: published records that wait on the parked topic for a person.
     """
 
     publication: Behind | None = None
     taken_back: Sequence[TakenBack] = ()
     remedy: str = ""
+    parked: int = 0
 
     @property
     def lines(self) -> list[str]:
@@ -303,7 +306,19 @@ def stream_status(
         found = _stream_status(ledger, kafka, stream, counts)
         # A broker that is away is waited for once.
         accepted = _accepted(ledger, kafka, lake, stream) if found.partitions else None
-        return replace(found, waiting=waiting.result(), accepted=accepted)
+        told = waiting.result()
+        dlq = [_with_loss(kafka, stream, one, told) for one in found.dlq]
+        return replace(found, waiting=told, accepted=accepted, dlq=dlq)
+
+
+def _with_loss(kafka: Kafka, stream: Stream, one: DlqStatus, told: Waiting | Exception) -> DlqStatus:
+    """The status of a DLQ topic, with the error that the parked topic lost what waits there."""
+    if one.topic != stream.parked_topic or one.error is not None or one.waiting is None or isinstance(told, Exception):
+        return one
+    try:
+        return replace(one, error=parked_lost(kafka, stream, told.parked))
+    except HighwaterError as error:
+        return replace(one, error=error)
 
 
 def _accepted(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> HighwaterError | None:
@@ -333,7 +348,8 @@ def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | Exception:
         see_lake_there(ledger, lake)
         found = taken_back.waiting(ledger, lake, stream)
         publication = behind(ledger, lake, stream)
-        return Waiting(publication, found, taken_back.remedy(stream, found) if found else "")
+        parked = count_parked(ledger, lake, stream, published=True)
+        return Waiting(publication, found, taken_back.remedy(stream, found) if found else "", parked)
     except Exception as error:  # noqa: BLE001 - what one table holds must not silence the rest of the status
         return error
 

@@ -3,12 +3,12 @@
 What belongs here: `rebuild_ledger`, as a command and as a job. What does not: restoring a database from its own backup,
 which keeps more and is to be preferred.
 
-What was erased is read from the table `erasures` of the lake, and which keys were retired follows from what Dagster and
-the lake hold.
+What was erased, and who gave up which parked record, is read from the tables `erasures` and `discards` of the lake, and
+which keys were retired follows from what Dagster and the lake hold.
 
 What a rebuilt ledger cannot know: what was planned and never read (it is planned anew, under the same key where the
-slices around it are there), who accepted a loss and why, who gave up a parked record, who took one back, and whether
-anybody did where its slice was not decided anew since. The epochs and fingerprints by which replaced history is noticed
+slices around it are there), who accepted a loss and why, who took a record back, and whether anybody did where its
+slice was not decided anew since. The epochs and fingerprints by which replaced history is noticed
 stand in the proofs of `raw`; those that an older version wrote lack them.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from assets import erased, sent
+from assets import discarded, erased, sent
 from assets.dlq import SENT
 from assets.reclaims import NUMBER
 from highwater.declaration import Start
@@ -62,6 +62,7 @@ class Rebuilt:
         reclaims: origins that were taken back from the DLQ, and decided anew since.
         erasures: with what they took from these slices.
         retired: slices whose keys were retired, the oldest first.
+        discards: how many records a person gave up.
     """
 
     generations: Sequence[Generation] = ()
@@ -74,6 +75,7 @@ class Rebuilt:
     reclaims: Sequence[Reclaim] = ()
     erasures: Sequence[Recorded] = ()
     retired: Sequence[str] = ()
+    discards: int = 0
 
     @property
     def lines(self) -> list[str]:
@@ -92,6 +94,7 @@ class Rebuilt:
             for loss in self.losses
         ]
         lines += [f"{len(self.reclaims):,} records were taken back from the DLQ"] if self.reclaims else []
+        lines += [f"{self.discards:,} records were given up"] if self.discards else []
         return [*lines, *self._unmarked, *self._erased, *self._retired, *self.unknown]
 
     @property
@@ -245,6 +248,7 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
         reclaims=_reclaims(lake, stream),
         erasures=_erasures(lake, stream, numbers),
         retired=_retired(lake, stream, found.slices, standing, known, now),
+        discards=len(discarded.read(lake, stream.name)),
     )
 
 
@@ -322,6 +326,7 @@ def act(
     for line in found.lines:
         log(line)
     if sure:
+        discarded.keep(ledger, lake, stream.name)
         ledger.restore(
             found.generations,
             found.slices,

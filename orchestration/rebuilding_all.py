@@ -7,8 +7,8 @@ The topic is planned again from where its log begins, under ordinals that nobody
 as lost. What tiers and the parked topic hold is read first, and kept in the table `dlq_copies`: the main slices leave
 these records to the DLQ, and the tiers' slices try them again from there, each from where it was.
 
-What a rebuild cannot know: records that Kafka no longer has, who gave up or accepted what, where the old slices were
-cut, and attempts that came to nothing.
+What a rebuild cannot know: records that Kafka no longer has, who accepted what, where the old slices were cut, and
+attempts that came to nothing. Who gave up what, and which keys were erased, it reads from copies of two tables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from assets import dlq_copies, erased
+from assets import discarded, dlq_copies, erased
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, opened
 from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, UnknownSliceError
@@ -102,7 +102,7 @@ class Begun:
         lines += [
             f"partition {loss.partition}: {loss.offsets} is recorded as lost: {loss.reason}" for loss in self.losses
         ]
-        return [*lines, "who gave up, accepted or let through what is not known any more: nothing of it is restored"]
+        return [*lines, "who accepted or let through what is not known any more: nothing of it is restored"]
 
 
 def _offsets(log: Mapping[int, OffsetRange]) -> int:
@@ -240,7 +240,10 @@ def act(
     erasures = [replace(one, slices={}) for one in kept if not one.erasure.by_age]
     if erasures:
         log(f"{len(erasures):,} erasures of keys are known from the table {erased.TABLE}")
+    if given_up := len(discarded.read(lake, stream.name)):
+        log(f"{given_up:,} records that were given up are known from the table {discarded.TABLE}")
     if sure:
+        discarded.keep(ledger, lake, stream.name)
         ledger.restore(generations, [], {}, losses, {}, erasures=erasures)
     log("begun anew: start the sensors" if sure else "a dry run: nothing was written")
     return found

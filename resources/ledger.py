@@ -434,6 +434,14 @@ class Ledger:
                 select(func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
             ).scalar()
 
+    def discards_told(self, stream: str) -> tuple[int, datetime | None]:
+        """How many records of a stream were given up, and when the last was, in UTC."""
+        table = schema.discards
+        told = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
+        with self._reading() as connection:
+            many, last = connection.execute(told).one()
+            return many, last
+
     def discards(self, stream: str, within: tuple[int, int] | None = None) -> list[Discard]:
         """What was given up of a stream, oldest first.
 

@@ -1,7 +1,8 @@
 """Topics that are not there: those that were never planned or published to yet, and those that vanished (I11).
 
-What belongs here: telling them apart by the ledger, the error, and making a tier anew that a person gives up. What does
-not: how the topics are set up (`resources.dlq_topics`), or what is recorded as lost (`orchestration.acceptance`).
+What belongs here: telling them apart by the ledger, the error, also that of a parked topic which lost what waits there,
+and making a tier anew that a person gives up. What does not: how the topics are set up (`resources.dlq_topics`), or
+what is recorded as lost (`orchestration.acceptance`).
 
 A topic that vanished is never made anew by itself: what waited on it would be forgotten silently.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from highwater.errors import TopicAbsentError, TopicVanishedError
+from highwater.errors import OffsetsExpiredError, TopicAbsentError, TopicVanishedError
 from highwater.routing import option_for
 from resources.dlq_topics import ensure
 from resources.kafka import PartitionState, TopicState
@@ -97,6 +98,42 @@ def _parked(stream: Stream) -> TopicVanishedError:
         found="no such topic",
         remedy="restore it; else create it, as docs/dlq.md says it must be, and highwater reclaim "
         f"{stream.name} --on {topic} takes back what was parked there",
+    )
+
+
+def parked_lost(kafka: Kafka, stream: Stream, waiting: int) -> OffsetsExpiredError | None:
+    """The error that it is that the parked topic holds less than waits there.
+
+    That its log begins behind 0 alone is none: records of an erased key may be deleted there, and a topic that lost
+    some stays so when they are taken back.
+
+    Args:
+        kafka: is asked for the topic.
+        stream: the declaration.
+        waiting: published records that wait on it by the tables, counted before.
+
+    Raises:
+        TopicAbsentError: it is not there.
+        DependencyAwayError: no broker answered in time.
+    """
+    topic = stream.parked_topic
+    seen = kafka.topic_state(topic).partitions
+    spans = {
+        p: (one.log_start, one.high_watermark)
+        for p, one in sorted(seen.items())
+        if one.log_start is not None and one.high_watermark is not None
+    }
+    # Up to the high watermark: behind a transaction that is open lie records that are published as well.
+    held = sum(end - start for start, end in spans.values())
+    if len(spans) < len(seen) or held >= waiting:
+        return None
+    logs = ", ".join(f"{p}: [{start}, {end})" for p, (start, end) in spans.items())
+    return OffsetsExpiredError(
+        f"topic {topic} of stream {stream.name} lost records that wait for a person",
+        stored=f"{waiting:,} wait there by the tables",
+        found=f"{held:,} offsets; its log holds {logs}",
+        remedy=f"highwater reclaim {stream.name} --on {topic} takes back what was parked there, to be decided anew "
+        "from raw; see that nothing deletes from the topic: docs/dlq.md says how it must be set up",
     )
 
 

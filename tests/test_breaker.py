@@ -440,7 +440,23 @@ def test_three_failures_in_a_row_open_it(ledger: Ledger, work: Callable[..., Wor
     fails(work(THREE, run="another"), broken, table="dlq")
     found = ledger.breakers.circuit("orders")
     assert found.state == "open", "it failed in the run of its first attempt, though after its decision"
-    assert "3 slices up to orders@0000003 failed in a row" in found.text
+    assert "3 runs up to orders@0000003 failed in a row" in found.text
+
+
+def test_a_run_of_several_slices_is_one_failure(ledger: Ledger, work: Callable[..., Work]) -> None:
+    """One error of a backlog's run opened it at once."""
+    slices = [a_slice(n, 100) for n in range(1, 10)]
+    broken = UnbalancedError("rows were changed", remedy="restore them")
+    for number, at in enumerate((0, 3, 6)):
+        assert ledger.breakers.circuit("orders").closed
+        some = slices[at : at + 3]
+        for table in ("rejects", "dlq"):  # tried again in the same run, behind its decision
+            told_of = {piece.key: {"raw": 10, "rejects": 0} for piece in some}
+            see_within_limit(work(*some, run=f"run {number}"), some, {}, told_of)
+            fails(work(*some, run=f"run {number}"), broken, table=table)
+    found = ledger.breakers.circuit("orders")
+    assert found.state == "open"
+    assert f"3 runs up to {slices[-1].key} failed in a row" in found.text
 
 
 def test_what_says_nothing_of_the_stream_is_no_failure(ledger: Ledger, work: Callable[..., Work]) -> None:

@@ -508,6 +508,14 @@ def test_the_page_of_tables_has_the_columns_of_erasures() -> None:
     assert columns_listed("erasures") == erased.schema().names
 
 
+def test_the_page_of_tables_has_the_columns_of_discards() -> None:
+    from assets import discarded
+
+    [first, *others] = rows(section("docs/tables.md", "discards"))
+
+    assert [name for row in (first, *others) for name in spans(row[0])] == discarded.schema().names
+
+
 def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() -> None:
     import pyarrow as pa
 

@@ -16,11 +16,20 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assets import events
+from assets.admission import see_admitted
+from assets.commit import Standing
 from assets.holding import FIRST, HOLDS, end_holds, parked_slices, rejected_anyway, see_none_held
 from assets.work import Work
 from highwater.declaration import ON_REJECT, OnReject, Stream
 from highwater.envelope import ORIGIN, Origin
-from highwater.errors import ConfigurationError, OutOfTurnError, SliceHeldError, UnknownSliceError
+from highwater.errors import (
+    ConfigurationError,
+    OutOfTurnError,
+    RejectsOverLimitError,
+    SliceHeldError,
+    UnknownSliceError,
+)
 from highwater.holding import Found, Release, in_the_way
 from highwater.routing import destination
 from highwater.slices import Slice
@@ -304,15 +313,48 @@ def test_the_look_back_ends_and_sees_what_lies_within(ledger: Ledger, work: Call
         see_in_turn(work(many[-2]), "events")
 
 
-def test_a_probe_that_is_held_begins_the_cool_down_again(ledger: Ledger, work: Callable[..., Work]) -> None:
+def decide(work: Work, told_of: Mapping[str, Mapping[str, Any]]) -> None:
+    """What the step of events asks before it commits, with the breaker's watch around it."""
+    nothing: Any = None
+    with watched(work, "events", 0):
+        events._see_decidable(work, Standing({}, -1), work.slices, told_of, nothing)
+
+
+def test_a_probe_that_is_held_closes_the_breaker_if_the_rest_of_it_is_sound(
+    ledger: Ledger, work: Callable[..., Work]
+) -> None:
+    """Retries of tiers stood still until somebody released the hold, and the slice itself for a cool-down more."""
     opened(ledger, replace(OPEN, probe=ONE.key))
-    with pytest.raises(SliceHeldError), watched(work(ONE), "events", 0):
-        see_none_held(work(ONE), {}, counted(ONE))
-    assert ledger.breakers.circuit("orders").probe is None
-    opened(ledger, replace(OPEN, until=None))
-    with pytest.raises(SliceHeldError), watched(work(ONE), "events", 0):
-        see_none_held(work(ONE), {}, counted(ONE))
+    with pytest.raises(SliceHeldError):
+        decide(work(ONE), counted(ONE))
+    assert ledger.breakers.circuit("orders").closed
+    assert [hold.slice_key for hold in ledger.holds.open("orders")] == [ONE.key]
+    with pytest.raises(SliceHeldError):
+        decide(work(ONE), counted(ONE))
     assert ledger.breakers.circuit("orders").window == (), "it says nothing of the stream"
+    see_admitted(work(a_slice(9, 10, STREAM.tier_topics[0])), [a_slice(9, 10, STREAM.tier_topics[0])])
+    assert ledger.holds.release(ONE.key, PARK)
+    see_admitted(work(ONE), [ONE])
+
+
+def test_a_probe_that_is_held_and_over_the_limit_begins_the_cool_down_again(
+    ledger: Ledger, work: Callable[..., Work]
+) -> None:
+    opened(ledger, replace(OPEN, probe=ONE.key))
+    poison = {key: {**numbers, "rejects": 9} for key, numbers in counted(ONE).items()}
+    with pytest.raises(RejectsOverLimitError, match="6 of 10 records of orders@0000001"):
+        decide(work(ONE), poison)
+    circuit = ledger.breakers.circuit("orders")
+    assert (circuit.state, circuit.probe, circuit.lost) == ("open", None, 1)
+    assert [hold.slice_key for hold in ledger.holds.open("orders")] == [ONE.key], "a person sees both"
+
+
+def test_a_hold_of_another_slice_leaves_the_breaker_as_it_is(ledger: Ledger, work: Callable[..., Work]) -> None:
+    half_open = replace(OPEN, probe=TWO.key)
+    opened(ledger, half_open)
+    with pytest.raises(SliceHeldError):
+        decide(work(ONE), counted(ONE))
+    assert ledger.breakers.circuit("orders") == half_open
 
 
 # What is requested
@@ -470,6 +512,17 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
     assert released is not None
     assert (released.by, released.park) == ("ann", True)
     assert not build_defs(streams=[make_stream("orders")]).get_repository_def().has_job("orders_release_hold")
+
+
+def test_a_release_names_the_breaker_that_the_slice_waits_for(ledger: Ledger) -> None:
+    ledger.add([ONE, TWO])
+    said: list[str] = []
+    for piece in (ONE, TWO):
+        ledger.holds.note("orders", piece.key, FOUND, NOON)
+        asked = Asked(piece.key, sure=True, by="ann")
+        act(ledger, {"orders": STREAM}, asked, NOON, lambda line: said.append(str(line)))
+        assert ("waits for the breaker of orders" in said[-1]) == (piece == TWO)
+        opened(ledger)
 
 
 def test_what_cannot_be_released_is_told(ledger: Ledger) -> None:

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from assets import discarded
 from assets.dlq_copies import concerned
 from assets.erased import keep
 from dev.processes import wait_until
 from highwater import envelope
-from highwater.envelope import Envelope
+from highwater.envelope import Envelope, Origin
 from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError
 from highwater.mirroring import Mark
+from highwater.plans import Discard
 from highwater.slices import OffsetRange, Slice
 from orchestration.origin_counts import count_ends
 from orchestration.planning import Planner
@@ -114,7 +116,10 @@ def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, t
     )
     number = lost.erasures.add(erasure)
     lost.erasures.begin(number, [Erased(f"{scene.topic}@0000008", {0: [OffsetRange(0, 1)]})])
-    keep(lost, Lake(str(tmp_path / "lake")), "orders")  # the table alone was restored from a copy
+    given_up = Discard(Origin(scene.topic, 0, 0, 5), "test data", "bob", NOW)
+    lost.discard("orders", [given_up])
+    for follow in (keep, discarded.keep):
+        follow(lost, Lake(str(tmp_path / "lake")), "orders")  # these tables alone were restored from a copy
     dry = scene.run("rebuild-all", "orders")
     assert dry.exit_code == 0, dry.output
     assert "6 offsets are planned anew, from ordinal 9 on" in dry.output
@@ -127,6 +132,7 @@ def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, t
     assert done.exit_code == 0, done.output
     assert [(loss.offsets, loss.accepted_by) for loss in scene.ledger.losses("orders")] == [(OffsetRange(0, 4), "ann")]
     assert [replace(one, number=0) for one in scene.ledger.erasures.of("orders")] == [erasure]
+    assert scene.ledger.discards("orders") == [given_up]
     assert scene.ledger.erasures.of_key("orders", "e" * 64) == {}, "of slices that are gone nothing is left to do"
     scene.tick()
     scene.see_each_once(offsets(0, 4, 10))

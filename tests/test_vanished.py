@@ -32,13 +32,14 @@ from resources.dlq_topics import ensure, see_no_drift
 from resources.kafka import PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger
-from resources.vanished_topics import vanished
+from resources.vanished_topics import parked_lost, vanished
 from tests.scene import Scene
 from tests.support import LONG_TIERS, Message, make_stream, send
-from tests.test_audit import MAIN, Written
+from tests.test_audit import MAIN, Written, a_slice
 from tests.test_audit import TIER as TIER_TOPIC
 
 if TYPE_CHECKING:
+    from highwater.declaration import Stream
     from tests.conftest import TopicFactory
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -190,9 +191,9 @@ def test_topics_that_nothing_was_published_to_are_no_error(tmp_path: Path) -> No
     assert [vanished(fresh, STREAM, topic) for topic in (TIER, PARKED, OTHERS)] == [None, None, None]
 
 
-def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledger) -> None:
+def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledger, tmp_path: Path) -> None:
     kafka: Any = Topics({name: one for name, one in WHOLE.items() if name != PARKED})
-    lake: Any = None
+    lake = Lake(str(tmp_path / "lake"))
     ledger.record_publication("orders", "orders@0000000", Publication(1, 0, NOW))
     ledger.record_publication("orders", "orders.accepted", Publication(1, 9, NOW))  # accepted events, and no rejects
     assert vanished(ledger, STREAM, PARKED) is None, "nothing of it was sent"
@@ -348,3 +349,99 @@ def test_what_is_lost_is_taken_back_by_the_topic_that_it_was_published_to(tmp_pa
     late.open_generation(Generation("orders", second, "B" * 22, 1, {0: 0}, datetime.now(UTC)))
     ends = count_ends(*where)
     assert (ends.stranded, ends.reclaimed, ends.error) == ({}, 1, None)
+
+
+# A parked topic that is there, and lost what waited on it
+
+
+def parked_state(**logs: tuple[int | None, int | None]) -> Any:
+    """A cluster whose parked topic holds these offsets of its partitions."""
+    states = {int(name[1:]): PartitionState(start, end, end, 1) for name, (start, end) in logs.items()}
+    return SimpleNamespace(topic_state=lambda topic: TopicState(topic, "B", states))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "logs", "lost"),
+    [
+        (3, {"p0": (0, 2), "p1": (0, 1)}, False),
+        (0, {"p0": (7, 7)}, False),  # records of an erased key were deleted there
+        (2, {"p0": (7, 9)}, False),  # taken back, and parked once more
+        (1, {"p0": (7, 7)}, True),
+        (4, {"p0": (5, 7), "p1": (0, 1)}, True),
+        (1, {"p0": (0, 0), "p1": (0, 0)}, True),  # recreated
+        (4, {"p0": (5, 7), "p1": (None, None)}, False),  # no leader: not known
+    ],
+)
+def test_a_parked_topic_that_holds_less_than_waits_there_lost_some(
+    waiting: int,
+    logs: dict[str, tuple[int | None, int | None]],
+    lost: bool,
+) -> None:
+    error = parked_lost(parked_state(**logs), STREAM, waiting)
+    assert (error is not None) == lost
+    if error is not None:
+        assert f"{waiting:,} wait there" in str(error.stored)
+        assert f"0: [{logs['p0'][0]}, {logs['p0'][1]})" in str(error.found)
+        assert f"highwater reclaim orders --on {PARKED}" in error.remedy
+
+
+def some_parked(folder: Path, stream: Stream, count: int = 3) -> Written:
+    """Tables of a slice of which so many records were parked, and one more that is not published yet."""
+    written, main = Written(folder), a_slice(0, 10, stream.topic)
+    of, topic = {"origin_topic": stream.topic}, stream.parked_topic
+    written.prove(main, {"raw": 10, "events": 9 - count, "rejects": count + 1, "dlq": count, "current": 5}, raw=10)
+    written.add("events", main, range(count + 1, 10), **of)
+    written.add("rejects", main, range(count + 1), next_topic=topic, **of)
+    written.add("dlq", main, range(count), **of)
+    written.write()
+    return written
+
+
+@pytest.mark.parametrize(("held", "over"), [((0, 3), False), ((1, 3), True), ((3, 3), True), ((0, 0), True)])
+def test_the_alert_tells_that_the_parked_topic_lost_some(
+    tmp_path: Path,
+    held: tuple[int, int],
+    over: bool,
+) -> None:
+    """It said how many wait, and its remedy listed none."""
+    written = some_parked(tmp_path, STREAM)
+    found = alerts._parked_topic(alerts.Asked(written.ledger, parked_state(p0=held), written.lake, STREAM))
+    assert found is not None
+    assert found.over == over
+    assert ("3 wait there by the tables" in found.value) == over
+    assert (f"highwater reclaim orders --on {PARKED}" in found.remedy) == over
+    assert alerts._parked_topic in alerts.MEASURES
+
+
+def test_the_alert_tells_that_the_parked_topic_is_gone(tmp_path: Path) -> None:
+    written, nowhere = some_parked(tmp_path, STREAM), Topics()
+    written.ledger.record_publication("orders", MAIN.key, Publication(1, 3, NOW))
+    kafka: Any = nowhere
+    found = alerts._parked_topic(alerts.Asked(written.ledger, kafka, written.lake, STREAM))
+    assert found is not None
+    assert (found.over, f"topic {PARKED} of stream orders is gone" in found.value) == (True, True)
+
+
+@pytest.mark.slow
+def test_status_audit_and_the_list_tell_what_was_deleted_from_the_parked_topic(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
+    """`kafka-delete-records`: status showed a smaller number, the audit was green, and nothing was listed."""
+    from confluent_kafka import TopicPartition
+
+    scene = Scene(bootstrap, topic(), tmp_path)
+    ensure(scene.kafka, scene.stream)
+    parked = scene.stream.parked_topic
+    some_parked(tmp_path, scene.stream)
+    send(bootstrap, parked, [Message(b"k", b"v", 0) for _ in range(3)])
+
+    def told() -> list[bool]:
+        status, audit = scene.run("status", "orders"), scene.run("audit", "orders")
+        return [f"topic {parked} of stream orders lost records" in one.output for one in (status, audit)]
+
+    assert told() == [False, False]
+    for future in scene.admin.delete_records([TopicPartition(parked, 0, 2)]).values():
+        future.result(30)
+    assert told() == [True, True]
+    listed = scene.run("redrive-parked", "orders")
+    assert "3 more wait by the tables, and the topic does not hold them" in listed.output, "they have no envelope"
