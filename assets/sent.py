@@ -12,14 +12,15 @@ the slices stands what is settled alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from assets.commit import LEASE_SECONDS
 from highwater.envelope import ORIGIN, ORIGIN_TYPES, Origin
-from highwater.errors import ConfigurationError, SupersededAttemptError, TopicRecreatedError
+from highwater.errors import ConfigurationError, LeaseHeldError, SupersededAttemptError, TopicRecreatedError
 from highwater.proof import Proof
 from highwater.publishing import Known, State, lets_go, see_none_retracted
 from highwater.slices import SliceKey
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.slices import Slice
     from resources.lake import Lake
+    from resources.leases import Lease
 
 TABLE = "published"
 # The partition of what is under way; no slice key is without an @.
@@ -46,6 +48,10 @@ FORMAT = 1
 UNLIKE = ("origin_offset", "fingerprint", "number")
 # So many are looked at before an error names some of them.
 MOST_RETRACTED = 1_000
+# For so long nothing is sent after a run died as it committed a decision: Spark may go on with it. A Connect server
+# notices within 120 s that a client is gone, and ends its query 300 s later (`detachedTimeout`) or 330 s. That
+# is 450 s, what is left at least of a term that was renewed a quarter of it ago.
+ABANDONED_SECONDS = 600
 
 
 def schema() -> pa.Schema:
@@ -240,6 +246,60 @@ def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> None:
         see_none_retracted(key, origins, allowed=lets_go(leave, origins.values()))
 
 
+def exposed(work: Work, standing: Mapping[str, Proof]) -> set[str]:
+    """Those of the slices of which events may be sent as they stand, until they are decided anew.
+
+    Of a slice that was sent as it stands nothing follows but second deliveries, where their first one is retracted.
+
+    Args:
+        work: the connections.
+        standing: what stands of slices in events. What was never decided was never sent.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    if work.stream.publishes is None or not standing:
+        return set()
+    found = proofs(work.lake, work.stream, [*standing])
+    return {
+        key
+        for key, proof in standing.items()
+        if key not in found or found[key].attempt != proof.attempt or found[key].counts.get("second_deliveries")
+    }
+
+
+def alone(work: Work, seconds: float = LEASE_SECONDS) -> AbstractContextManager[Lease]:
+    """The lock between writing a batch down and committing a decision that may reject what is in it: one at a time."""
+    return work.ledger.lease(f"sending {work.stream.name}", seconds=seconds, wait=2 * ABANDONED_SECONDS)
+
+
+@contextmanager
+def kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> Iterator[Callable[[], None]]:
+    """Keep batches from being written down while slices are committed, and see once more what was sent of them.
+
+    Whoever writes a batch down looks at events after it. So the batch is seen here, or the decision there.
+
+    Args:
+        work: the connections.
+        keys: slices that are about to be committed, of which events may be sent as they stand.
+        accepted: what is accepted of them now: slice and origin.
+
+    Raises:
+        RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
+        LeaseHeldError: somebody else kept the lock, or took it; nothing was committed.
+        DependencyAwayError: the lake or the ledger could not be read.
+    """
+    with alone(work, ABANDONED_SECONDS) as lease:
+        see_kept(work, keys, accepted)
+        lease.left = True  # a run that dies, or is told nothing of the outcome, leaves a query that may still commit
+        try:
+            yield lease.check
+        except (SupersededAttemptError, LeaseHeldError):
+            lease.left = False  # nothing was written, and nothing will be
+            raise
+        lease.left = False
+
+
 def _reached(work: Work, keys: Sequence[str]) -> list[str]:
     """Those of the slices of which anything was sent, or may have been, whatever stands in events of them."""
     table = None if work.stream.publishes is None else open_table(work.lake.path(work.stream.name, TABLE))
@@ -276,9 +336,8 @@ class Book:
         path = work.lake.path(work.stream.name, TABLE)
         self._table: DeltaTable = opened(path, schema(), "what was sent to the topic of accepted events")
         self.sending = self._read_sending()
-        # The batch that this run has taken up, and whether it is written down.
+        # The batch that this run has taken up.
         self._taken_up: pa.Table | None = None
-        self._written = True
         self._see_same_topic()
 
     @property
@@ -341,14 +400,12 @@ class Book:
         """Take up a batch, which `write_down` writes; one without any record is only kept in mind."""
         total = len(rows) - rows["number"].null_count
         self.sending = Sending(batch, self._topic, self._topic_id, total, dict(slices))
-        self._taken_up, self._written = rows, not total
+        self._taken_up = rows
 
     def write_down(self) -> None:
-        """Write the batch down, once: before the first record of it is committed, which may be under way already."""
-        if not self._written:
-            assert self._taken_up is not None, "a batch begins before it is written down"
-            self._commit([self._taken_up, _proof_row(SENDING, self.sending.to_json())], [SENDING], [self.sending])
-            self._written = True
+        """Write the batch down: before the first record of it is committed, which may be under way already."""
+        assert self._taken_up is not None, "a batch begins before it is written down"
+        self._commit([self._taken_up, _proof_row(SENDING, self.sending.to_json())], [SENDING], [self.sending])
 
     def settle(self, sent: int, pieces: Mapping[str, Slice]) -> dict[str, Proof]:
         """Take over what was sent of the batch that is written down; returns the proofs of the slices it reached.
