@@ -32,6 +32,7 @@ from highwater.errors import (
 from highwater.plans import Publication
 from highwater.publishing import Judged, State
 from highwater.slices import Slice
+from orchestration.published_checks import events_published
 from resources import ledger_schema
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
@@ -245,6 +246,68 @@ def test_what_was_taken_back_from_the_dlq_follows_the_revisions_of_the_tier_that
         tables.publish(main)
     found = [(one.place[1], one.headers.get("highwater.revision"), one.value is None) for one in log.records]
     assert found == [(0, None, False), (1, None, False), (1, "1", True), (1, "2", False), (1, "3", False)]
+
+
+@pytest.mark.parametrize("changed", ["retracted", "revised"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_second_delivery_is_sent_where_the_content_that_was_sent_is_taken_away(
+    tables: Tables, log: Log, changed: str, *, broken: bool
+) -> None:
+    """It stayed in events and current, and the topic held nothing of it. Of two that were left out one is sent."""
+    pieces = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(3)]
+    same = [Event(0, 2 * n, "o1", minute=n) for n in range(3)]
+    rest = [Event(0, 2 * n + 1, f"x{n}") for n in range(3)]
+    for n, piece in enumerate(pieces):
+        tables.decide(piece, [same[n], rest[n]])
+    tables.publish(*pieces)
+    assert places(log.records) == [(0, 0), (0, 1), (0, 3), (0, 5)]
+    tables.ledger.breakers.accept("orders", [Acceptance(pieces[0].key, "", "ann", datetime.now(UTC))])
+    if changed == "retracted":
+        tables.decide(pieces[0], rest[:1], rejected=same[:1])
+    else:
+        tables.decide(pieces[0], [replace(same[0], changes={"status": "paid"}), rest[0]])
+    if broken:
+        log.breaks = f"committed {log.commits + 1}"
+        with pytest.raises(Broken):
+            tables.publish(pieces[0])
+    tables.publish(pieces[0])
+    decided = {key: one.attempt for key, one in tables.lake.committed("orders", "events", [*tables.pieces]).items()}
+    left = [key for key in decided if key not in sent.as_decided(tables.lake, tables.stream, [*decided], decided)]
+    assert sorted(left) == [piece.key for piece in pieces[1:]], "the sensor asks for them"
+    check_published(tables, waiting=2)
+    tables.publish(*pieces)
+    assert [(one.place, one.headers.get("highwater.late")) for one in log.records[4:]] == [
+        ((0, 0), "corrected"),
+        ((0, 2), "corrected"),
+    ]
+    tables.publish(*pieces)
+    check_published(tables, waiting=0)
+    assert len(log.records) == 6
+    assert Counter(row["state"] for row in rows_of(tables) if row["slice"] == pieces[2].key and not row["proof"]) == {
+        "sent": 1,
+        "second delivery": 1,
+    }
+
+
+def check_published(tables: Tables, waiting: int) -> None:
+    found = events_published(tables.ledger, tables.lake, tables.stream, [*tables.pieces])["events_published"]
+    assert all(one.passed for one in found.values()), found
+    assert sum("its turn comes" in one.text for one in found.values()) == waiting
+
+
+def test_a_second_delivery_that_is_no_event_any_more_is_forgotten(tables: Tables, log: Log) -> None:
+    """Its row stayed, and the check was red for ever. Accepted once more it is a second delivery again."""
+    first, second = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 4))
+    tables.decide(first, orders(0, 0, 2))
+    again, other = Event(0, 2, "o0-1", minute=2, changes={"n": 1}), Event(0, 3, "x")
+    tables.decide(second, [again, other])
+    tables.publish(first, second)
+    for events, rejected in (([other], [again]), ([again, other], [])):
+        tables.decide(second, events, rejected)
+        reports = tables.publish(second)
+        assert reports[second.key].counts["second_deliveries"] == 1 - len(rejected)
+        check_published(tables, waiting=0)
+    assert places(log.records) == [(0, 0), (0, 1), (0, 3)]
 
 
 def test_what_another_lost_from_events_is_never_taken_back(tables: Tables, log: Log) -> None:
