@@ -90,6 +90,9 @@ class Batch(Protocol):
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
         """The rows of the slices that are named with their attempts, with the table's columns."""
 
+    def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
+        """What is held while slices are committed; it gives what is to be asked just before."""
+
     def release(self) -> None:
         """Let go of what Spark holds for the batch."""
 
@@ -177,8 +180,9 @@ def _commit(
     attempts = work.ledger.next_attempts(keys)
     proofs = {piece.key: batch.proof(piece, attempts[piece.key]) for piece in pending}
     work.log(f"{table}: committing {len(keys)} slices")
-    with commit_lock(work, table):
+    with batch.around_commit(keys) as see_held, commit_lock(work, table):
         work.before_commit()
+        see_held()
         version = replace_slices(
             work.spark,
             work.lake.path(work.stream.name, table),

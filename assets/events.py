@@ -7,7 +7,8 @@ and the rejects, which follow from this decision (`assets.rejects`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -20,8 +21,8 @@ from assets.holding import HOLDS, counted_holds, end_holds, holding, rejected_an
 from assets.layout import Layout
 from assets.origins import DLQ, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
 from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
-from assets.sent import see_kept
-from assets.work import SliceReport, Work
+from assets.sent import exposed, kept, see_kept
+from assets.work import SliceReport, Work, nothing
 from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.proof import Proof
@@ -240,12 +241,22 @@ def _see_as_measured(work: Work, found: Sequence[SliceReport]) -> None:
 
 @dataclass(frozen=True)
 class _Decision:
-    """The split of some slices, held by Spark until it is committed."""
+    """The split of some slices, held by Spark until it is committed.
 
-    stream: Stream
+    Args:
+        work: the connections.
+        rows: the judged records.
+        measured: the numbers of the split, by slice.
+        seen: what else it was decided by.
+        exposed: slices of which more may be sent until they are decided anew.
+        spread: the column that spreads a slice over files.
+    """
+
+    work: Work
     rows: DataFrame
     measured: Mapping[str, Mapping[str, int]]
     seen: Seen
+    exposed: Collection[str]
     spread: str = "origin_offset"
 
     def proof(self, piece: Slice, attempt: int) -> Proof:
@@ -263,8 +274,18 @@ class _Decision:
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        mine = F.col("slice").isin(list(attempts)) & _alive() & F.col("reason").isNull()
-        return self.rows.where(mine).select(*origin_columns(attempts), *_event_columns(self.stream))
+        mine = self._accepted.where(F.col("slice").isin(list(attempts)))
+        return mine.select(*origin_columns(attempts), *_event_columns(self.work.stream))
+
+    @property
+    def _accepted(self) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return self.rows.where(_alive() & F.col("reason").isNull())
+
+    def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
+        mine = [key for key in keys if key in self.exposed]
+        return kept(self.work, mine, self._accepted) if mine else nullcontext(nothing)
 
     def release(self) -> None:
         self.rows.unpersist()
@@ -298,13 +319,15 @@ def _decide(
         rows = _without_payload(work.stream, told).persist()
         try:
             told_of = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
+            # Before it is looked what was sent: of the others nothing is sent after that look.
+            open_ = exposed(work, standing.proofs)
             _see_as_read(work, read, {piece.key: told_of.get(piece.key, {}).get("raw", 0) for piece in slices})
             _see_decidable(work, standing, slices, told_of, rows.where(_alive() & F.col("reason").isNull()))
             measured = {key: _plain(row) for key, row in told_of.items()}
         except BaseException:
             let_go(rows.unpersist, work)
             raise
-        return _Decision(work.stream, rows, measured, seen)
+        return _Decision(work, rows, measured, seen, open_)
 
 
 def _see_as_read(work: Work, read: Standing, found: Mapping[str, int]) -> None:

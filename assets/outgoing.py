@@ -77,19 +77,22 @@ class Batch:
             return
         found: list[Window] = []
         seen: set[Origin] = set()
+        missing = set(self._left_out)
         count, size = 0, 0
         for rows in self.records.windows():
             window = self._judged(rows)
             count, size = count + len(window), size + window.rows.nbytes
             if self._known:
                 seen.update(one for one in _origins(window.rows) if one in self._known)
+            if missing:
+                missing.difference_update(zip(window.rows["slice"].to_pylist(), _origins(window.rows), strict=True))
             if size <= HELD_BYTES:
                 found.append(window)
             else:
                 found.clear()
             yield window
         self._see_all(count)
-        last = self._retracted(seen)
+        last = self._gone(seen, missing)
         if size <= HELD_BYTES:
             self._held = [*found, last]
         yield last
@@ -117,7 +120,7 @@ class Batch:
     def outgoing(self) -> Iterator[Window]:
         """The records that are sent, in their order."""
         for window in self.windows():
-            yield window.of(lambda one: one is not None and one.state is not State.AGAIN)
+            yield window.of(lambda one: one is not None and one.state.sends)
 
     def _rows(self, window: Window, number: int) -> pa.Table:
         """The rows of records, numbered from `number` on."""
@@ -125,7 +128,7 @@ class Batch:
         import pyarrow.compute as pc
 
         rows, count = window.rows, len(window)
-        sent = window.told(lambda one: one.state is not State.AGAIN, pa.bool_())
+        sent = window.told(lambda one: one.state.sends, pa.bool_())
         numbers = pc.add(pc.cumulative_sum(pc.cast(sent, pa.int64())), number - 1)
         keys = [piece.key for piece in self.pieces]
         attempts = pa.array([self.records.decisions[key].attempt for key in keys], pa.int32())
@@ -234,12 +237,19 @@ class Batch:
             return set()
         return second_deliveries(self.records.twice.copies(self.book, self._known), publishes.horizon)
 
-    def _retracted(self, seen: set[Origin]) -> Window:
-        """What was sent of the slices and is no event of them any more."""
+    @cached_property
+    def _left_out(self) -> set[tuple[str, Origin]]:
+        """What was left out of the slices before as second deliveries."""
+        return self.book.left_out([key for key, one in self._standing.items() if one.counts.get("second_deliveries")])
+
+    def _gone(self, seen: set[Origin], missing: set[tuple[str, Origin]]) -> Window:
+        """What was sent, or left out, of the slices and is no event of them any more."""
         import pyarrow as pa
 
-        rows: list[dict[str, Any]] = []
-        verdicts: list[Judged] = []
+        rows: list[dict[str, Any]] = [
+            {"slice": key, **dict(zip(ORIGIN, origin, strict=True))} for key, origin in sorted(missing)
+        ]
+        verdicts = [Judged(State.GONE, 0, None) for _ in rows]
         for piece in self.pieces:
             gone = {
                 origin: one

@@ -11,10 +11,11 @@ Nothing here needs a JVM.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from assets.outgoing import Batch
 from assets.window import RUN, Window
 from assets.work import SliceReport, Work, uncollected
 from highwater import envelope
-from highwater.errors import ConfigurationError, TemporaryError, TopicAbsentError
+from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError, TopicAbsentError
 from highwater.plans import Publication
 from highwater.portions import Ahead, cuts
 from highwater.publishing import Judged, State, batches, in_order
@@ -59,7 +60,7 @@ def materialise(work: Work) -> list[SliceReport]:
         TopicDriftError: the topic is not set up as it must be.
         TopicRecreatedError: the topic is not the one that was published to.
         RecordTooLargeError: the topic does not take an event; it and what follows wait.
-        SupersededAttemptError: another run publishes the same stream.
+        SupersededAttemptError: another run publishes the same stream, or a slice was decided anew meanwhile.
         DependencyAwayError: Kafka or the lake is away; what was sent so far is known and not sent again.
     """
     decided = require(work, events.TABLE)
@@ -183,13 +184,13 @@ class _Run:
         parts = (part for window in batch.outgoing() for part in portions(window))
         ahead = Ahead((part, Outgoing(part, sending.topic, target.partitions)) for part in parts)
 
-        def meanwhile() -> None:
-            book.write_down()
-            ahead.prepare()
-
         for portion, made in ahead:
-            count += len(portion)
-            transactions.commit(made, Mark(sending.attempt, count, book.identity), meanwhile)
+            mark = Mark(sending.attempt, count + len(portion), book.identity)
+            if count:
+                transactions.commit(made, mark, ahead.prepare)
+            else:
+                self._send_first(batch, partial(transactions.commit, made, mark), ahead.prepare)
+            count = mark.sent
             if recorded is not None:
                 recorded.result()
             recorded = beside.submit(self._record_sent, sending.topic, sending.attempt, count)
@@ -198,6 +199,41 @@ class _Run:
         if recorded is not None:
             recorded.result()
         book.settle(sending.total, {piece.key: piece for piece in pieces})
+
+    def _send_first(
+        self, batch: Batch, commit: Callable[[Callable[[], object]], object], prepare: Callable[[], object]
+    ) -> None:
+        """Commit the first portion, once the batch is written down and its slices still stand as it says.
+
+        The lock is waited for before the transaction begins: that one lasts for a minute at the most.
+        """
+        with sent.alone(self.work) as lease:
+
+            def meanwhile() -> None:
+                batch.book.write_down()
+                self._see_standing(batch)
+                lease.check()
+                prepare()
+
+            commit(meanwhile)
+
+    def _see_standing(self, batch: Batch) -> None:
+        """See that a batch is of the decisions that stand, once it is written down: those that come later see it.
+
+        Raises:
+            SupersededAttemptError: a slice was decided anew; nothing of the batch was sent, or will be.
+        """
+        pieces = {piece.key: piece for piece in batch.pieces}
+        now = self.work.lake.committed(self.work.stream.name, events.TABLE, [*pieces])
+        moved = [key for key in pieces if key not in now or now[key].attempt != self.decided.attempt(key)]
+        if moved:
+            batch.book.settle(0, pieces)
+            raise SupersededAttemptError(
+                f"{', '.join(moved)}: decided anew before anything was sent of the decision that was read",
+                stored=f"attempt {self.decided.attempt(moved[0])}",
+                found=f"attempt {now[moved[0]].attempt}" if moved[0] in now else "no decision",
+                remedy="nothing: the next run sends what is decided now",
+            )
 
     def _record_sent(self, topic: str, number: int, count: int) -> None:
         """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""

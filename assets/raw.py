@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from assets import erased
 from assets.commit import Clock, Standing, commit_until_settled, have_table
-from assets.work import SliceReport, Work
+from assets.work import SliceReport, Work, nothing
 from highwater.balancing import balanced
 from highwater.erasing import microseconds, until
 from highwater.errors import (
@@ -298,6 +299,10 @@ class _Read:
         from pyspark.sql import functions as F
 
         return self.rows.where(F.col("slice").isin(list(attempts)))
+
+    def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
+        del keys
+        return nullcontext(nothing)
 
     def release(self) -> None:
         if self.again is not None:

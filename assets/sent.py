@@ -12,14 +12,15 @@ the slices stands what is settled alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from assets.commit import LEASE_SECONDS
 from highwater.envelope import ORIGIN, ORIGIN_TYPES, Origin
-from highwater.errors import ConfigurationError, SupersededAttemptError, TopicRecreatedError
+from highwater.errors import ConfigurationError, LeaseHeldError, SupersededAttemptError, TopicRecreatedError
 from highwater.proof import Proof
 from highwater.publishing import Known, State, lets_go, see_none_retracted
 from highwater.slices import SliceKey
@@ -35,17 +36,25 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.slices import Slice
     from resources.lake import Lake
+    from resources.leases import Lease
 
 TABLE = "published"
 # The partition of what is under way; no slice key is without an @.
 SENDING = "sending"
 # The attempt of a slice whose first publication is not complete: lower than that of any decision.
 INCOMPLETE = 0
+# The attempt of a slice that was published, and holds second deliveries of what was retracted or revised since: no
+# decision has it, so the slice is published once more.
+LOOK_AGAIN = -1
 FORMAT = 1
 # Columns of which hardly two rows are alike: as it is written, a dictionary would cost more than it saves.
 UNLIKE = ("origin_offset", "fingerprint", "number")
 # So many are looked at before an error names some of them.
 MOST_RETRACTED = 1_000
+# For so long nothing is sent after a run died as it committed a decision: Spark may go on with it. A Connect server
+# notices within 120 s that a client is gone, and ends its query 300 s later (`detachedTimeout`) or 330 s. That
+# is 450 s, what is left at least of a term that was renewed a quarter of it ago.
+ABANDONED_SECONDS = 600
 
 
 def schema() -> pa.Schema:
@@ -240,6 +249,60 @@ def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> None:
         see_none_retracted(key, origins, allowed=lets_go(leave, origins.values()))
 
 
+def exposed(work: Work, standing: Mapping[str, Proof]) -> set[str]:
+    """Those of the slices of which events may be sent as they stand, until they are decided anew.
+
+    Of a slice that was sent as it stands nothing follows but second deliveries, where their first one is retracted.
+
+    Args:
+        work: the connections.
+        standing: what stands of slices in events. What was never decided was never sent.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    if work.stream.publishes is None or not standing:
+        return set()
+    found = proofs(work.lake, work.stream, [*standing])
+    return {
+        key
+        for key, proof in standing.items()
+        if key not in found or found[key].attempt != proof.attempt or found[key].counts.get("second_deliveries")
+    }
+
+
+def alone(work: Work, seconds: float = LEASE_SECONDS) -> AbstractContextManager[Lease]:
+    """The lock between writing a batch down and committing a decision that may reject what is in it: one at a time."""
+    return work.ledger.lease(f"sending {work.stream.name}", seconds=seconds, wait=2 * ABANDONED_SECONDS)
+
+
+@contextmanager
+def kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> Iterator[Callable[[], None]]:
+    """Keep batches from being written down while slices are committed, and see once more what was sent of them.
+
+    Whoever writes a batch down looks at events after it. So the batch is seen here, or the decision there.
+
+    Args:
+        work: the connections.
+        keys: slices that are about to be committed, of which events may be sent as they stand.
+        accepted: what is accepted of them now: slice and origin.
+
+    Raises:
+        RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
+        LeaseHeldError: somebody else kept the lock, or took it; nothing was committed.
+        DependencyAwayError: the lake or the ledger could not be read.
+    """
+    with alone(work, ABANDONED_SECONDS) as lease:
+        see_kept(work, keys, accepted)
+        lease.left = True  # a run that dies, or is told nothing of the outcome, leaves a query that may still commit
+        try:
+            yield lease.check
+        except (SupersededAttemptError, LeaseHeldError):
+            lease.left = False  # nothing was written, and nothing will be
+            raise
+        lease.left = False
+
+
 def _reached(work: Work, keys: Sequence[str]) -> list[str]:
     """Those of the slices of which anything was sent, or may have been, whatever stands in events of them."""
     table = None if work.stream.publishes is None else open_table(work.lake.path(work.stream.name, TABLE))
@@ -276,9 +339,8 @@ class Book:
         path = work.lake.path(work.stream.name, TABLE)
         self._table: DeltaTable = opened(path, schema(), "what was sent to the topic of accepted events")
         self.sending = self._read_sending()
-        # The batch that this run has taken up, and whether it is written down.
+        # The batch that this run has taken up.
         self._taken_up: pa.Table | None = None
-        self._written = True
         self._see_same_topic()
 
     @property
@@ -337,23 +399,29 @@ class Book:
         asked = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same} WHERE {_SETTLED}{where}"
         return _known(query_all({"p": self._table, "e": events}, asked))
 
+    def left_out(self, keys: Collection[str]) -> set[tuple[str, Origin]]:
+        """The second deliveries of slices, by slice and origin."""
+        if not keys:
+            return set()
+        asked = f"SELECT slice, {', '.join(ORIGIN)} FROM t WHERE {_LEFT_OUT} AND {slice_is_one_of([*keys])}"
+        return {(str(row["slice"]), Origin.of_row(row)) for row in query(self._table, asked)}
+
     def begin(self, rows: pa.Table, slices: Mapping[str, int], batch: int) -> None:
         """Take up a batch, which `write_down` writes; one without any record is only kept in mind."""
         total = len(rows) - rows["number"].null_count
         self.sending = Sending(batch, self._topic, self._topic_id, total, dict(slices))
-        self._taken_up, self._written = rows, not total
+        self._taken_up = rows
 
     def write_down(self) -> None:
-        """Write the batch down, once: before the first record of it is committed, which may be under way already."""
-        if not self._written:
-            assert self._taken_up is not None, "a batch begins before it is written down"
-            self._commit([self._taken_up, _proof_row(SENDING, self.sending.to_json())], [SENDING], [self.sending])
-            self._written = True
+        """Write the batch down: before the first record of it is committed, which may be under way already."""
+        assert self._taken_up is not None, "a batch begins before it is written down"
+        self._commit([self._taken_up, _proof_row(SENDING, self.sending.to_json())], [SENDING], [self.sending])
 
     def settle(self, sent: int, pieces: Mapping[str, Slice]) -> dict[str, Proof]:
         """Take over what was sent of the batch that is written down; returns the proofs of the slices it reached.
 
-        Of a slice that was not reached to its end the attempt stays as it was, so that it is looked at again.
+        Of a slice that was not reached to its end the attempt stays as it was, so that it is looked at again. So is any
+        slice with second deliveries of contents that are retracted or revised: these are forgotten.
 
         Args:
             sent: records of it that were sent, by the mark.
@@ -363,7 +431,8 @@ class Book:
 
         rows = self._rows([SENDING]) if self._taken_up is None else self._taken_up
         standing = self.standing([*self.sending.slices])
-        parts, found = [], {}
+        settled: dict[str, tuple[Slice, int, pa.Table]] = {}
+        lost: set[str] = set()
         for key, attempt in self.sending.slices.items():
             mine = rows.filter(pc.equal(rows["of_slice"], key))
             last = pc.max(mine["number"]).as_py()
@@ -372,22 +441,67 @@ class Book:
                 mine = mine.filter(pc.fill_null(pc.less(mine["number"], sent), False))  # noqa: FBT003 - a literal
             before = standing.get(key)
             if whole or len(mine):
-                settled = self._merged(key, mine, None if before is None else self._rows([key]))
+                stood = schema().empty_table() if before is None else self._rows([key])
                 at = attempt if whole else before.attempt if before else INCOMPLETE
-                found[key] = _proof(pieces[key], at, settled)
-                parts += [settled, _proof_row(key, found[key].to_json())]
+                lost |= self._lost(mine, stood)
+                settled[key] = pieces[key], at, self._merged(key, mine, stood)
             if not whole:
                 break
+        if lost:
+            settled |= self._without(lost, settled)
+        found = {key: _proof(*one) for key, one in settled.items()}
+        parts = [part for key, one in settled.items() for part in (one[2], _proof_row(key, found[key].to_json()))]
         header = replace(self.sending, total=0, slices={})
         parts.append(_proof_row(SENDING, header.to_json()))
         self._commit(parts, [SENDING, *found], [header, *found.values()])
         self.sending, self._taken_up = header, None
         return found
 
-    @staticmethod
-    def _merged(key: str, mine: pa.Table, before: pa.Table | None) -> pa.Table:
-        """The rows of a slice: those of before whose origins are not judged anew, and the new ones."""
+    def _lost(self, mine: pa.Table, stood: pa.Table) -> set[str]:
+        """The fingerprints of contents of which rows of a slice take the place.
+
+        Args:
+            mine: the rows.
+            stood: those that stood there.
+        """
+        import pyarrow.compute as pc
+
+        anew = mine.filter(pc.greater(mine["revision"], 0))
+        now = dict(zip(_origins(anew), anew["fingerprint"].to_pylist(), strict=True))
+        if not now:
+            return set()
+        had = stood.filter(pc.equal(stood["state"], State.SENT.value))
+        was = dict(zip(_origins(had), had["fingerprint"].to_pylist(), strict=True))
+        if elsewhere := now.keys() - was.keys():  # another slice has sent them
+            offsets = ", ".join(str(one.offset) for one in elsewhere)
+            found = self.known(f"p.state = '{State.SENT.value}' AND p.origin_offset IN ({offsets})")
+            was |= {origin: one.fingerprint for origin, one in found.items() if origin in elsewhere}
+        return {was[one] for one in now.keys() & was.keys() if was[one] != now[one]}
+
+    def _without(
+        self, lost: Collection[str], settled: Mapping[str, tuple[Slice, int, pa.Table]]
+    ) -> dict[str, tuple[Slice, int, pa.Table]]:
+        """Slices with second deliveries of such contents, without these, to be looked at again."""
         import pyarrow as pa
+
+        rows = query(self._table, f"SELECT slice, fingerprint FROM t WHERE {_LEFT_OUT}")
+        others = {str(row["slice"]) for row in rows if row["fingerprint"] in lost} - settled.keys()
+        proofs = self.standing([*others]) if others else {}
+        stood = {key: (one.piece, one.attempt, self._rows([key])) for key, one in proofs.items()}
+        found = {}
+        for key, (piece, attempt, mine) in {**settled, **stood}.items():
+            told = zip(mine["state"].to_pylist(), mine["fingerprint"].to_pylist(), strict=True)
+            stays = [state != State.AGAIN.value or print_ not in lost for state, print_ in told]
+            if not all(stays):
+                at = attempt if attempt == INCOMPLETE else LOOK_AGAIN
+                found[key] = piece, at, mine.filter(pa.array(stays, pa.bool_()))
+        return found
+
+    @staticmethod
+    def _merged(key: str, mine: pa.Table, before: pa.Table) -> pa.Table:
+        """The rows of a slice: those of before whose origins are not judged anew, and the new ones that say more."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
 
         now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
         count = len(mine)
@@ -399,10 +513,9 @@ class Book:
         }
         for name, column in changes.items():
             mine = mine.set_column(mine.schema.get_field_index(name), name, column)
-        if before is None:
-            return mine
-        fresh = set(zip(*(mine[name].to_pylist() for name in ORIGIN), strict=True))
-        return pa.concat_tables([before.filter(_is_none_of(before, fresh)), mine])
+        fresh = set(_origins(mine)) if len(before) else set()
+        stays = before.filter(_is_none_of(before, fresh))
+        return pa.concat_tables([stays, mine.filter(pc.not_equal(mine["state"], State.GONE.value))])
 
     def _rows(self, keys: Sequence[str]) -> pa.Table:
         return _rows(self._table, keys)
@@ -421,8 +534,11 @@ def _rows(table: DeltaTable, keys: Sequence[str]) -> pa.Table:
 def _is_none_of(rows: pa.Table, origins: Collection[tuple[Any, ...]]) -> pa.Array:
     import pyarrow as pa
 
-    places = zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True)
-    return pa.array([place not in origins for place in places], pa.bool_())
+    return pa.array([place not in origins for place in _origins(rows)], pa.bool_())
+
+
+def _origins(rows: pa.Table) -> Iterator[Origin]:
+    return map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))
 
 
 def _proof_row(key: str, text: str) -> pa.Table:
@@ -445,6 +561,7 @@ def _commit(
 
 _KNOWN = ", ".join(f"p.{name}" for name in ("slice", *ORIGIN, "state", "revision", "fingerprint", "published_at"))
 _SETTLED = f"p.proof IS NULL AND p.slice <> '{SENDING}'"
+_LEFT_OUT = f"proof IS NULL AND slice <> '{SENDING}' AND state = '{State.AGAIN.value}'"
 
 
 def _known(rows: Sequence[Mapping[str, Any]]) -> dict[Origin, Known]:

@@ -30,6 +30,13 @@ class State(str, Enum):
     """It was left out: the same content of its version was accepted before."""
     RETRACTED = "retracted"
     """It was sent, and is no event any more."""
+    GONE = "gone"
+    """It was left out, and is no event any more: a batch says so, and it is forgotten."""
+
+    @property
+    def sends(self) -> bool:
+        """Whether a record of it goes out."""
+        return self in {State.SENT, State.RETRACTED}
 
 
 class Late(str, Enum):

@@ -70,6 +70,7 @@ def _past(
             _ended_at(record, now),
             run_id,
             raw_alone=record.dagster_run.asset_selection == raw,
+            by_hand=PURPOSE not in record.dagster_run.tags,
         )
         for run_id, record in records.items()
     ]

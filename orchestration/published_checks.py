@@ -36,10 +36,10 @@ _ORIGIN = ", ".join(ORIGIN)
 _COUNTED = {State.SENT.value: "sent", State.AGAIN.value: "second_deliveries", State.RETRACTED.value: "retracted"}
 # What was retracted is no event.
 _UNLIKE = f"""
-SELECT slice, {_ORIGIN}, sum(e) AS in_events, sum(p) AS in_published
-FROM (SELECT slice, {_ORIGIN}, 1 AS e, 0 AS p FROM events WHERE proof IS NULL AND {{slices}}
+SELECT slice, {_ORIGIN}, sum(e) AS in_events, sum(p) AS in_published, sum(s) AS in_sent
+FROM (SELECT slice, {_ORIGIN}, 1 AS e, 0 AS p, 0 AS s FROM events WHERE proof IS NULL AND {{slices}}
       UNION ALL
-      SELECT slice, {_ORIGIN}, 0, 1 FROM published
+      SELECT slice, {_ORIGIN}, 0, 1, CASE WHEN state = '{State.SENT.value}' THEN 1 ELSE 0 END FROM published
       WHERE proof IS NULL AND state <> '{State.RETRACTED.value}' AND {{slices}})
 GROUP BY slice, {_ORIGIN} HAVING sum(e) <> 1 OR sum(p) <> 1
 ORDER BY slice, origin_partition, origin_offset
@@ -167,13 +167,15 @@ def _altered(stream: Stream, events: DeltaTable, published: DeltaTable, key: str
 def _problem(row: Mapping[str, Any]) -> str:
     if row["in_events"] and row["in_published"]:
         return "there twice"
-    return "an event, and neither sent nor a second delivery" if row["in_events"] else "sent, and no event"
+    if row["in_events"]:
+        return "an event, and neither sent nor a second delivery"
+    return "sent, and no event" if row["in_sent"] else "left out as a second delivery, and no event"
 
 
 def _waiting(before: bool, lost: str | None) -> Verdict:  # noqa: FBT001 - a value, no mode
     if lost:
         return Verdict(passed=False, text=f"the slice {lost}: restore the table")
-    text = "was decided anew since it was published" if before else "is not published yet"
+    text = "was decided anew since it was published, or what it repeats was" if before else "is not published yet"
     return Verdict(passed=True, text=f"the slice {text}: its turn comes")
 
 
@@ -205,5 +207,5 @@ def standing_line(lake: Lake, stream: Stream) -> str:
         return f"nothing is sent to {stream.publishes.topic} yet"
     asked = f"SELECT state, count(*) AS rows FROM t WHERE proof IS NULL AND slice <> '{SENDING}' GROUP BY state"
     states = {row["state"]: row["rows"] for row in query(table, asked)}
-    counts = ", ".join(f"{states.get(state.value, 0):,} {state.value}" for state in State)
+    counts = ", ".join(f"{states.get(state, 0):,} {state}" for state in _COUNTED)
     return f"sent to {stream.publishes.topic} up to {last}: {counts}"

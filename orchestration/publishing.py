@@ -9,7 +9,7 @@ table `published` holds tells where it stands; nothing is remembered beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -57,8 +57,12 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
         done = leading(lake, stream, following[:SLICES_A_RUN])
         late, cursor = _late(ledger, lake, stream, following[0] if following else None, cursor)
     # One that a backfill is deciding anew would fail the run, which finds it half done.
-    moving = in_flight(past_runs(instance, stream, order, now)) if late else frozenset()
+    deciding = past_runs(instance, stream, order, now) if late or done else []
+    moving = in_flight(deciding)
     late = [piece for piece in late if piece.key not in moving]
+    # The run that has just decided one for the first time need not end before it is sent.
+    anew = in_flight(run for run in deciding if run.by_hand and not run.raw_alone)
+    done = next((at for at, piece in enumerate(following[:done]) if piece.key in anew), done)
     main = [piece.key for piece in following[:done]]
     missing = {piece.key: piece.planned_at for piece in (*following[:done], *late)}
     lost = _without_key(ledger, order, [*missing], now)
@@ -68,7 +72,7 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
     requests = [Request(group, max(found.due[key] for key in group), PUBLISH, now)] if group else []
     lines = [
         *([f"{len(lost)} had no key in Dagster, and get it again: {lost[0]} .. {lost[-1]}"] if lost else []),
-        *_lines(following, done, len(late), found, group),
+        *_lines(following, done, len(late), found, group, anew),
     ]
     return Tick(keys=lost, requests=requests, lines=lines, cursor=cursor)
 
@@ -154,11 +158,17 @@ def _late(
     return [piece for piece in found if piece.key in done], cursor
 
 
-def _lines(following: Sequence[Slice], done: int, late: int, found: Repair, group: Sequence[str]) -> list[str]:
+def _lines(
+    following: Sequence[Slice], done: int, late: int, found: Repair, group: Sequence[str], anew: Collection[str]
+) -> list[str]:
     again = f", then highwater retry-slice {found.given_up[0]}" if found.given_up else ""
+    waits = ""
+    if done < len(following):
+        first = following[done].key
+        waits = f"wait for {first}, which is {'being decided anew' if first in anew else 'not done'}"
     told = {
         f"requested: {', '.join(group[:3])}{' ...' if len(group) > 3 else ''}": len(group),
-        f"wait for {following[done].key}, which is not done" if done < len(following) else "": len(following) - done,
+        waits: len(following) - done,
         "changed, or came back through the DLQ, and follow": late,
         "wait for their next attempt": len(found.waiting),
         f"given up for a day after {RULES.attempts} runs, look at them{again}": len(found.given_up),

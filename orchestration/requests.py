@@ -110,12 +110,14 @@ class PastRun:
             itself.
         run_id: Dagster's.
         raw_alone: whether it was only to read them from Kafka, not to decide them.
+        by_hand: whether no sensor asked for it: what is decided already may be decided anew.
     """
 
     keys: frozenset[str]
     ended_at: datetime | None = None
     run_id: str = ""
     raw_alone: bool = False
+    by_hand: bool = False
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ class Lease:
         self._engine = engine
         self._owner = uuid.uuid4().hex
         self._sure_until = 0.0
+        # Whether it is left to run out at the end of its block: what it protects may go on without its holder.
+        self.left = False
 
     def take(self) -> bool:
         """Take or renew it; False if somebody else holds it."""
@@ -162,7 +164,8 @@ def leased(engine: Callable[[], Engine], name: str, seconds: float, wait: float)
     finally:
         done.set()
         renewing.join()
-        _quietly_given_back(lease)
+        if not lease.left:
+            _quietly_given_back(lease)
 
 
 def _wait_for(lease: Lease, wait: float) -> None:

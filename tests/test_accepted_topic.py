@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -123,3 +123,27 @@ def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_i
     assert {(told["highwater.retracted"], told["highwater.revision"]) for _, told in taken} == {(b"true", b"1")}
     verdict = events_published(bench.ledger, bench.lake, bench.stream, [piece.key])["events_published"][piece.key]
     assert (verdict.passed, verdict.numbers["retracted"]) == (True, 5)
+
+
+def test_what_is_sent_while_a_stricter_rule_decides_is_seen_before_its_commit(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision had looked while nothing was sent, and committed: an event was on both topics."""
+    bench.stream = replace(bench.stream, publishes=Accepted(f"{bench.stream.topic}.accepted"))
+    bench.send(*[order_message(f"o{n}", 1, n % 3, amount=n) for n in range(6)])
+    piece = bench.plan(0, p0=(0, 2), p1=(0, 2), p2=(0, 2))
+    bench.materialise(piece)
+    fields = [replace(one, at_least=5) if one.name == "amount" else one for one in bench.stream.fields]
+    strict = replace(bench.stream, fields=tuple(fields))
+    see = events._see_decidable
+
+    def meanwhile(*given: Any) -> None:
+        see(*given)
+        [report] = published.materialise(bench.work(piece))
+        assert report.counts["sent_now"] == 6
+
+    monkeypatch.setattr(events, "_see_decidable", meanwhile)
+    with pytest.raises(RetractionError, match=f"5 events of {piece.key} were sent"):
+        events.materialise(replace(bench.work(piece), stream=strict))
+    assert len(bench.rows("events")) == 6
+    assert "sending orders" not in bench.ledger.leases()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -286,6 +289,85 @@ def test_what_people_send_to_a_tier_settles_each_origin_once(retried: Bench) -> 
     assert [(row["origin_topic"], row["reason"]) for row in rows] == [(tier.stream.topic, "malformed")] * bad
     assert all("header highwater." in row["detail"] for row in rows)
     assert len(published(bench.bootstrap, bench.stream.parked_topic)) == 1 + bad
+
+
+# All that it knows is docs/dlq.md: it is run without this folder, and knows nothing of how we name the headers.
+STRANGER = """
+import json, sys
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+bootstrap, parked, tier, times = *sys.argv[1:4], int(sys.argv[4])
+envelope = [
+    "highwater.origin.topic", "highwater.origin.generation", "highwater.origin.partition", "highwater.origin.offset",
+    "highwater.origin.timestamp", "highwater.attempt", "highwater.reason", "highwater.detail", "highwater.slice",
+    "highwater.first_failed_at", "highwater.reclaims",
+]
+consumer = Consumer({
+    "bootstrap.servers": bootstrap, "group.id": "stranger", "isolation.level": "read_committed",
+    "enable.partition.eof": True, "auto.offset.reset": "earliest",
+})
+partitions = list(consumer.list_topics(parked, timeout=60).topics[parked].partitions)
+consumer.assign([TopicPartition(parked, partition, 0) for partition in partitions])
+found, ended = [], set()
+while len(ended) < len(partitions):
+    message = consumer.poll(60)
+    if message is None:
+        sys.exit("nothing came")
+    if message.error():
+        ended.add(message.partition())
+    else:
+        found.append(message)
+consumer.close()
+producer = Producer({"bootstrap.servers": bootstrap})
+for message in found:
+    headers = dict(message.headers())
+    told = {name: headers.pop(name).decode() for name in envelope}
+    value = json.loads(message.value())
+    value["amount"] = 12.5
+    mended = [*headers.items(), *{**told, "highwater.attempt": "1"}.items()]
+    for _ in range(times):
+        producer.produce(
+            tier, json.dumps(value), message.key(), int(told["highwater.origin.partition"]), headers=mended
+        )
+    print(json.dumps({"own": {name: one.decode() for name, one in headers.items()}, **told}))
+if producer.flush(60):
+    sys.exit("not sent")
+"""
+
+
+def test_a_program_that_knows_the_page_alone_mends_what_was_parked_once(retried: Bench, tmp_path: Path) -> None:
+    """However often it is sent; what the producer itself called highwater.something is not passed on."""
+    bench, tier = retried, retried.stream.tier_topics[0]
+    garbled = order_message("o2", 1, 2, amount="twelve")
+    garbled.headers.extend([("trace", b"7"), ("highwater.slice", b"mine"), ("highwater.other", b"mine")])
+    bench.send(order_message("o1", 1, 2), garbled)
+    main = bench.plan(0, p2=(0, 2))
+    bench.materialise(main)
+
+    def mend(times: int) -> dict[str, Any]:
+        given = [bench.bootstrap, bench.stream.parked_topic, tier, str(times)]
+        command = [sys.executable, "-I", "-c", STRANGER, *given]
+        done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    told = mend(times=3)
+    assert told["own"] == {"trace": "7"}
+    names = [f"highwater.{name}" for name in ("origin.topic", "origin.partition", "origin.offset", "reason", "slice")]
+    assert [told[name] for name in names] == [bench.stream.topic, "2", "1", "malformed", main.key]
+    [first] = due(bench)
+    counts = bench.materialise(first)["events"][0].counts
+    assert (counts["raw"], counts["events"], counts["superseded"], counts["rejects"]) == (3, 1, 2, 0)
+    mend(times=1)
+    [second] = due(bench)
+    counts = bench.materialise(second)["events"][0].counts
+    assert (counts["raw"], counts["events"], counts["superseded"], counts["rejects"]) == (1, 0, 1, 0)
+    [mended] = [row for row in bench.rows("events") if row["key"] == "o2"]
+    origin = [mended[f"origin_{name}"] for name in Origin._fields]
+    assert (mended["slice"], origin, float(mended["amount"])) == (first.key, [bench.stream.topic, 0, 2, 1], 12.5)
+    [known] = locate(bench.ledger, bench.kafka, bench.lake, bench.stream, bench.stream.topic, 2, 1)
+    assert known.end == "accepted"
 
 
 def test_a_copy_of_what_is_not_decided_yet_is_none(retried: Bench) -> None:

@@ -16,11 +16,14 @@ from assets import event_json, event_records, outgoing, published, sent
 from assets.erasing import origins_of
 from assets.window import RUN, Window
 from assets.window import schema as window_schema
+from assets.work import Work
 from highwater.declaration import Accepted, Field
 from highwater.envelope import Origin
 from highwater.erasing import digest_of
 from highwater.errors import (
     ConfigurationError,
+    HighwaterError,
+    LeaseHeldError,
     RetractionError,
     SupersededAttemptError,
     TemporaryError,
@@ -28,9 +31,12 @@ from highwater.errors import (
 )
 from highwater.plans import Publication
 from highwater.publishing import Judged, State
+from highwater.slices import Slice
+from orchestration.published_checks import events_published
 from resources import ledger_schema
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
+from resources.lake import query
 from tests.accepted import NOON, Broken, Event, Log, Sent, Tables, said
 
 # Seconds of processor each.
@@ -242,6 +248,68 @@ def test_what_was_taken_back_from_the_dlq_follows_the_revisions_of_the_tier_that
     assert found == [(0, None, False), (1, None, False), (1, "1", True), (1, "2", False), (1, "3", False)]
 
 
+@pytest.mark.parametrize("changed", ["retracted", "revised"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_second_delivery_is_sent_where_the_content_that_was_sent_is_taken_away(
+    tables: Tables, log: Log, changed: str, *, broken: bool
+) -> None:
+    """It stayed in events and current, and the topic held nothing of it. Of two that were left out one is sent."""
+    pieces = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(3)]
+    same = [Event(0, 2 * n, "o1", minute=n) for n in range(3)]
+    rest = [Event(0, 2 * n + 1, f"x{n}") for n in range(3)]
+    for n, piece in enumerate(pieces):
+        tables.decide(piece, [same[n], rest[n]])
+    tables.publish(*pieces)
+    assert places(log.records) == [(0, 0), (0, 1), (0, 3), (0, 5)]
+    tables.ledger.breakers.accept("orders", [Acceptance(pieces[0].key, "", "ann", datetime.now(UTC))])
+    if changed == "retracted":
+        tables.decide(pieces[0], rest[:1], rejected=same[:1])
+    else:
+        tables.decide(pieces[0], [replace(same[0], changes={"status": "paid"}), rest[0]])
+    if broken:
+        log.breaks = f"committed {log.commits + 1}"
+        with pytest.raises(Broken):
+            tables.publish(pieces[0])
+    tables.publish(pieces[0])
+    decided = {key: one.attempt for key, one in tables.lake.committed("orders", "events", [*tables.pieces]).items()}
+    left = [key for key in decided if key not in sent.as_decided(tables.lake, tables.stream, [*decided], decided)]
+    assert sorted(left) == [piece.key for piece in pieces[1:]], "the sensor asks for them"
+    check_published(tables, waiting=2)
+    tables.publish(*pieces)
+    assert [(one.place, one.headers.get("highwater.late")) for one in log.records[4:]] == [
+        ((0, 0), "corrected"),
+        ((0, 2), "corrected"),
+    ]
+    tables.publish(*pieces)
+    check_published(tables, waiting=0)
+    assert len(log.records) == 6
+    assert Counter(row["state"] for row in rows_of(tables) if row["slice"] == pieces[2].key and not row["proof"]) == {
+        "sent": 1,
+        "second delivery": 1,
+    }
+
+
+def check_published(tables: Tables, waiting: int) -> None:
+    found = events_published(tables.ledger, tables.lake, tables.stream, [*tables.pieces])["events_published"]
+    assert all(one.passed for one in found.values()), found
+    assert sum("its turn comes" in one.text for one in found.values()) == waiting
+
+
+def test_a_second_delivery_that_is_no_event_any_more_is_forgotten(tables: Tables, log: Log) -> None:
+    """Its row stayed, and the check was red for ever. Accepted once more it is a second delivery again."""
+    first, second = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 4))
+    tables.decide(first, orders(0, 0, 2))
+    again, other = Event(0, 2, "o0-1", minute=2, changes={"n": 1}), Event(0, 3, "x")
+    tables.decide(second, [again, other])
+    tables.publish(first, second)
+    for events, rejected in (([other], [again]), ([again, other], [])):
+        tables.decide(second, events, rejected)
+        reports = tables.publish(second)
+        assert reports[second.key].counts["second_deliveries"] == 1 - len(rejected)
+        check_published(tables, waiting=0)
+    assert places(log.records) == [(0, 0), (0, 1), (0, 3)]
+
+
 def test_what_another_lost_from_events_is_never_taken_back(tables: Tables, log: Log) -> None:
     piece = tables.plan(0, p0=(0, 3))
     tables.decide(piece, orders(0, 0, 3))
@@ -331,6 +399,130 @@ def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that
     assert events is not None
     events.delete()
     assert sent._reached(tables.work(*pieces), keys) == keys[:2]
+
+
+def commit(tables: Tables, piece: Slice, rows: list[Event], rejected: list[Event]) -> None:
+    """What the run of events does at its end."""
+    accepted: Any = {(one.partition, one.offset) for one in rows}
+    with sent.kept(tables.work(piece), [piece.key], accepted) as see_held:
+        see_held()
+        tables.decide(piece, rows, rejected)
+
+
+@pytest.fixture
+def seen_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def see_kept(work: Work, keys: list[str], accepted: Any) -> None:
+        table = work.lake.table("orders", "published")
+        rows = [] if table is None else query(table, "SELECT * FROM t WHERE proof IS NULL")
+        gone = [row for row in rows if (row["of_slice"] or row["slice"]) in keys and row["state"] == "sent"]
+        if any((row["origin_partition"], row["origin_offset"]) not in accepted for row in gone):
+            raise RetractionError("sent", remedy="none")
+
+    monkeypatch.setattr(sent, "see_kept", see_kept)
+    monkeypatch.setattr(sent, "ABANDONED_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("seen_without_spark")
+@pytest.mark.parametrize(
+    ("point", "ends"),
+    [
+        ("read", SupersededAttemptError),
+        ("handed over 1", LeaseHeldError),
+        ("before 1", LeaseHeldError),
+        ("committed 1", LeaseHeldError),
+        ("settled", RetractionError),
+    ],
+)
+def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_the_other_sees_it(
+    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str, ends: type[Exception]
+) -> None:
+    """A decision that had looked before anything was sent rejected what was sent meanwhile: it was in both topics."""
+    piece, after = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 3))
+    tables.decide(piece, orders(0, 0, 2))
+    tables.decide(after, orders(0, 2, 3))
+    told: list[Exception] = []
+
+    def decide_at(now: str) -> None:
+        if now == point and not told:
+            try:
+                commit(tables, piece, orders(0, 1, 2), orders(0, 0, 1))
+            except HighwaterError as error:
+                told.append(error)
+
+    monkeypatch.setattr(log, "at", lambda name: decide_at(f"{name} {log.commits}"))
+    see_done = published._see_done
+
+    def seen(*given: Any) -> None:
+        see_done(*given)
+        decide_at("read")
+
+    if ends is SupersededAttemptError:
+        monkeypatch.setattr(published, "_see_done", seen)
+        with pytest.raises(SupersededAttemptError, match=f"{piece.key}: decided anew"):
+            tables.publish(piece, after)
+        assert (log.records, told) == ([], [])
+        monkeypatch.setattr(published, "_see_done", see_done)
+        assert sent.under_way(tables.lake, tables.stream) == set(), "nobody takes it for what may have been sent"
+        tables.publish(piece, after)
+        assert places(log.records) == [(0, 1), (0, 2)]
+    else:
+        tables.publish(piece, after)
+        decide_at("settled")
+        assert [type(error) for error in told] == [ends]
+        assert places(log.records) == [(0, 0), (0, 1), (0, 2)]
+        with pytest.raises(RetractionError):
+            commit(tables, piece, orders(0, 1, 2), orders(0, 0, 1))
+    tables.publish(piece, after)
+    assert not any("highwater.late" in one.headers for one in log.records)
+
+
+@pytest.mark.usefixtures("seen_without_spark")
+def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is_sent(
+    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark goes on without its client. Where that is told nothing of the outcome the lock is left to run out."""
+    piece = tables.plan(0, p0=(0, 2))
+    tables.decide(piece, orders(0, 0, 2))
+    for error, left in ((SupersededAttemptError("first", remedy="none"), False), (Broken("no answer"), True)):
+        monkeypatch.setattr(sent, "ABANDONED_SECONDS", 600)
+        with pytest.raises(type(error)), sent.kept(tables.work(piece), [piece.key], {(0, 0), (0, 1)}):  # type: ignore[arg-type]
+            raise error
+        assert ("sending orders" in tables.ledger.leases()) == left
+    monkeypatch.setattr(sent, "ABANDONED_SECONDS", 0.01)
+    with pytest.raises(LeaseHeldError):
+        tables.publish(piece)
+    assert log.records == []
+    with tables.ledger._writing() as connection:
+        connection.execute(ledger_schema.leases.delete())
+    write_down = sent.Book.write_down
+
+    def land(book: sent.Book) -> None:
+        write_down(book)
+        tables.decide(piece, orders(0, 1, 2), orders(0, 0, 1))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sent.Book, "write_down", land)
+        with pytest.raises(SupersededAttemptError):
+            tables.publish(piece)
+    tables.publish(piece)
+    assert places(log.records) == [(0, 1)]
+
+
+def test_only_what_may_still_be_sent_as_it_stands_is_locked_for_a_decision(tables: Tables, log: Log) -> None:
+    del log
+    pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(4)]
+    for n, piece in enumerate(pieces[:3]):
+        tables.decide(piece, orders(0, n, n + 1) if n < 2 else [Event(0, 2, "o0-0", minute=2, changes={"n": 0})])
+
+    def exposed() -> set[str]:
+        work = tables.work(*pieces)
+        return sent.exposed(work, tables.lake.committed("orders", "events", work.keys))
+
+    assert exposed() == {piece.key for piece in pieces[:3]}, "what was never decided cannot have been sent"
+    tables.publish(*pieces[:3])
+    assert exposed() == {pieces[2].key}, "its second delivery is sent where the first one is retracted"
+    tables.decide(pieces[0], orders(0, 0, 1))
+    assert exposed() == {pieces[0].key, pieces[2].key}
 
 
 POINTS = [f"{point} {number}" for number in range(1, 6) for point in ("before", "committed")]

@@ -183,6 +183,22 @@ def test_slices_of_a_topic_that_the_declaration_does_not_name_are_not_asked_for(
     assert scene.asked() == [(piece.key,)]
 
 
+def test_slices_that_a_person_has_decided_anew_are_left_out_of_what_is_next(scene: Scene) -> None:
+    """The first one that is; the run that decides a slice for the first time goes on while it is sent."""
+    pieces = [scene.plan(n, p0=(n, n + 1)) for n in range(3)]
+    for n, piece in enumerate(pieces):
+        scene.decide(piece, n)
+    tags = {"highwater/stream": "orders", RANGE_START: pieces[1].key, RANGE_END: pieces[1].key}
+    for more, wanted in (({PURPOSE: "plan"}, pieces), ({}, pieces[:1])):
+        run = create_run_for_test(scene.instance, tags={**tags, **more}, status=dg.DagsterRunStatus.STARTED)
+        tick = scene.tick()
+        assert [request.keys for request in tick.requests] == [tuple(piece.key for piece in wanted)]
+        assert (f"2 wait for {pieces[1].key}, which is being decided anew" in tick.lines) == (not more)
+        scene.instance.report_run_failed(run)
+    [asked] = scene.asked()
+    assert len(asked) == 3
+
+
 def test_one_run_at_a_time_and_one_that_failed_waits(scene: Scene) -> None:
     piece = scene.plan(0, p0=(0, 1))
     scene.decide(piece, 0)
