@@ -299,7 +299,8 @@ def _decide(
         try:
             told_of = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
             _see_as_read(work, read, {piece.key: told_of.get(piece.key, {}).get("raw", 0) for piece in slices})
-            _see_decidable(work, standing, slices, told_of, rows.where(_alive() & F.col("reason").isNull()))
+            refused = rows.where(_alive() & F.col("reason").isNotNull() & F.col("anew"))
+            _see_decidable(work, standing, slices, told_of, rows.where(_alive() & F.col("reason").isNull()), refused)
             measured = {key: _plain(row) for key, row in told_of.items()}
         except BaseException:
             let_go(rows.unpersist, work)
@@ -326,14 +327,19 @@ def _see_as_read(work: Work, read: Standing, found: Mapping[str, int]) -> None:
 
 
 def _see_decidable(
-    work: Work, standing: Standing, slices: Sequence[Slice], told_of: Mapping[str, Mapping[str, Any]], events: DataFrame
+    work: Work,
+    standing: Standing,
+    slices: Sequence[Slice],
+    told_of: Mapping[str, Mapping[str, Any]],
+    events: DataFrame,
+    refused: DataFrame,
 ) -> None:
     """See that nothing speaks against a split before it is committed; the breaker, which remembers, is asked last.
 
     What was sent is asked of all slices: of one whose events the lake lost it stands in `published` alone.
     """
     see_none_held(work, standing.proofs, told_of)
-    see_kept(work, [piece.key for piece in slices], events)
+    see_kept(work, [piece.key for piece in slices], events, refused)
     measured = {key: _plain(row) for key, row in told_of.items()}
     see_within_limit(work, slices, standing.proofs, rejected_anyway(told_of, measured))
 
@@ -349,11 +355,11 @@ def _without_payload(stream: Stream, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     fields = [F.col(f"field_{f.name}") for f in stream.fields]
-    tombstone = F.col("value").isNull().alias("tombstone")
+    tombstone, anew = F.col("value").isNull().alias("tombstone"), F.col("held_reason").isNull().alias("anew")
     own = ("origin_timestamp", "retries", "reclaims", "superseded", "reason")
     names = [F.col(name) for name in ("slice", *ORIGIN, *own)]
     held = [F.col("detail"), holding(stream).alias(HOLDS)] if stream.ordered else []
-    return rows.select(*names, tombstone, *held, *fields)
+    return rows.select(*names, tombstone, anew, *held, *fields)
 
 
 def _measure(stream: Stream, rows: DataFrame) -> DataFrame:

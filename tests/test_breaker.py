@@ -407,7 +407,7 @@ def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
     """A slice whose events the lake lost does not stand there, and the breaker kept how it would have been split."""
     asked: list[Sequence[str]] = []
 
-    def see_kept(_: Work, keys: Sequence[str], __: object) -> None:
+    def see_kept(_: Work, keys: Sequence[str], *__: object) -> None:
         asked.append(keys)
         raise RetractionError("sent", remedy="mend the rule")
 
@@ -416,7 +416,7 @@ def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
     standing = Standing({TWO.key: Proof(TWO, 1, 100, {"rejects": 0})}, 0)
     nothing: Any = None
     with pytest.raises(RetractionError):
-        events._see_decidable(work(ONE, TWO), standing, [ONE, TWO], told_of, nothing)
+        events._see_decidable(work(ONE, TWO), standing, [ONE, TWO], told_of, nothing, nothing)
     assert asked == [[ONE.key, TWO.key]]
     assert ledger.breakers.judgements([ONE.key, TWO.key]) == {}
     assert ledger.breakers.circuit("orders") == Circuit()
