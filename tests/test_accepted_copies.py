@@ -13,6 +13,7 @@ import pytest
 
 from assets import accepted_copies, published, sent
 from assets.accepted_copies import read
+from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, RetractionError
 from highwater.publishing import Judged, Known, Late, State, judge
@@ -25,7 +26,7 @@ from resources.dlq_topics import Shape
 from resources.kafka import PartitionState, TopicState
 from resources.transactions import Mark
 from tests.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables
-from tests.support import read_rows
+from tests.support import Bench, Message, order_message, read_rows
 from tests.test_published import orders, places
 
 HEADERS = {
@@ -168,8 +169,8 @@ def anew(tmp_path: Path, log: Log) -> Anew:
 
     def begin() -> Tables:
         found = Tables(tmp_path / "anew")
-        given: Any = found.ledger, found.lake, Topics(log, 10), found.stream
-        seen = keep(*given, lambda _: None, sure=True, again=False)
+        topics: Any = Topics(log, 10)
+        seen = keep(found.ledger, found.lake, topics, found.stream, lambda _: None, sure=True, again=False)
         assert seen.count == len(log.records)
         return found
 
@@ -263,6 +264,30 @@ def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(tables: Tables,
     again.publish(piece)
     assert len(log.records) == 4
     see_whole(again, piece)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_decision_rejects_nothing_that_had_been_sent(bench: Bench) -> None:
+    """It is seen before the decision is committed: its reject would be on its way to a tier."""
+    topic = bench.stream.topic
+    bench.stream = replace(bench.stream, publishes=Accepted(f"{topic}.accepted"))
+    bench.send(order_message("o1", 1), Message(b"o2", b"garbled", 0), Message(b"o3", b"garbled", 0))
+
+    def row(offset: int, revision: int, fingerprint: str | None) -> dict[str, Any]:
+        origin = Origin(topic, 0, 0, offset)
+        return accepted_copies.Copy(origin, 0, f"{topic}@0000000", revision, None, fingerprint).row(SENT_MS)
+
+    rows = [row(1, 0, "f"), row(2, 0, "f"), row(2, 1, None)]
+    accepted_copies.write(bench.lake, "orders", [rows], {topic: {0: 3}})
+    piece = bench.plan(7, p0=(0, 3))
+    with pytest.raises(RetractionError, match=f"1 events of {piece.key} were sent") as caught:
+        bench.materialise(piece)
+    assert "partition 0 offset 1" in str(caught.value.stored)
+    assert bench.rows("events") == []
+    bench.ledger.breakers.accept("orders", [Acceptance(piece.key, "test data", "ann", datetime.now(UTC))])
+    bench.materialise(piece)
+    assert [row["origin_offset"] for row in bench.rows("rejects")] == [1, 2]
 
 
 @pytest.mark.slow
