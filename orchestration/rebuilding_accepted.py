@@ -114,7 +114,7 @@ def keep(
         DependencyAwayError: Kafka, the lake or the ledger is away.
     """
     topic = "" if stream.publishes is None or again else stream.publishes.topic
-    if sure and (topic or lake.table(stream.name, accepted_copies.TABLE) is not None):
+    if sure and lake.table(stream.name, accepted_copies.TABLE) is not None:
         accepted_copies.write(lake, stream.name, [], {})  # of a command that died
     try:
         state = kafka.topic_state(topic) if topic else None
