@@ -106,7 +106,8 @@ def rebuild_all(
     """Begin STREAM anew from what Kafka holds, where ledger and lake were lost both.
 
     What tiers, the parked topic and the topic of accepted events hold is read first, and published no second time. What
-    the topic no longer holds is recorded as lost. Let no sensor and no run of before go on. Set DAGSTER_HOME, if that instance is still there.
+    the topic no longer holds is recorded as lost. Let no sensor and no run of before go on. Set DAGSTER_HOME, if that
+    instance is still there.
     """
     from orchestration.rebuilding_all import act
 
