@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import rmtree
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +22,11 @@ from highwater.slices import OffsetRange, Slice
 from orchestration import rebuilding_accepted
 from orchestration.published_checks import events_published
 from orchestration.rebuilding_accepted import OnAccepted, keep
+from orchestration.rebuilding_all import see_nothing_there
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
 from resources.kafka import PartitionState, TopicState
+from resources.ledger import Ledger
 from resources.transactions import Mark
 from tests.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables
 from tests.support import Bench, Message, order_message, read_rows
@@ -365,6 +368,19 @@ def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, anew: 
     assert len(log.records) == 3
     rows = read_rows(again.lake.path("orders", accepted_copies.TABLE), "true")
     assert sorted(row["origin_offset"] for row in rows) == [0, 2]
+
+
+@pytest.mark.slow
+def test_a_table_published_that_was_not_lost_is_not_begun_over(tables: Tables, log: Log, tmp_path: Path) -> None:
+    del log
+    piece = tables.plan(0, p0=(0, 3))
+    tables.decide(piece, orders(0, 0, 3))
+    tables.publish(piece)
+    rmtree(tables.lake.path("orders", "events"))
+    rmtree(tables.lake.path("orders", "rejects"))
+    with pytest.raises(ConfigurationError, match="the lake holds slices of orders") as caught:
+        see_nothing_there(Ledger(f"sqlite:///{tmp_path / 'empty.sqlite'}"), tables.lake, tables.stream)
+    assert caught.value.stored == "1 in published"
 
 
 def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Tables, log: Log) -> None:
