@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from assets.reclaims import NUMBER
 from highwater.envelope import MOST_COUNT, ORIGIN, ORIGIN_TYPES
-from resources.small_tables import storage
+from resources.small_tables import write_anew
 from resources.spark_tables import table_at
 
 if TYPE_CHECKING:
@@ -70,14 +70,7 @@ def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]
     Raises:
         DependencyAwayError: the storage is away.
     """
-    import pyarrow as pa
-    from deltalake import DeltaTable, write_deltalake
-
-    path = lake.path(stream, TABLE)
-    with storage(path):
-        DeltaTable.create(path, schema(), mode="overwrite", description=json.dumps(ends))
-        for rows in portions:
-            write_deltalake(path, pa.Table.from_pylist([dict(row) for row in rows], schema()), mode="append")
+    write_anew(lake.path(stream, TABLE), schema(), portions, json.dumps(ends))
 
 
 def concerned(slices: Sequence[Slice], ends: Mapping[str, Mapping[str, int]]) -> bool:

@@ -46,7 +46,12 @@ def keys(rows: pa.Table) -> pa.Array:
 
 def fingerprints(values: pa.Array) -> list[str]:
     """What tells one content from another; the key is made of fields, so it needs no part in it."""
-    return [sha256(value).hexdigest()[:FINGERPRINT_DIGITS] for value in values.to_pylist()]
+    return [*map(fingerprint, values.to_pylist())]
+
+
+def fingerprint(value: bytes) -> str:
+    """The same of one value."""
+    return sha256(value).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def _written(field: Field, column: Any) -> Any:

@@ -283,9 +283,20 @@ class _Decision:
 
         return self.rows.where(_alive() & F.col("reason").isNull())
 
+    @property
+    def _rejected_now(self) -> DataFrame:
+        """What is rejected and was not left to the DLQ before."""
+        from pyspark.sql import functions as F
+
+        return self.rows.where(_alive() & F.col("reason").isNotNull() & F.col("anew"))
+
+    def see_kept(self, keys: Sequence[str]) -> None:
+        """See that all that was sent of slices stays an event."""
+        see_kept(self.work, keys, self._accepted, self._rejected_now)
+
     def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
         mine = [key for key in keys if key in self.exposed]
-        return kept(self.work, mine, self._accepted) if mine else nullcontext(nothing)
+        return kept(self.work, lambda: self.see_kept(mine)) if mine else nullcontext(nothing)
 
     def release(self) -> None:
         self.rows.unpersist()
@@ -322,12 +333,12 @@ def _decide(
             # Before it is looked what was sent: of the others nothing is sent after that look.
             open_ = exposed(work, standing.proofs)
             _see_as_read(work, read, {piece.key: told_of.get(piece.key, {}).get("raw", 0) for piece in slices})
-            _see_decidable(work, standing, slices, told_of, rows.where(_alive() & F.col("reason").isNull()))
-            measured = {key: _plain(row) for key, row in told_of.items()}
+            made = _Decision(work, rows, {key: _plain(row) for key, row in told_of.items()}, seen, open_)
+            _see_decidable(made, standing, slices, told_of)
         except BaseException:
             let_go(rows.unpersist, work)
             raise
-        return _Decision(work, rows, measured, seen, open_)
+        return made
 
 
 def _see_as_read(work: Work, read: Standing, found: Mapping[str, int]) -> None:
@@ -349,19 +360,19 @@ def _see_as_read(work: Work, read: Standing, found: Mapping[str, int]) -> None:
 
 
 def _see_decidable(
-    work: Work, standing: Standing, slices: Sequence[Slice], told_of: Mapping[str, Mapping[str, Any]], events: DataFrame
+    made: _Decision, standing: Standing, slices: Sequence[Slice], told_of: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """See that nothing speaks against a split before it is committed; the breaker, which remembers, is asked last.
 
     What was sent is asked of all slices: of one whose events the lake lost it stands in `published` alone.
     """
-    judged = rejected_anyway(told_of, {key: _plain(row) for key, row in told_of.items()})
+    work, judged = made.work, rejected_anyway(told_of, made.measured)
     try:
         see_none_held(work, standing.proofs, told_of)
     except SliceHeldError:
         end_probe(work, slices, standing.proofs, judged)
         raise
-    see_kept(work, [piece.key for piece in slices], events)
+    made.see_kept([piece.key for piece in slices])
     see_within_limit(work, slices, standing.proofs, judged)
 
 
@@ -376,11 +387,11 @@ def _without_payload(stream: Stream, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     fields = [F.col(f"field_{f.name}") for f in stream.fields]
-    tombstone = F.col("value").isNull().alias("tombstone")
+    tombstone, anew = F.col("value").isNull().alias("tombstone"), F.col("held_reason").isNull().alias("anew")
     own = ("origin_timestamp", "retries", "reclaims", "superseded", "reason")
     names = [F.col(name) for name in ("slice", *ORIGIN, *own)]
     held = [F.col("detail"), holding(stream).alias(HOLDS)] if stream.ordered else []
-    return rows.select(*names, tombstone, *held, *fields)
+    return rows.select(*names, tombstone, anew, *held, *fields)
 
 
 def _measure(stream: Stream, rows: DataFrame) -> DataFrame:

@@ -120,7 +120,7 @@ class Batch:
     def outgoing(self) -> Iterator[Window]:
         """The records that are sent, in their order."""
         for window in self.windows():
-            yield window.of(lambda one: one is not None and one.state.sends)
+            yield window.of(lambda one: one is not None and one.goes_out)
 
     def _rows(self, window: Window, number: int) -> pa.Table:
         """The rows of records, numbered from `number` on."""
@@ -128,7 +128,7 @@ class Batch:
         import pyarrow.compute as pc
 
         rows, count = window.rows, len(window)
-        sent = window.told(lambda one: one.state.sends, pa.bool_())
+        sent = window.told(lambda one: one.goes_out, pa.bool_())
         numbers = pc.add(pc.cumulative_sum(pc.cast(sent, pa.int64())), number - 1)
         keys = [piece.key for piece in self.pieces]
         attempts = pa.array([self.records.decisions[key].attempt for key in keys], pa.int32())
@@ -140,7 +140,7 @@ class Batch:
             "revision": window.told(lambda one: one.revision, pa.int32()),
             "late": window.told(lambda one: one.late and one.late.value, pa.string()),
             "fingerprint": rows["fingerprint"],
-            "published_at": pa.nulls(count, schema().field("published_at").type),
+            "published_at": window.told(lambda one: one.at, schema().field("published_at").type),
             "of_slice": rows["slice"],
             "number": pc.if_else(sent, numbers, None),
             "proof": pa.nulls(count, pa.string()),
@@ -151,9 +151,9 @@ class Batch:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        known, again = self._known, self._again
+        known, again, passed = self._known, self._again, self._passed
         plain = {key: Judged(State.SENT, 0, late) for key, late in self._late.items()}
-        if not known and not again:
+        if not known and not again and not passed:
             which = pc.index_in(rows["slice"], pa.array([*plain], pa.string()))
             return Window(rows, [*plain.values()], which.combine_chunks())
         judged = [
@@ -164,7 +164,7 @@ class Batch:
                 again=(key, origin) in again,
                 late=self._late[key] or self._behind(key, origin),
             )
-            if known or (key, origin) in again
+            if known or passed or (key, origin) in again
             else plain[key]
             for key, origin, print_ in zip(
                 rows["slice"].to_pylist(), _origins(rows), rows["fingerprint"].to_pylist(), strict=True
@@ -200,9 +200,10 @@ class Batch:
         return found
 
     def _behind(self, key: str, origin: Origin) -> Late | None:
-        """Accepted since the first publication broke off, at an offset that it had passed."""
+        """Accepted since the first publication broke off, or the lake was lost, at an offset that had been passed."""
         end = self._ends.get((key, origin.generation, origin.partition), -1)
-        return Late.CORRECTED if origin.offset < end else None
+        passed = self._passed.get((origin.topic, origin.generation, origin.partition), -1)
+        return Late.CORRECTED if origin.offset < max(end, passed) else None
 
     @cached_property
     def _known(self) -> dict[Origin, Known]:
@@ -214,7 +215,21 @@ class Batch:
                 # Readers have the highest revision, whichever slice sent it.
                 if origin not in found or one.revision > found[origin].revision:
                     found[origin] = one
+        if self.book.before is not None and self._anew:
+            theirs = f"SELECT {_ORIGIN} FROM e WHERE proof IS NULL AND {slice_is_one_of(self._anew)}"
+            found = self.book.before.beside(found, self.events, theirs)
         return found
+
+    @cached_property
+    def _anew(self) -> list[str]:
+        """The slices of whose origins some may have been sent before a lost lake was begun anew."""
+        before = self.book.before
+        return [] if before is None else [piece.key for piece in self.pieces if before.concerns(piece)]
+
+    @cached_property
+    def _passed(self) -> Mapping[tuple[str, int, int], int]:
+        """By partition the last offset that had been sent by then, if any of these slices lies before its end."""
+        return self.book.before.passed if self.book.before is not None and self._anew else {}
 
     def _moved(self) -> list[str]:
         """Conditions that pick the events that another slice may have sent: those of tiers, and those taken back."""
@@ -256,6 +271,7 @@ class Batch:
                 for origin, one in self._known.items()
                 if one.slice_key == piece.key and one.state is State.SENT and origin not in seen
             }
+            gone |= self._refused(piece.key)
             if not gone:
                 continue
             allowed = lets_go(self._leaves.get(piece.key), [one.at for one in gone.values()])
@@ -264,6 +280,14 @@ class Batch:
             verdicts += [Judged(State.RETRACTED, gone[one].revision + 1, Late.CORRECTED) for one in sorted(gone)]
         which = pa.array(range(len(rows)), pa.int32())
         return Window(pa.Table.from_pylist(rows, window_schema()), verdicts, which)
+
+    def _refused(self, key: str) -> dict[Origin, Known]:
+        """What was sent before a lost lake was begun anew, and was rejected since."""
+        if key not in self._anew or self._rejects is None:
+            return {}
+        asked = f"SELECT {_ORIGIN} FROM e WHERE proof IS NULL AND {rejects.PUBLISHED_AT} IS NULL"
+        known = self.book.known_among(self._rejects, f"{asked} AND {slice_is_one_of([key])}")
+        return {origin: one for origin, one in known.items() if not one.slice_key and one.state is State.SENT}
 
     @cached_property
     def _leaves(self) -> dict[str, datetime]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from assets import accepted_copies
 from assets.commit import LEASE_SECONDS
 from highwater.envelope import ORIGIN, ORIGIN_TYPES, Origin
 from highwater.errors import ConfigurationError, LeaseHeldError, SupersededAttemptError, TopicRecreatedError
@@ -30,7 +31,7 @@ from resources.small_tables import opened, replace_partitions
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
     from assets.work import Work
     from highwater.declaration import Stream
@@ -204,6 +205,7 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
             f"{', '.join(sorted(sending))}: a publication of them is under way, or broke off",
             remedy=f"let it end, or materialise {work.stream.name}/{TABLE} of these slices; then erase the key again",
         )
+    accepted_copies.forget(work.lake, work.stream, {one for some in origins.values() for one in some})
     parts, found = [], {}
     for key, proof in proofs_in(table, [*origins]).items():
         rows = _rows(table, [key])
@@ -215,23 +217,35 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
         _commit(work, table, parts, [*found], [*found.values()])
 
 
-def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> None:
+def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame, refused: DataFrame) -> None:
     """See that a new decision of slices accepts all that was sent of them, or may have been, before it is committed.
 
     Args:
         work: the connections.
         keys: slices that are about to be decided.
         accepted: what is accepted of them now: slice and origin.
+        refused: what is rejected of them now, and was not left to the DLQ before: the same columns.
 
     Raises:
         RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
         DependencyAwayError: the lake could not be read.
     """
+    found: dict[str, dict[Origin, datetime | None]] = {}
+    for row in (*_gone(work, _reached(work, keys), accepted), *accepted_copies.refused(work, keys, refused)):
+        at = None if row["us"] is None else datetime.fromtimestamp(row["us"] / 1e6, UTC)
+        found.setdefault(row["slice"], {}).setdefault(Origin.of_row(row.asDict()), at)
+    leaves = work.ledger.breakers.accepted([*found])
+    for key, origins in found.items():
+        leave = leaves[key].accepted_at if key in leaves else None
+        see_none_retracted(key, origins, allowed=lets_go(leave, origins.values()))
+
+
+def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
+    """What was sent of slices and is not accepted of them now: the slice, the origin, and when it was sent."""
     from pyspark.sql import functions as F
 
-    keys = _reached(work, keys)
     if not keys:
-        return
+        return []
     rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
     there = F.col("slice").isin(*keys) | ((F.col("slice") == SENDING) & F.col("of_slice").isin(*keys))
     was = rows.where("proof IS NULL").where(there).where(F.col("state") == State.SENT.value)
@@ -239,14 +253,7 @@ def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> None:
     told = was.select(F.coalesce("of_slice", "slice").alias("slice"), *ORIGIN, micros)
     # The last that were sent first: a leave that covers them covers the rest.
     gone = told.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")
-    found: dict[str, dict[Origin, datetime | None]] = {}
-    for row in gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_RETRACTED).collect():
-        at = None if row["us"] is None else datetime.fromtimestamp(row["us"] / 1e6, UTC)
-        found.setdefault(row["slice"], {}).setdefault(Origin.of_row(row.asDict()), at)
-    leaves = work.ledger.breakers.accepted([*found])
-    for key, origins in found.items():
-        leave = leaves[key].accepted_at if key in leaves else None
-        see_none_retracted(key, origins, allowed=lets_go(leave, origins.values()))
+    return gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_RETRACTED).collect()
 
 
 def exposed(work: Work, standing: Mapping[str, Proof]) -> set[str]:
@@ -277,15 +284,14 @@ def alone(work: Work, seconds: float = LEASE_SECONDS) -> AbstractContextManager[
 
 
 @contextmanager
-def kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> Iterator[Callable[[], None]]:
+def kept(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Keep batches from being written down while slices are committed, and see once more what was sent of them.
 
     Whoever writes a batch down looks at events after it. So the batch is seen here, or the decision there.
 
     Args:
         work: the connections.
-        keys: slices that are about to be committed, of which events may be sent as they stand.
-        accepted: what is accepted of them now: slice and origin.
+        see: sees that what was sent of slices stays an event; of those of which events may be sent as they stand.
 
     Raises:
         RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
@@ -293,7 +299,7 @@ def kept(work: Work, keys: Sequence[str], accepted: DataFrame) -> Iterator[Calla
         DependencyAwayError: the lake or the ledger could not be read.
     """
     with alone(work, ABANDONED_SECONDS) as lease:
-        see_kept(work, keys, accepted)
+        see()
         lease.left = True  # a run that dies, or is told nothing of the outcome, leaves a query that may still commit
         try:
             yield lease.check
@@ -339,6 +345,7 @@ class Book:
         path = work.lake.path(work.stream.name, TABLE)
         self._table: DeltaTable = opened(path, schema(), "what was sent to the topic of accepted events")
         self.sending = self._read_sending()
+        self.before = accepted_copies.opened(work.lake, work.stream)
         # The batch that this run has taken up.
         self._taken_up: pa.Table | None = None
         self._see_same_topic()
@@ -397,7 +404,13 @@ class Book:
         same = " AND ".join(f"p.{name} = o.{name}" for name in ORIGIN)
         where = "" if keys is None else f" AND p.{slice_is_one_of(keys)}"
         asked = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same} WHERE {_SETTLED}{where}"
-        return _known(query_all({"p": self._table, "e": events}, asked))
+        found = _known(query_all({"p": self._table, "e": events}, asked))
+        return found if self.before is None else self.before.beside(found, events, origins)
+
+    def follow(self, batch: int) -> None:
+        """Let batches be numbered from the one behind this on: the last that a table had sent which was lost."""
+        self.sending = replace(self.sending, attempt=max(batch, self.sending.attempt))
+        self._commit([_proof_row(SENDING, self.sending.to_json())], [SENDING], [self.sending])
 
     def left_out(self, keys: Collection[str]) -> set[tuple[str, Origin]]:
         """The second deliveries of slices, by slice and origin."""
@@ -509,7 +522,7 @@ class Book:
             "slice": pa.repeat(key, count),
             "of_slice": pa.nulls(count, pa.string()),
             "number": pa.nulls(count, pa.int64()),
-            "published_at": pa.repeat(now, count),
+            "published_at": pc.coalesce(mine["published_at"], now),
         }
         for name, column in changes.items():
             mine = mine.set_column(mine.schema.get_field_index(name), name, column)

@@ -55,8 +55,9 @@ class Known(NamedTuple):
         state: what became of it last.
         revision: how often it was sent anew with other content, or retracted.
         fingerprint: of the content that was judged last; None of a retracted one.
-        slice_key: the slice that it is kept under.
+        slice_key: the slice that it is kept under; empty of what was sent before a lost lake was begun anew.
         at: when that was known to be sent, in UTC.
+        late: why its last record is late.
     """
 
     state: State
@@ -64,14 +65,27 @@ class Known(NamedTuple):
     fingerprint: str | None
     slice_key: str
     at: datetime | None = None
+    late: Late | None = None
 
 
 class Judged(NamedTuple):
-    """What becomes of an origin now; `None` instead of it where nothing changes."""
+    """What becomes of an origin now; `None` instead of it where nothing changes.
+
+    Args:
+        state, revision: as in `Known`.
+        late: why its record is late.
+        at: when it was sent, of what is on the topic already and only kept under its slice from now on.
+    """
 
     state: State
     revision: int
     late: Late | None
+    at: datetime | None = None
+
+    @property
+    def goes_out(self) -> bool:
+        """Whether a record is sent for it."""
+        return self.state.sends and self.at is None
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,8 @@ def judge(slice_key: str, fingerprint: str, known: Known | None, *, again: bool,
     if known is None:
         return Judged(State.AGAIN, 0, None) if again else Judged(State.SENT, 0, late)
     if known.fingerprint == fingerprint:
+        if not known.slice_key:
+            return Judged(State.SENT, known.revision, known.late, known.at)
         # What another slice has sent of the same origin is not sent by this one.
         return None if known.slice_key == slice_key else Judged(State.AGAIN, known.revision, None)
     if known.state is State.AGAIN:

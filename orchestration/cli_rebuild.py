@@ -105,8 +105,9 @@ def rebuild_all(
 ) -> None:
     """Begin STREAM anew from what Kafka holds, where ledger and lake were lost both.
 
-    What tiers and the parked topic hold is read first, and published no second time. What the topic no longer holds is
-    recorded as lost. Let no sensor and no run of before go on. Set DAGSTER_HOME, if that instance is still there.
+    What tiers, the parked topic and the topic of accepted events hold is read first, and published no second time. What
+    the topic no longer holds is recorded as lost. Let no sensor and no run of before go on. Set DAGSTER_HOME, if that
+    instance is still there.
     """
     from orchestration.rebuilding_all import act
 

@@ -5,7 +5,8 @@ gives back (`orchestration.rebuilding`), or which record was published before (`
 
 The topic is planned again from where its log begins, under ordinals that nobody saw, and what its log lacks is recorded
 as lost. What tiers and the parked topic hold is read first, and kept in the table `dlq_copies`: the main slices leave
-these records to the DLQ, and the tiers' slices try them again from there, each from where it was.
+these records to the DLQ, and the tiers' slices try them again from there, each from where it was. So is what was sent
+to the topic of accepted events (`orchestration.rebuilding_accepted`).
 
 What a rebuild cannot know: records that Kafka no longer has, who accepted what, where the old slices were cut, and
 attempts that came to nothing. Who gave up what, and which keys were erased, it reads from copies of two tables.
@@ -19,13 +20,15 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from assets import discarded, dlq_copies, erased
+from assets import discarded, dlq_copies, erased, sent
 from assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN, Envelope, opened
-from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, UnknownSliceError
+from highwater.envelope import ORIGIN, Envelope, Origin, opened
+from highwater.errors import ConfigurationError, TopicAbsentError, UnknownSliceError
 from highwater.plans import Generation, Loss
 from highwater.slices import OffsetRange, SliceKey
+from orchestration import rebuilding_accepted
 from orchestration.rebuilding import PUBLICATIONS, highest
+from orchestration.rebuilding_accepted import OnAccepted, log_of
 from orchestration.standing import committed
 from resources.groups import described, held
 
@@ -43,7 +46,7 @@ COPIES_A_PORTION = 10_000
 
 @dataclass
 class Copies:
-    """What was seen while the DLQ topics were read; the copies themselves are not held.
+    """What was seen while topics were read; the copies themselves are not held.
 
     Args:
         count: copies by the topic that holds them.
@@ -60,11 +63,14 @@ class Copies:
     def see(self, topic: str, envelope: Envelope, main: str) -> None:
         """Take note of a copy."""
         self.count[topic] += 1
-        for name, ordinal in highest([envelope.slice_key]).items():
+        self.note(envelope.origin, envelope.timestamp, envelope.slice_key, main)
+
+    def note(self, origin: Origin, ms: int, slice_key: str, main: str) -> None:
+        """Take note of what a copy tells of slices and of the main topic."""
+        for name, ordinal in highest([slice_key]).items():
             self.slices[name] = max(self.slices.get(name, 0), ordinal)
-        if envelope.topic == main:
-            place = envelope.generation, envelope.partition
-            seen = envelope.offset, envelope.timestamp
+        if origin.topic == main:
+            place, seen = (origin.generation, origin.partition), (origin.offset, ms)
             self.newest[place] = max(self.newest.get(place, seen), seen)
 
 
@@ -78,6 +84,7 @@ class Begun:
         copies: by DLQ topic how many records it holds.
         strange: records there without a sound envelope.
         log: by topic and partition what its log holds.
+        accepted: what the topic of accepted events holds.
     """
 
     generations: Sequence[Generation]
@@ -85,6 +92,7 @@ class Begun:
     copies: Mapping[str, int]
     strange: int
     log: Mapping[str, Mapping[int, OffsetRange]]
+    accepted: OnAccepted = field(default_factory=OnAccepted)
 
     @property
     def lines(self) -> list[str]:
@@ -99,10 +107,27 @@ class Begun:
             for topic, count in self.copies.items()
         ]
         lines += [f"{self.strange:,} records there have no sound envelope"] if self.strange else []
+        lines += [*self._accepted_lines]
         lines += [
             f"partition {loss.partition}: {loss.offsets} is recorded as lost: {loss.reason}" for loss in self.losses
         ]
         return [*lines, "who accepted or let through what is not known any more: nothing of it is restored"]
+
+    @property
+    def _accepted_lines(self) -> Iterator[str]:
+        found, main = self.accepted, self.generations[0]
+        if found.log:
+            yield f"{found.count:,} accepted events are sent, and are not sent again while their content stays the same"
+        for p, offsets in sorted(found.unknown(main.number, self.log[main.topic]).items()):
+            yield (
+                f"partition {p}: {offsets} may be sent once more: what was accepted of these {len(offsets):,} offsets "
+                "is no longer on the topic of accepted events"
+            )
+        for topic, count in sorted(found.older.items()):
+            yield (
+                f"{topic}: {count:,} records may be sent once more: what was accepted of so old ones is no longer on "
+                "the topic of accepted events"
+            )
 
 
 def _offsets(log: Mapping[int, OffsetRange]) -> int:
@@ -203,9 +228,10 @@ def act(
         again: the topic of accepted events gets all of them once more.
 
     Raises:
-        ConfigurationError: ledger or lake hold something of the stream, accepted events were sent before and shall not
-            be sent again, or it is to be written and nobody is named.
+        ConfigurationError: ledger or lake hold something of the stream, which accepted events were sent before cannot
+            be read, or it is to be written and nobody is named.
         TopicAbsentError: the main topic is not there.
+        SupersededAttemptError: somebody publishes accepted events meanwhile.
         DependencyAwayError: Kafka, the lake or the ledger is away, or a partition has no leader; the ledger is still
             empty.
         LeaseHeldError: somebody planned the stream meanwhile.
@@ -213,12 +239,19 @@ def act(
     if sure and not by:
         raise ConfigurationError("nobody is named who decides it", remedy="name a person: --by NAME, or `by` in the UI")
     see_nothing_there(ledger, lake, stream)
-    if not again:
-        see_nothing_sent(kafka, stream)
     states = _states(kafka, stream)
-    logs = {topic: _log(state) for topic, state in states.items()}
+    logs = {topic: log_of(state) for topic, state in states.items()}
     seen = Copies()
-    portions = _portions(kafka, stream, logs, seen)
+    accepted = rebuilding_accepted.keep(
+        ledger,
+        lake,
+        kafka,
+        stream,
+        lambda copy: seen.note(copy.origin, copy.ms, copy.slice_key, stream.topic),
+        sure=sure,
+        again=again,
+    )
+    portions = _portions(kafka, stream, logs, seen, accepted)
     if sure:
         dlq_copies.write(
             lake, stream.name, portions, {topic: {p: r.end for p, r in log.items()} for topic, log in logs.items()}
@@ -234,7 +267,7 @@ def act(
     )
     number = number_of(kafka, states[stream.topic], seen.newest)
     generations, losses = begun(stream, states, ordinals, number, by or "nobody yet", datetime.now(UTC))
-    found = Begun(generations, losses, dict(seen.count), seen.strange, logs)
+    found = Begun(generations, losses, dict(seen.count), seen.strange, logs, accepted)
     for line in found.lines:
         log(line)
     erasures = [replace(one, slices={}) for one in kept if not one.erasure.by_age]
@@ -265,6 +298,8 @@ def see_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
             remedy="nothing is to be done; if both shall be given up, point HIGHWATER_LEDGER_URL at an empty database",
         )
     proven = {table: len(proofs) for table, proofs in committed(lake, stream).items() if proofs}
+    if published := lake.holds(stream.name, sent.TABLE) - {sent.SENDING}:
+        proven[sent.TABLE] = len(published)
     if proven:
         raise ConfigurationError(
             f"the lake holds slices of {stream.name}",
@@ -282,28 +317,6 @@ def _marked(kafka: Kafka, stream: Stream, topics: Mapping[str, Mapping[int, Offs
     return [*published, *[one.mark.last for one in mirrored.values() if one.mark is not None]]
 
 
-def see_nothing_sent(kafka: Kafka, stream: Stream) -> None:
-    """See that no accepted event is on the stream's topic of them: which ones are is known to the lake alone.
-
-    Raises:
-        ConfigurationError: there are some, or were.
-    """
-    if stream.publishes is None:
-        return
-    try:
-        state = kafka.topic_state(stream.publishes.topic)
-    except TopicAbsentError:
-        return
-    sent_before = sum(seen.last_stable or 0 for seen in state.partitions.values())
-    if sent_before:
-        raise ConfigurationError(
-            f"accepted events of {stream.name} were sent before, and would be sent once more",
-            stored="no record of what was sent",
-            found=f"{sent_before:,} offsets on {stream.publishes.topic}",
-            remedy="declare another topic for them, delete this one, or let it get all events again: --accepted-again",
-        )
-
-
 def _states(kafka: Kafka, stream: Stream) -> dict[str, TopicState]:
     """The stream's topics that are there."""
     found = {stream.topic: kafka.topic_state(stream.topic)}
@@ -315,21 +328,8 @@ def _states(kafka: Kafka, stream: Stream) -> dict[str, TopicState]:
     return found
 
 
-def _log(state: TopicState) -> dict[int, OffsetRange]:
-    found = {}
-    for partition, seen in state.partitions.items():
-        if seen.log_start is None or seen.last_stable is None:
-            raise DependencyAwayError(
-                f"partition {partition} of {state.topic} could not be asked",
-                found="it has no leader, or its broker did not answer",
-                remedy="try again when `highwater status` shows a leader for each partition; nothing was written",
-            )
-        found[partition] = OffsetRange(seen.log_start, seen.last_stable)
-    return found
-
-
 def _portions(
-    kafka: Kafka, stream: Stream, logs: Mapping[str, Mapping[int, OffsetRange]], seen: Copies
+    kafka: Kafka, stream: Stream, logs: Mapping[str, Mapping[int, OffsetRange]], seen: Copies, accepted: OnAccepted
 ) -> Iterator[list[dict[str, Any]]]:
     """The copies on tiers and on the parked topic as rows, so many at a time; `seen` takes note of each."""
     portion: list[dict[str, Any]] = []
@@ -340,6 +340,8 @@ def _portions(
                 seen.strange += 1
                 continue
             seen.see(topic, envelope, stream.topic)
+            if topic in stream.delays and envelope.topic == stream.topic:
+                accepted.see_on_tier(topic, envelope.partition, message.timestamp()[1])
             portion.append(_row(topic, envelope, message.timestamp()[1]))
             if len(portion) == COPIES_A_PORTION:
                 yield portion

@@ -8,9 +8,9 @@ does not: what its rows mean (`assets`), or the commits of Spark (`resources.lak
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
 from highwater.proof import user_metadata
@@ -132,6 +132,21 @@ def append(path: str, rows: pa.Table) -> None:
             if there or open_table(path) is None:
                 raise
             write_deltalake(path, rows, mode="append")
+
+
+def write_anew(path: str, schema: pa.Schema, portions: Iterable[Sequence[Mapping[str, Any]]], description: str) -> None:
+    """Write a table anew, portion by portion, each of which is held alone; one that was written in part is begun again.
+
+    Raises:
+        DependencyAwayError: the storage could not be written.
+    """
+    import pyarrow as pa
+    from deltalake import DeltaTable, write_deltalake
+
+    with storage(path):
+        DeltaTable.create(path, schema, mode="overwrite", description=description)
+        for rows in portions:
+            write_deltalake(path, pa.Table.from_pylist([dict(row) for row in rows], schema), mode="append")
 
 
 def try_storage(root: str) -> None:

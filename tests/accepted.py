@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from assets import dlq, events, published, raw, rejects
 from assets.reclaims import SEEN
-from assets.work import SliceReport, Work
+from assets.work import SliceReport, Work, nothing
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.proof import Proof
@@ -45,6 +45,7 @@ class Event:
         minute: of its publication, after noon.
         changes: other fields than `tests.support.order` gives.
         reclaims: how often its origin was taken back from the DLQ.
+        left_at: as a reject, when it had been published before the lake was lost.
     """
 
     partition: int
@@ -54,6 +55,7 @@ class Event:
     minute: float = 0
     changes: Mapping[str, object] = field(default_factory=dict)
     reclaims: int = 0
+    left_at: datetime | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -86,6 +88,7 @@ class Event:
             "detail": "why",
             "next_topic": stream.parked_topic,
             "first_failed_at": NOON,
+            "published_at": self.left_at,
         }
 
     def origin(self, stream: Stream) -> Origin:
@@ -116,7 +119,7 @@ class Log:
         self.breaks: str | None = None
         self.commits = 0
 
-    def __call__(self, kafka: object, name: str, topic: str, *, most_bytes: int) -> Log:
+    def __call__(self, kafka: object, name: str, topic: str, *, most_bytes: int = 0) -> Log:
         del kafka, topic, most_bytes
         self.name = name
         return self
@@ -130,7 +133,7 @@ class Log:
     def mark(self) -> Mark | None:
         return self.marks.get(self.name)
 
-    def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object]) -> None:
+    def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object] = nothing) -> None:
         self.commits += 1
         self.at("handed over")
         meanwhile()

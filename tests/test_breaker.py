@@ -402,21 +402,20 @@ def test_a_slice_that_stands_is_no_probe(ledger: Ledger, work: Callable[..., Wor
 
 
 def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
-    ledger: Ledger, work: Callable[..., Work], monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, work: Callable[..., Work]
 ) -> None:
     """A slice whose events the lake lost does not stand there, and the breaker kept how it would have been split."""
     asked: list[Sequence[str]] = []
 
-    def see_kept(_: Work, keys: Sequence[str], __: object) -> None:
+    def see_kept(keys: Sequence[str]) -> None:
         asked.append(keys)
         raise RetractionError("sent", remedy="mend the rule")
 
-    monkeypatch.setattr(events, "see_kept", see_kept)
     told_of = counted(s1=(100, 100), s2=(100, 0))
     standing = Standing({TWO.key: Proof(TWO, 1, 100, {"rejects": 0})}, 0)
-    nothing: Any = None
+    made: Any = SimpleNamespace(work=work(ONE, TWO), measured=told_of, see_kept=see_kept)
     with pytest.raises(RetractionError):
-        events._see_decidable(work(ONE, TWO), standing, [ONE, TWO], told_of, nothing)
+        events._see_decidable(made, standing, [ONE, TWO], told_of)
     assert asked == [[ONE.key, TWO.key]]
     assert ledger.breakers.judgements([ONE.key, TWO.key]) == {}
     assert ledger.breakers.circuit("orders") == Circuit()

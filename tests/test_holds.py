@@ -315,9 +315,10 @@ def test_the_look_back_ends_and_sees_what_lies_within(ledger: Ledger, work: Call
 
 def decide(work: Work, told_of: Mapping[str, Mapping[str, Any]]) -> None:
     """What the step of events asks before it commits, with the breaker's watch around it."""
-    nothing: Any = None
+    measured = {key: events._plain(row) for key, row in told_of.items()}
+    made: Any = SimpleNamespace(work=work, measured=measured, see_kept=lambda keys: None)
     with watched(work, "events", 0):
-        events._see_decidable(work, Standing({}, -1), work.slices, told_of, nothing)
+        events._see_decidable(made, Standing({}, -1), work.slices, told_of)
 
 
 def test_a_probe_that_is_held_closes_the_breaker_if_the_rest_of_it_is_sound(

@@ -404,14 +404,15 @@ def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that
 def commit(tables: Tables, piece: Slice, rows: list[Event], rejected: list[Event]) -> None:
     """What the run of events does at its end."""
     accepted: Any = {(one.partition, one.offset) for one in rows}
-    with sent.kept(tables.work(piece), [piece.key], accepted) as see_held:
+    work = tables.work(piece)
+    with sent.kept(work, lambda: sent.see_kept(work, [piece.key], accepted, accepted)) as see_held:
         see_held()
         tables.decide(piece, rows, rejected)
 
 
 @pytest.fixture
 def seen_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    def see_kept(work: Work, keys: list[str], accepted: Any) -> None:
+    def see_kept(work: Work, keys: list[str], accepted: Any, refused: Any) -> None:
         table = work.lake.table("orders", "published")
         rows = [] if table is None else query(table, "SELECT * FROM t WHERE proof IS NULL")
         gone = [row for row in rows if (row["of_slice"] or row["slice"]) in keys and row["state"] == "sent"]
@@ -485,7 +486,7 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
     tables.decide(piece, orders(0, 0, 2))
     for error, left in ((SupersededAttemptError("first", remedy="none"), False), (Broken("no answer"), True)):
         monkeypatch.setattr(sent, "ABANDONED_SECONDS", 600)
-        with pytest.raises(type(error)), sent.kept(tables.work(piece), [piece.key], {(0, 0), (0, 1)}):  # type: ignore[arg-type]
+        with pytest.raises(type(error)), sent.kept(tables.work(piece), lambda: None):
             raise error
         assert ("sending orders" in tables.ledger.leases()) == left
     monkeypatch.setattr(sent, "ABANDONED_SECONDS", 0.01)

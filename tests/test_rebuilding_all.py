@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from assets import discarded
+from assets import published as accepted
 from assets.dlq_copies import concerned
 from assets.erased import keep
 from dev.processes import wait_until
 from highwater import envelope
+from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Origin
 from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError
@@ -37,6 +40,8 @@ from tests.support import Bench, Message, customers, make_stream, order_message,
 from tests.test_dlq import due, published
 
 if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
     from tests.conftest import TopicFactory
 
 STREAM = make_stream("orders")
@@ -200,6 +205,95 @@ def first_life(bench: Bench) -> None:
     bench.materialise(*due(bench, 2), *due(bench, 1))
 
 
+def publish(bench: Bench) -> dict[str, int]:
+    """Send the events of all slices; by slice how many were sent now."""
+    pieces = bench.ledger.slices("orders")
+    return {one.piece.key: one.counts["sent_now"] for one in accepted.materialise(bench.work(*pieces))}
+
+
+def on_accepted(bench: Bench) -> list[tuple[int, int, str | None, str | None]]:
+    """What a foreign reader finds there, by partition in its order: offset, why it is late, and its revision."""
+    assert bench.stream.publishes is not None
+    found = []
+    for partition, _, _, headers in published(bench.bootstrap, bench.stream.publishes.topic):
+        told = {name: (value or b"").decode() for name, value in headers}
+        offset = int(told[envelope.ORIGIN_OFFSET])
+        found.append((partition, offset, told.get(envelope.LATE), told.get(envelope.REVISION)))
+    return sorted(found, key=lambda one: one[0])
+
+
+def left_under_way(bench: Bench) -> Producer:
+    """The producer of a run of the old deployment that still goes on, in the midst of a transaction."""
+    from confluent_kafka import Producer
+
+    assert bench.stream.publishes is not None
+    topic = bench.stream.publishes.topic
+    producer = Producer({"bootstrap.servers": bench.bootstrap, "transactional.id": f"highwater.pub.{topic}"})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, b"x", b"k", 0)
+    producer.flush(60)
+    return producer
+
+
+def lose_all(bench: Bench, home: Path) -> list[str]:
+    """Go on with an empty ledger and an empty lake, begun anew; returns what the command said."""
+    bench.ledger, bench.lake = Ledger(f"sqlite:///{home / 'ledger.sqlite'}"), Lake(str(home / "lake"))
+    customers(bench.lake, ["c1", "late", "later"])
+    lines: list[str] = []
+    act(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann")
+    return lines
+
+
+def plan_all(bench: Bench) -> list[Slice]:
+    """Slices of all that is on the topic and its tiers."""
+    now = datetime.now(UTC) + timedelta(minutes=1)
+    pieces = [*Planner(bench.ledger, bench.kafka).tick(bench.stream, now).slices]
+    for name in bench.stream.tier_topics:
+        pieces += plan_tier(bench.ledger, bench.kafka, bench.stream, name, now).slices
+    return pieces
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_accepted_events_are_not_sent_again_when_all_is_lost(lost: Bench, tmp_path: Path) -> None:
+    """Their topic alone tells which were sent: these stay, new ones follow, and what changed is a revision."""
+    from confluent_kafka import KafkaException
+
+    bench = lost
+    bench.stream = replace(bench.stream, publishes=Accepted(f"{bench.stream.topic}.accepted"))
+    first_life(bench)
+    assert sum(publish(bench).values()) == 7
+    before = on_accepted(bench)
+    assert sorted(one[:2] for one in before) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (2, 1)]
+    under_way = left_under_way(bench)
+    bench.send(order_message("o9", 1, partition=1), order_message("o10", 1, partition=1, customer_id="new"))
+
+    said = lose_all(bench, tmp_path / "second")
+    assert "7 accepted events are sent, and are not sent again while their content stays the same" in said
+    assert not [line for line in said if "once more" in line]
+    with pytest.raises(KafkaException):
+        under_way.commit_transaction(60)
+    bench.materialise(*plan_all(bench))
+    assert sum(publish(bench).values()) == 1
+    late = (1, 2, "retried", None)
+    customers(bench.lake, ["c1", "late", "later", "new"])
+    bench.materialise(*due(bench, 1))
+    assert sum(publish(bench).values()) == 1
+    assert sum(publish(bench).values()) == 0
+    second = on_accepted(bench)
+    assert second == sorted([*before, (1, 1, None, None), late], key=lambda one: one[0])
+
+    fields = [replace(one, type="decimal(12,3)") if one.name == "amount" else one for one in bench.stream.fields]
+    bench.stream = replace(bench.stream, fields=tuple(fields))
+    lose_all(bench, tmp_path / "third")
+    customers(bench.lake, ["c1", "late", "later", "new"])
+    bench.materialise(*plan_all(bench))
+    assert sum(publish(bench).values()) == 9
+    third = Counter(on_accepted(bench)) - Counter(second)
+    assert third == Counter((p, n, "corrected", "1") for p, n, _, _ in second)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> None:
@@ -230,10 +324,7 @@ def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> N
     with pytest.raises(ConfigurationError, match="the ledger knows orders"):
         act(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann")
 
-    now = datetime.now(UTC) + timedelta(minutes=1)
-    slices = [*Planner(bench.ledger, bench.kafka).tick(bench.stream, now).slices]
-    for name in bench.stream.tier_topics:
-        slices += plan_tier(bench.ledger, bench.kafka, bench.stream, name, now).slices
+    slices = plan_all(bench)
     assert [piece.key for piece in slices] == [f"{name}@0000001" for name in topics[:3]]
     bench.materialise(*slices)
     assert held == {name: read_topic(bench.bootstrap, name) | gone(held, name, topics[0]) for name in topics}
