@@ -275,7 +275,10 @@ class ReliableProducer:
             self._queue.append((record, sent))
         else:
             self.counts.sent += 1
-            self._hand_over_now(record, sent)
+            try:
+                self._hand_over(record, sent)
+            except Exception as error:  # noqa: BLE001 - what is not for the queue is raised there
+                self._not_taken(record, sent, error)
 
     def send_all(
         self,
@@ -322,22 +325,27 @@ class ReliableProducer:
             counts.sent += 1
             try:
                 (produce if produce_of is None else produce_of(key))(topic, value, key, ANY_PARTITION, ticket)
-            except Exception as error:
-                counts.sent -= 1
+            except Exception as error:  # noqa: BLE001 - what is not for the queue is raised there
                 free.append(ticket)
-                if not isinstance(error, (BufferError, self._client_error)):
-                    raise
-                self.send(Record(topic, key, value), record_id)
+                self._not_taken(Record(topic, key, value), ticket.sent, error)
         return some
 
-    def _hand_over_now(self, record: Record, sent: _Sent) -> None:
-        try:
-            self._hand_over(record, sent)
-        except Exception as error:  # of the client, or a value of a wrong type: it was not taken
-            self.counts.sent -= 1
-            if isinstance(error, RecordRefusedError):
-                self._stop(record.topic, record.key, sent.name)
-            raise
+    def _not_taken(self, record: Record, sent: _Sent, error: Exception) -> None:
+        """What becomes of a record that the client did not take from its sender.
+
+        One that meets a full client waits in our queue. To wait for reports with it in hand would let it go out though
+        one of them stops its key, and behind what a callback sends meanwhile.
+        """
+        if isinstance(error, BufferError):
+            self._queue.append((record, sent))
+            return
+        self.counts.sent -= 1
+        if not isinstance(error, self._client_error):  # a value of a wrong type, say
+            raise error
+        refusal = _refusal(record.topic, error.args[0], self.counts)
+        if isinstance(refusal, RecordRefusedError):
+            self._stop(record.topic, record.key, sent.name)
+        raise refusal from error
 
     @property
     def _with_client(self) -> int:
@@ -381,10 +389,15 @@ class ReliableProducer:
                 continue
             try:
                 self._hand_over(record, sent)
-            except RecordRefusedError as error:
-                self._ended(sent, record.key, _nowhere(topic, str(error.found)))
-            except UndeliveredError:  # no producer takes it any more; those under way end by themselves
-                self._ended(sent, record.key, _nowhere(topic, NOT_SENT))
+            except BufferError:
+                # Room comes with delivery reports; those of the oldest come by the delivery timeout at last.
+                self._queue.appendleft((record, sent))
+                return
+            except self._client_error as error:
+                refusal = _refusal(topic, error.args[0], self.counts)
+                # Where no producer takes anything any more, those under way end by themselves.
+                fault = str(refusal.found) if isinstance(refusal, RecordRefusedError) else NOT_SENT
+                self._ended(sent, record.key, _nowhere(topic, fault))
             except Exception as error:  # noqa: BLE001 - a value of a wrong type, say: told by the next look
                 self._ended(sent, record.key, _nowhere(topic, NOT_SENT))
                 self._keep(error)
@@ -393,24 +406,16 @@ class ReliableProducer:
         topic, key, value, headers, partition, timestamp = record
         to = ANY_PARTITION if partition is None else partition
         ticket = self._ticket(sent)
-        while True:
-            try:
-                # Most records have neither; what is named here costs each of them time.
-                if headers or timestamp is not None:
-                    at = NOW if timestamp is None else timestamp
-                    self._produce(topic, value, key, to, ticket, headers=[*headers], timestamp=at)
-                else:
-                    self._produce(topic, value, key, to, ticket)
-            except BufferError:
-                # Room comes with delivery reports; those of the oldest come by the delivery timeout at last.
-                self._client.poll(POLL_SECONDS)
-            except Exception as error:
-                self._free.append(ticket)
-                if isinstance(error, self._client_error):
-                    raise _refusal(topic, error.args[0], self.counts) from error
-                raise
+        try:
+            # Most records have neither; what is named here costs each of them time.
+            if headers or timestamp is not None:
+                at = NOW if timestamp is None else timestamp
+                self._produce(topic, value, key, to, ticket, headers=[*headers], timestamp=at)
             else:
-                return
+                self._produce(topic, value, key, to, ticket)
+        except Exception:
+            self._free.append(ticket)
+            raise
 
     def _reported(self, ticket: _Ticket, error: KafkaError | None, message: Message) -> None:
         """Take in the client's delivery report of a record that failed, or has callbacks."""

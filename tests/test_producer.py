@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -28,7 +28,79 @@ from tests.conftest import TopicFactory, create_topic
 from tests.support import read_topic
 
 if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
     from dev.broker import EmbeddedBroker
+
+
+class Client:
+    """Stands in for librdkafka, which gives its errors only when brokers fail in their own time.
+
+    A look takes one end out of `ends`, that of the oldest record; without one, all stay under way.
+    """
+
+    def __init__(self) -> None:
+        self.room = 1
+        self.sent: list[bytes | None] = []
+        self.ends: list[KafkaError | None] = []
+        self.refusal: KafkaError | None = None
+        self.silent = False
+        self.under_way: list[tuple[str, bytes | None, Callable[[KafkaError | None, Any], None]]] = []
+
+    def produce(
+        self, topic: str, value: bytes | None, key: bytes | None, partition: int, told: Any, **more: object
+    ) -> None:
+        from confluent_kafka import KafkaException
+
+        del partition, more
+        if self.refusal is not None:
+            raise KafkaException(self.refusal)
+        if len(self.under_way) >= self.room:
+            raise BufferError
+        self.sent.append(value)
+        self.under_way.append((topic, key, told))
+
+    def report(self, error: KafkaError | None, offset: int | None = 0) -> None:
+        from confluent_kafka import Message
+
+        topic, key, told = self.under_way.pop(0)
+        told(error, Message(topic=topic, partition=0, offset=offset, key=key, timestamp=(1, 7)))
+
+    def poll(self, seconds: float) -> int:
+        del seconds
+        if self.ends and self.under_way:
+            self.report(self.ends.pop(0))
+        return 0
+
+    def flush(self, seconds: float) -> int:
+        self.poll(seconds)
+        return len(self)
+
+    def purge(self, **which: bool) -> None:
+        del which
+        while self.under_way and not self.silent:
+            self.report(fault("_PURGE_QUEUE"))
+
+    def __len__(self) -> int:
+        return len(self.under_way)
+
+
+def fault(name: str, *, fatal: bool = False) -> KafkaError:
+    from confluent_kafka import KafkaError
+
+    return KafkaError(getattr(KafkaError, name), f"the words of {name}", fatal=fatal)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    """The client of the next producer."""
+    found = Client()
+    monkeypatch.setattr("confluent_kafka.Producer", lambda _: found)
+    return found
+
+
+def producing(policy: OnFailure = OnFailure.STOP_KEY) -> ReliableProducer:
+    return ReliableProducer(producer_properties("nobody:1"), on_failure=policy)
 
 
 @pytest.fixture
@@ -298,6 +370,53 @@ def test_a_full_queue_waits_for_room_instead_of_failing(nobody: str) -> None:
     with pytest.raises(UndeliveredError, match="5 sent: 0 delivered, 0 outstanding, 5 _MSG_TIMED_OUT"):
         producer.close(20)
     assert [o.error for o in outcomes] == ["_MSG_TIMED_OUT"] * 5
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_record_that_met_a_full_client_is_not_sent_once_its_key_is_stopped(client: Client, *, many: bool) -> None:
+    """The look that made room for it stopped its key, and it went out all the same, in front of the one that failed."""
+    client.ends = [fault("_MSG_TIMED_OUT")]
+    producer = producing()
+    if many:
+        producer.send_all("t", [(b"k", b"1"), (b"k", b"2")], "12")
+    else:
+        producer.send(Record("t", b"k", b"1"), "1")
+        producer.send(Record("t", b"k", b"2"), "2")
+    producer.poll()
+    assert client.sent == [b"1"]
+    assert producer.handed_back == {("t", b"k"): ["2"]}
+    assert (producer.counts.unknown, producer.counts.not_delivered) == (["1"], ["2"])
+
+
+def test_a_callback_that_sends_does_not_overtake_a_record_that_met_a_full_client(client: Client) -> None:
+    client.ends = [None]
+    producer = producing()
+    producer.send(Record("t", b"k", b"1"), "1", lambda _: producer.send(Record("t", b"k", b"3"), "3"))
+    producer.send(Record("t", b"k", b"2"), "2")
+    producer.poll()
+    client.ends = [None, None]
+    producer.close(20)
+    assert client.sent == [b"1", b"2", b"3"]
+
+
+@pytest.mark.timeout(60)
+def test_a_full_client_that_tells_nothing_keeps_close_no_longer_than_it_was_given(client: Client) -> None:
+    """It waited for room until the delivery timed out, which is a day."""
+    producer = producing()
+    producer._most_with_client = 1
+    for n in range(3):
+        producer.send(Record("t", b"k", b"v"), str(n))
+    producer._most_with_client = 10
+    with pytest.raises(UndeliveredError, match="not delivered: 1, 2; unknown: 0"):
+        producer.close(0.1)
+
+
+def test_numbers_of_many_records_are_theirs_where_the_client_is_full(client: Client) -> None:
+    producer = producing()
+    producer.send_all("t", pairs(4))
+    assert client.sent == [b"v"]
+    with pytest.raises(UndeliveredError, match="not delivered: 1, 2, 3; unknown: 0"):
+        producer.close(0)
 
 
 def test_a_record_that_is_too_large_is_refused_at_once_and_not_counted(nobody: str) -> None:
