@@ -21,7 +21,7 @@ from uuid import uuid4
 from highwater.errors import DependencyAwayError, KeyStoppedError, RecordRefusedError
 from highwater.slices import OffsetRange
 from resources.delivery import NOT_SENT
-from resources.producer import Outcome, Record, ReliableProducer
+from resources.producer import Outcome, Record, ReliableProducer, nowhere
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, PartitionState
@@ -163,7 +163,7 @@ class Outbox:
                     # It stays in the outbox; the others go on.
                     reason = str(error.found) if isinstance(error, RecordRefusedError) else NOT_SENT
                     if on_outcome is not None:
-                        on_outcome(record_id, Outcome(record.topic, -1, -1, -1, reason))
+                        on_outcome(record_id, nowhere(record.topic, reason, refused=True))
 
     def _send(
         self, producer: ReliableProducer, number: int, record_id: str, record: Record, on_outcome: OnOutcome | None

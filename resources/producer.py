@@ -18,7 +18,7 @@ from weakref import WeakMethod
 
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from resources.clients import opened
-from resources.delivery import NOT_SENT, End, end_of
+from resources.delivery import NOT_SENT, End, end_of, remedy_of
 from resources.several_clients import SeveralClients
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Outcome(NamedTuple):
     """What became of one record.
 
     `error` is librdkafka's name of the fault, None when the record was delivered; only then are partition, offset and
-    timestamp (milliseconds since 1970) those of the log.
+    timestamp (milliseconds since 1970) those of the log. `refused` if the client never took it: then it is nowhere,
+    whatever the same error would leave open in a delivery report.
     """
 
     topic: str
@@ -55,11 +56,12 @@ class Outcome(NamedTuple):
     offset: int
     timestamp: int
     error: str | None = None
+    refused: bool = False
 
     @property
     def end(self) -> End:
         """Delivered, not delivered, or unknown."""
-        return end_of(self.error)
+        return End.NOT_DELIVERED if self.refused else end_of(self.error)
 
     @property
     def delivered(self) -> bool:
@@ -385,7 +387,7 @@ class ReliableProducer:
             topic, key = record.topic, _key(record.topic, record.key)
             if key is not None and key in self.stopped:
                 self.handed_back.setdefault(key, []).append(sent.name)
-                self._settle(sent, _nowhere(topic, NOT_SENT))
+                self._settle(sent, nowhere(topic, NOT_SENT))
                 continue
             try:
                 self._hand_over(record, sent)
@@ -397,9 +399,9 @@ class ReliableProducer:
                 refusal = _refusal(topic, error.args[0], self.counts)
                 # Where no producer takes anything any more, those under way end by themselves.
                 fault = str(refusal.found) if isinstance(refusal, RecordRefusedError) else NOT_SENT
-                self._ended(sent, record.key, _nowhere(topic, fault))
+                self._ended(sent, record.key, nowhere(topic, fault, refused=True))
             except Exception as error:  # noqa: BLE001 - a value of a wrong type, say: told by the next look
-                self._ended(sent, record.key, _nowhere(topic, NOT_SENT))
+                self._ended(sent, record.key, nowhere(topic, NOT_SENT))
                 self._keep(error)
 
     def _hand_over(self, record: Record, sent: _Sent) -> None:
@@ -542,7 +544,7 @@ class ReliableProducer:
         late = self._late = Counter(record.topic for record, _ in self._queue)
         while self._queue:
             record, sent = self._queue.popleft()
-            self._settle(sent, _nowhere(record.topic, NOT_SENT))
+            self._settle(sent, nowhere(record.topic, NOT_SENT))
         if self._with_client:
             self._client.purge(in_queue=True, in_flight=True, blocking=True)
             deadline = time.monotonic() + PURGE_SECONDS
@@ -619,13 +621,14 @@ def _named(end: str, ids: Sequence[str]) -> str:
     return f"; {end}: {', '.join(ids[:NAMED])}{more}"
 
 
-def _nowhere(topic: str, error: str) -> Outcome:
-    return Outcome(topic, -1, -1, -1, error)
+def nowhere(topic: str, error: str, *, refused: bool = False) -> Outcome:
+    """What became of a record that has no place in the log, or none that is known."""
+    return Outcome(topic, -1, -1, -1, error, refused)
 
 
 def _outcome(topic: str, error: KafkaError | None, message: Message) -> Outcome:
     if error is not None:
-        return Outcome(topic, -1, -1, -1, error.name())
+        return nowhere(topic, error.name())
     return Outcome(topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1])
 
 
@@ -639,5 +642,5 @@ def _refusal(topic: str, error: KafkaError, counts: Counts) -> RecordRefusedErro
     return RecordRefusedError(
         f"the client refuses a record for {topic}: {error.str()}",
         found=error.name(),
-        remedy="send it smaller, or raise message.max.bytes here and max.message.bytes of the topic",
+        remedy=remedy_of(error.name()),
     )

@@ -294,14 +294,16 @@ def test_a_record_that_ran_out_of_time_is_unknown_and_stops_its_key(nobody: str)
 
 # Every code of the table, by what helps and by what is sure of the record.
 ERRORS: dict[tuple[Kind, End], str] = {
-    (Kind.LOCAL, End.NOT_DELIVERED): "MSG_SIZE_TOO_LARGE _INVALID_ARG _UNKNOWN_PARTITION _UNKNOWN_TOPIC "
-    "_KEY_SERIALIZATION _VALUE_SERIALIZATION _QUEUE_FULL _STATE",
+    (Kind.LOCAL, End.NOT_DELIVERED): "MSG_SIZE_TOO_LARGE _INVALID_ARG _KEY_SERIALIZATION _VALUE_SERIALIZATION "
+    "_QUEUE_FULL _STATE",
+    # In a report: all that is queued for a topic ends so, also what had been sent and had no answer.
+    (Kind.LOCAL, End.UNKNOWN): "_UNKNOWN_PARTITION _UNKNOWN_TOPIC",
     (Kind.PERMANENT, End.NOT_DELIVERED): "INVALID_MSG INVALID_MSG_SIZE INVALID_REQUIRED_ACKS RECORD_LIST_TOO_LARGE "
-    "INVALID_RECORD UNKNOWN_TOPIC_OR_PART TOPIC_EXCEPTION UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_FOR_MESSAGE_FORMAT",
+    "INVALID_RECORD TOPIC_EXCEPTION UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_FOR_MESSAGE_FORMAT",
     # What may come after an attempt that was written, and whose answer was lost.
     (Kind.PERMANENT, End.UNKNOWN): "TOPIC_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED SASL_AUTHENTICATION_FAILED _AUTHENTICATION INVALID_TIMESTAMP "
-    "POLICY_VIOLATION",
+    "POLICY_VIOLATION UNKNOWN_TOPIC_OR_PART",
     (Kind.TEMPORARY, End.UNKNOWN): "LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION BROKER_NOT_AVAILABLE "
     "REPLICA_NOT_AVAILABLE NOT_ENOUGH_REPLICAS NETWORK_EXCEPTION KAFKA_STORAGE_ERROR FENCED_LEADER_EPOCH "
     "UNKNOWN_LEADER_EPOCH COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR "
@@ -330,6 +332,39 @@ def test_every_name_in_the_table_is_looked_at() -> None:
     looked_at = {name for names in ERRORS.values() for name in names.split()}
     assert looked_at == set().union(*delivery.KINDS.values())
     assert (end_of(None), end_of(delivery.NOT_SENT)) == (End.DELIVERED, End.NOT_DELIVERED)
+
+
+@pytest.mark.parametrize("code", ["_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "TOPIC_AUTHORIZATION_FAILED"])
+def test_what_the_client_does_not_take_is_sure_and_what_it_reports_is_not(client: Client, code: str) -> None:
+    """A broker that wrongly lacks a topic ends records so that were written, and whose answer was lost."""
+    ends: list[End] = []
+    producer = producing(OnFailure.GO_ON)
+    for name in ("reported", "refused"):
+        record = Record("t", b"k", name.encode())
+        producer.send(record, name, on_outcome=lambda outcome: ends.append(outcome.end))
+    client.ends, client.refusal = [fault(code)], fault(code)
+    producer.poll()
+    assert ends == [End.UNKNOWN, End.NOT_DELIVERED]
+    assert (producer.counts.unknown, producer.counts.not_delivered) == (["reported"], ["refused"])
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        ("MSG_SIZE_TOO_LARGE", "send it smaller, or raise message.max.bytes"),
+        ("_UNKNOWN_TOPIC", "create the topic"),
+        ("_UNKNOWN_PARTITION", "name a partition that the topic has"),
+        ("TOPIC_AUTHORIZATION_FAILED", "let the producer's user write"),
+        ("_STATE", "begin a transaction first"),
+        ("_INVALID_ARG", "mend what it is sent with"),
+        ("_CRIT_SYS_RESOURCE", "mend what the error names"),
+    ],
+)
+def test_a_refusal_says_what_helps_against_it(client: Client, code: str, remedy: str) -> None:
+    """Each said that the record was too large."""
+    client.refusal = fault(code)
+    with pytest.raises(RecordRefusedError, match=f"the words of {code}; found: {code}; remedy: {remedy}"):
+        producing().send(Record("t", b"k", b"v"))
 
 
 def test_a_record_that_the_client_refuses_late_ends_as_not_delivered(
