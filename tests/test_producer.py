@@ -367,6 +367,47 @@ def test_a_refusal_says_what_helps_against_it(client: Client, code: str, remedy:
         producing().send(Record("t", b"k", b"v"))
 
 
+def test_a_client_that_is_done_for_good_refuses_with_counts_and_the_rest_still_ends(client: Client) -> None:
+    """A sender hears of it at once; what waits in the queue was not sent; what was under way nobody knows."""
+    ends: dict[str, End] = {}
+    producer = producing()
+
+    def send(name: str) -> None:
+        record = Record("t", name.encode(), b"v")
+        producer.send(record, name, on_outcome=lambda outcome: ends.update({name: outcome.end}))
+
+    client.room = 2
+    for name in ("under way", "fatal", "queued", "queued too"):
+        send(name)
+    client.refusal = fault("_FATAL", fatal=True)
+    client.report(None)
+    client.report(fault("_FATAL", fatal=True))
+    producer.poll()
+    assert ends == {
+        "under way": End.DELIVERED,
+        "fatal": End.UNKNOWN,
+        "queued": End.NOT_DELIVERED,
+        "queued too": End.NOT_DELIVERED,
+    }
+    with pytest.raises(UndeliveredError) as refused:
+        send("later")
+    told = "the producer can send nothing more to t: the words of _FATAL; found: 4 sent: 1 delivered, 0 outstanding"
+    assert str(refused.value).startswith(told)
+    assert "remedy: start a new producer" in str(refused.value)
+    # The sender has the error, as with other refusals; but it is not the record's, so its key is not stopped for it.
+    assert (producer.counts.sent, ("t", b"later") in producer.stopped) == (4, False)
+    with pytest.raises(UndeliveredError) as at_end:
+        producer.close(0)
+    told = "4 sent: 1 delivered, 0 outstanding, 2 NOT_SENT, 1 _FATAL, 1 of them unknown; "
+    assert told + "not delivered: queued, queued too; unknown: fatal; remedy: " in str(at_end.value)
+
+
+def test_a_fatal_error_that_is_not_named_so_is_told_as_one(client: Client) -> None:
+    client.refusal = fault("_FENCED", fatal=True)
+    with pytest.raises(UndeliveredError, match="nothing more to t: the words of _FENCED; found: 0 sent"):
+        producing().send_all("t", pairs(2))
+
+
 def test_a_record_that_the_client_refuses_late_ends_as_not_delivered(
     nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
