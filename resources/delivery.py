@@ -91,8 +91,8 @@ _SURE = KINDS[Kind.LOCAL] - _ABSENT | frozenset(
     {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE"}
     | {"TOPIC_EXCEPTION", "UNSUPPORTED_COMPRESSION_TYPE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"}
 )
-# Our own word for a record that the client never got.
-NOT_SENT = "NOT_SENT"
+# Our own words for a record that the client never got, and for one that it never told of.
+NOT_SENT, NEVER_TOLD = "NOT_SENT", "NEVER_TOLD"
 
 
 # What makes the client take a record that it refused.

@@ -100,7 +100,7 @@ class Outbox:
             number = rows[-1][0]
 
     def ticked(self) -> dict[str, tuple[int, int]]:
-        """Partition and offset of every record that arrived, by id."""
+        """Partition and offset of every record that arrived, by id; an offset of -1 is not known."""
         rows = self._connection.execute('SELECT id, partition, "offset" FROM outbox WHERE "offset" IS NOT NULL')
         return {record_id: (partition, offset) for record_id, partition, offset in rows}
 
@@ -187,8 +187,9 @@ class Outbox:
 
     def _tick(self, record_id: str, outcome: Outcome) -> None:
         self._ticks.append((outcome.partition, outcome.offset, record_id))
-        place = (outcome.topic, outcome.partition)
-        self._ends[place] = max(self._ends.get(place, 0), outcome.offset + 1)
+        if outcome.offset >= 0:  # else the broker did not say where it stands
+            place = (outcome.topic, outcome.partition)
+            self._ends[place] = max(self._ends.get(place, 0), outcome.offset + 1)
         if len(self._ticks) >= TICKS:
             self.save()
 

@@ -1,4 +1,4 @@
-"""A producer that loses nothing in silence: every record ends as delivered, not delivered, or named as outstanding.
+"""A producer that loses nothing in silence: every record ends as delivered, not delivered, or unknown.
 
 What belongs here: sending, and the counting of delivery reports. What does not: the client's properties
 (`resources.producer_properties`), what is sent, or what is done about a record that was not delivered.
@@ -18,7 +18,7 @@ from weakref import WeakMethod
 
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from resources.clients import opened
-from resources.delivery import NOT_SENT, End, end_of, remedy_of
+from resources.delivery import NEVER_TOLD, NOT_SENT, End, end_of, remedy_of
 from resources.several_clients import SeveralClients
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ class Outcome(NamedTuple):
     """What became of one record.
 
     `error` is librdkafka's name of the fault, None when the record was delivered; only then are partition, offset and
-    timestamp (milliseconds since 1970) those of the log. `refused` if the client never took it: then it is nowhere,
-    whatever the same error would leave open in a delivery report.
+    timestamp (milliseconds since 1970) those of the log. The offset is -1 where the broker had the record already and
+    no longer says where. The topic is empty where the client never told of the record. `refused` if the client never
+    took it: then it is nowhere, whatever the same error would leave open in a delivery report.
     """
 
     topic: str
@@ -128,6 +129,7 @@ Key = tuple[str, bytes]
 
 
 _Callbacks = tuple[OnDelivered | None, OnOutcome | None]
+# A ticket has it once its record was ended without a report; None, where there simply are no callbacks.
 NO_CALLBACKS: _Callbacks = (None, None)
 
 
@@ -422,6 +424,9 @@ class ReliableProducer:
     def _reported(self, ticket: _Ticket, error: KafkaError | None, message: Message) -> None:
         """Take in the client's delivery report of a record that failed, or has callbacks."""
         sent = ticket.sent
+        if sent.callbacks is NO_CALLBACKS:  # it has its end
+            self._free.append(ticket)
+            return
         on_delivered, on_outcome = sent.callbacks or NO_CALLBACKS
         if error is None and on_outcome is None:
             self._free.append(ticket)
@@ -503,8 +508,8 @@ class ReliableProducer:
         """Wait so long at the most for the rest; returns the counts when every record was delivered.
 
         Nothing is left in a queue afterwards: what the client never got is not delivered, the rest of what is
-        outstanding is unknown. What a callback raises keeps no other record waiting: it is raised at the end, with what
-        was not delivered as a note.
+        outstanding is unknown, also what the client never tells of. What a callback raises keeps no other record
+        waiting: it is raised at the end, with what was not delivered as a note.
 
         Raises:
             UndeliveredError: records were not delivered, or their end is unknown; the text names them.
@@ -551,6 +556,9 @@ class ReliableProducer:
             while self._with_client and time.monotonic() < deadline:
                 self._client.poll(POLL_SECONDS)
         self._drop_free_tickets()
+        for ticket in self._without_report():
+            sent, ticket.callbacks = ticket.sent, NO_CALLBACKS
+            self._settle(sent, nowhere("", NEVER_TOLD))
         return late
 
     def _drop_free_tickets(self) -> None:
@@ -562,8 +570,8 @@ class ReliableProducer:
     def _undelivered(self, seconds: float, late: Counter[str]) -> UndeliveredError:
         left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
         waited = f"; without a report after {seconds:g} s: {left}" if left else ""
-        silent = f"; of {self._with_client:,} the client never told" if self._with_client else ""
-        silent += _named("these", [one.name for one in self._without_report()])
+        never_told = self.counts.failed[NEVER_TOLD]
+        silent = f"; of {never_told:,} the client never told" if never_told else ""
         ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", self.counts.unknown)
         return UndeliveredError(
             "not every record was delivered",
@@ -574,9 +582,13 @@ class ReliableProducer:
             ),
         )
 
-    def _without_report(self) -> list[_Sent]:
-        """Of the records that the client never told of, in the order in which they were sent."""
-        return sorted(ticket.sent for ticket in self._tickets)
+    def _without_report(self) -> list[_Ticket]:
+        """Of the records that the client never told of, in the order in which they were sent; once the free are gone.
+
+        What a callback sends meanwhile takes another ticket.
+        """
+        silent = (ticket for ticket in self._tickets if ticket.callbacks is not NO_CALLBACKS)
+        return sorted(silent, key=lambda ticket: ticket.number)
 
     def __enter__(self) -> Self:
         return self
@@ -629,7 +641,10 @@ def nowhere(topic: str, error: str, *, refused: bool = False) -> Outcome:
 def _outcome(topic: str, error: KafkaError | None, message: Message) -> Outcome:
     if error is not None:
         return nowhere(topic, error.name())
-    return Outcome(topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1])
+    partition, offset = message.partition(), message.offset()
+    return Outcome(
+        topic, -1 if partition is None else partition, -1 if offset is None else offset, message.timestamp()[1]
+    )
 
 
 def _refusal(topic: str, error: KafkaError, counts: Counts) -> RecordRefusedError | UndeliveredError:

@@ -136,6 +136,17 @@ def test_a_record_that_the_client_refuses_holds_up_its_key_and_no_other(
         producer.close(0.1)
 
 
+def test_a_record_whose_place_is_not_told_is_ticked_and_moves_no_position(tmp_path: Path) -> None:
+    """As if it stood at the beginning of the log, it would have sent the next recovery back there."""
+    box = Outbox(tmp_path / "outbox.sqlite", NOBODY)
+    box.put([("a", RECORD)])
+    box._keep_positions("t", "id", {0: 7})
+    box._tick("a", Outcome("t", 0, -1, -1))
+    box.save()
+    assert (box.ticked(), box.waiting()) == ({"a": (0, -1)}, [])
+    assert box._connection.execute('SELECT "offset" FROM positions').fetchall() == [(7,)]
+
+
 @pytest.mark.parametrize(("began", "start"), [(0, 10), (10, 10), (30, 30), (50, 50), (51, 10), (150, 10)])
 def test_a_log_that_ends_before_the_position_is_read_from_its_start(began: int, start: int) -> None:
     """It was cut off, and may have grown again: what arrived since stands before the position, and was sent again."""
