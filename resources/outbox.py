@@ -10,15 +10,16 @@ there is ticked.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sqlite3
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 from uuid import uuid4
 
-from highwater.errors import DependencyAwayError, KeyStoppedError, RecordRefusedError
+from highwater.errors import ConfigurationError, DependencyAwayError, KeyStoppedError, RecordRefusedError
 from highwater.slices import OffsetRange
 from resources.delivery import NOT_SENT
 from resources.producer import Outcome, Record, ReliableProducer, nowhere
@@ -56,12 +57,16 @@ class Outbox:
     """Records in one SQLite file, created when it is missing. It belongs to one thread of one process.
 
     Args:
-        file: the database.
+        file: the database; a lock file lies beside it.
         kafka: the cluster that the records go to; looked at before the first record of a topic, and after a crash.
+
+    Raises:
+        ConfigurationError: another process has the outbox open.
     """
 
     def __init__(self, file: Path, kafka: Kafka) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(file)
         self._kafka = kafka
         self._connection = sqlite3.connect(file, timeout=30)
         self._connection.execute("PRAGMA journal_mode = WAL")
@@ -72,6 +77,7 @@ class Outbox:
         self._ticks: list[tuple[int, int, str]] = []
         self._ends: dict[tuple[str, int], int] = {}
         self._handed_over = 0  # the number of the last record that this process gave to a producer
+        self._recovered = False
 
     def put(self, records: Iterable[tuple[str, Record]]) -> None:
         """Store records under their ids, all or none; they are safe when this returns.
@@ -105,7 +111,7 @@ class Outbox:
         return {record_id: (partition, offset) for record_id, partition, offset in rows}
 
     def recover(self, on_found: OnOutcome | None = None) -> int:
-        """Tick what a process that died had sent; returns how many. Call it before the first `send`.
+        """Tick what a process that died had sent; returns how many. The first `send` does it, if nobody did before.
 
         Raises:
             DependencyAwayError: the topic could not be read; nothing may be sent yet.
@@ -113,10 +119,8 @@ class Outbox:
         rows = self._connection.execute('SELECT number, id FROM outbox WHERE "offset" IS NULL').fetchall()
         waiting = {f"{self._name}:{number}".encode(): record_id for number, record_id in rows}
         waiting |= {record_id.encode(): record_id for number, record_id in rows if number <= self._unnamed}
-        if not waiting:
-            return 0
         found: set[str] = set()
-        for topic in sorted(self._topic_ids):
+        for topic in sorted(self._topic_ids) if waiting else ():
             for origin, outcome in self._standing(topic):
                 record_id = waiting.get(origin)
                 if record_id is not None and record_id not in found:
@@ -125,6 +129,7 @@ class Outbox:
                     if on_found is not None:
                         on_found(record_id, outcome)
         self.save()
+        self._recovered = True
         return len(found)
 
     def _standing(self, topic: str) -> Iterable[tuple[bytes, Outcome]]:
@@ -152,7 +157,20 @@ class Outbox:
         self._topic_ids[topic] = topic_id
 
     def send(self, producer: ReliableProducer, on_outcome: OnOutcome | None = None) -> None:
-        """Hand over what waits and was not handed over by this process, in order; ticks come with `producer.poll`."""
+        """Hand over what waits and was not handed over by this process, in order; ticks come with `producer.poll`.
+
+        Raises:
+            ConfigurationError: the producer is transactional.
+            DependencyAwayError: the topic could not be read; nothing was sent.
+        """
+        if producer.transactional:
+            raise ConfigurationError(
+                "an outbox does not send through a transactional producer",
+                found="its delivery reports come before the commit: what is aborted later would be ticked",
+                remedy="give it a producer without transactional.id",
+            )
+        if not self._recovered:
+            self.recover(on_outcome)
         for portion in self._behind(self._handed_over):
             self._begin({record.topic for _, _, record in portion})
             for number, record_id, record in portion:
@@ -221,6 +239,25 @@ class Outbox:
         """Write the ticks, and close the file."""
         self.save()
         self._connection.close()
+        self._lock.close()
+
+
+def _locked(file: Path) -> IO[str]:
+    """The lock file of an outbox, held until it is closed or the process dies.
+
+    Two that send from one outbox would each send all of it.
+    """
+    held = file.with_name(f"{file.name}.lock").open("a")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        held.close()
+        raise ConfigurationError(
+            f"the outbox {file} is open already",
+            found=f"somebody holds {held.name}",
+            remedy="end the other process, or give this one a file of its own",
+        ) from error
+    return held
 
 
 def _window(topic: str, partition: int, began: int, seen: PartitionState) -> tuple[int, int]:

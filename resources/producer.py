@@ -208,6 +208,8 @@ class ReliableProducer:
             else opened(Producer, properties, name="reliable producer")
         )
         self._on_failure = on_failure
+        self.transactional = "transactional.id" in properties
+        """Whether its records count only once a transaction is committed; delivery reports come before."""
         self._produce = self._client.produce
         self._produce_of = self._client.produce_of if isinstance(self._client, SeveralClients) else None
         self.counts = Counts()

@@ -8,18 +8,21 @@ import random
 import signal
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from confluent_kafka import Message
 
 from dev.generator import SOURCES, Order, Target, generate, outbox_file
 from dev.processes import wait_until
 from dev.readings import end_offsets
-from highwater.errors import UndeliveredError
+from highwater.errors import ConfigurationError, DependencyAwayError, UndeliveredError
+from highwater.slices import OffsetRange
 from resources.delivery import NOT_SENT, End
-from resources.kafka import Kafka, PartitionState
-from resources.outbox import ID_HEADER, Outbox, _window
+from resources.kafka import Kafka, PartitionState, TopicState
+from resources.outbox import ID_HEADER, ORIGIN_HEADER, Outbox, _window
 from resources.producer import Outcome, Record, ReliableProducer
 from resources.producer_properties import producer_properties
 from tests.conftest import TopicFactory, create_topic
@@ -69,6 +72,8 @@ def work(file: Path, bootstrap: str, ready: Path) -> None:
 class Receiver:
     """Stands in for a producer whose broker takes every record at once; counts what it was given."""
 
+    transactional = False
+
     def __init__(self) -> None:
         self.given: list[str] = []
 
@@ -76,6 +81,56 @@ class Receiver:
         self.given.append(record_id)
         if record_id != "stays":
             on_outcome(Outcome(record.topic, 0, len(self.given), 0))
+
+
+class Log:
+    """Stands in for a topic of one partition, with what retention has taken from it and its policy."""
+
+    def __init__(self) -> None:
+        self.log_start = 0
+        self.high_watermark = 100
+        self.policy = "delete"
+        self.away = False
+        self.records: list[tuple[int, bytes]] = []
+
+    def outbox(self, file: Path) -> Outbox:
+        return Outbox(file, cast("Kafka", self))
+
+    def topic_state(self, topic: str) -> TopicState:
+        if self.away:
+            raise DependencyAwayError("away", remedy="none")
+        end = self.high_watermark
+        return TopicState(topic, "id", {0: PartitionState(self.log_start, end, end, leader=1)})
+
+    def read(self, topic: str, ranges: dict[int, OffsetRange], *, committed: bool) -> Iterator[Message]:
+        assert not committed
+        for offset, origin in self.records:
+            if offset in ranges[0]:
+                headers: list[tuple[str, str | bytes | None]] = [(ORIGIN_HEADER, origin)]
+                yield Message(topic=topic, partition=0, offset=offset, headers=headers, timestamp=(1, 0))
+
+
+class Dying:
+    """Stands in for a producer whose process dies before any report; what it was given may have arrived."""
+
+    transactional = False
+
+    def __init__(self, log: Log, arrived: list[str]) -> None:
+        self.log, self.arrived = log, arrived
+
+    def send(self, record: Record, record_id: str, on_outcome: object) -> None:
+        del on_outcome
+        if record_id in self.arrived:
+            self.log.records.append((self.log.high_watermark, dict(record.headers)[ORIGIN_HEADER] or b""))
+            self.log.high_watermark += 1
+
+
+def die_amid(file: Path, log: Log, names: list[str], arrived: list[str]) -> None:
+    """Send records and die; `arrived` are those that the topic has."""
+    box = log.outbox(file)
+    box.put((name, RECORD) for name in names)
+    box.send(cast("Any", Dying(log, arrived)))
+    box.close()
 
 
 def a_box(file: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox:
@@ -134,6 +189,52 @@ def test_a_record_that_the_client_refuses_holds_up_its_key_and_no_other(
     assert [name for name, _ in box.waiting()] == ["v1", "v2", "other", "v3"]
     with pytest.raises(UndeliveredError, match="unknown: other"):
         producer.close(0.1)
+
+
+def test_a_file_has_one_process_that_sends_from_it(tmp_path: Path) -> None:
+    """Nothing kept a second one away, and both sent all of it."""
+    file = tmp_path / "outbox.sqlite"
+    box = Outbox(file, NOBODY)
+    with pytest.raises(ConfigurationError, match=r"outbox.sqlite is open already; .*outbox.sqlite.lock; remedy: end"):
+        Outbox(file, NOBODY)
+    box.close()
+    Outbox(file, NOBODY).close()
+
+
+def test_a_transactional_producer_is_not_taken(tmp_path: Path) -> None:
+    """Its reports come before the commit, so a record of a transaction that is aborted later was ticked."""
+    box = Outbox(tmp_path / "outbox.sqlite", NOBODY)
+    box.put([("a", RECORD)])
+    producer = ReliableProducer(producer_properties("127.0.0.1:1", transactional_id="t"))
+    with pytest.raises(ConfigurationError, match=r"without transactional\.id"):
+        box.send(producer)
+    assert producer.counts.sent == 0
+
+
+def test_the_first_send_looks_by_itself_for_what_a_dead_process_had_sent(tmp_path: Path) -> None:
+    """Who forgot to call `recover` sent all of it twice."""
+    file, log = tmp_path / "outbox.sqlite", Log()
+    die_amid(file, log, ["a", "b", "c"], arrived=["b"])
+    box, receiver = log.outbox(file), Receiver()
+    found: list[str] = []
+    box.send(cast("Any", receiver), lambda record_id, outcome: found.append(f"{record_id} {outcome.error}"))
+    assert receiver.given == ["a", "c"]
+    assert found == ["b None", "a None", "c None"]
+    log.away = True  # it looks once
+    box.put([("d", RECORD)])
+    box.send(cast("Any", receiver))
+    assert receiver.given == ["a", "c", "d"]
+
+
+def test_nothing_is_sent_while_the_topic_cannot_be_read(tmp_path: Path) -> None:
+    file, log = tmp_path / "outbox.sqlite", Log()
+    die_amid(file, log, ["a"], arrived=["a"])
+    box, receiver = log.outbox(file), Receiver()
+    log.away = True
+    for _ in range(2):
+        with pytest.raises(DependencyAwayError):
+            box.send(cast("Any", receiver))
+    assert receiver.given == []
 
 
 def test_a_record_whose_place_is_not_told_is_ticked_and_moves_no_position(tmp_path: Path) -> None:
@@ -208,8 +309,6 @@ def test_whatever_is_killed_every_id_is_there_once_and_only_those_are_ticked(
 def ids(bootstrap: str, topic: str) -> list[str]:
     kafka = Kafka(bootstrap)
     state = kafka.topic_state(topic)
-    from highwater.slices import OffsetRange
-
     ranges = {p: OffsetRange(0, seen.last_stable or 0) for p, seen in state.partitions.items()}
     return [(dict(message.headers() or [])[ID_HEADER] or b"").decode() for message in kafka.read(topic, ranges)]
 
