@@ -350,7 +350,7 @@ class ReliableProducer:
             raise error
         refusal = _refusal(record.topic, error.args[0], self.counts)
         if isinstance(refusal, RecordRefusedError):
-            self._stop(record.topic, record.key, sent.name)
+            self.stop(record.topic, record.key, sent.name)
         raise refusal from error
 
     @property
@@ -446,10 +446,11 @@ class ReliableProducer:
 
     def _ended(self, sent: _Sent, key: bytes | None, outcome: Outcome) -> None:
         if outcome.end is not End.DELIVERED:
-            self._stop(outcome.topic, key, sent.name)
+            self.stop(outcome.topic, key, sent.name)
         self._settle(sent, outcome)
 
-    def _stop(self, topic: str, key: bytes | None, record_id: str) -> None:
+    def stop(self, topic: str, key: bytes | None, record_id: str) -> None:
+        """Send no more of a key, as after a record of it that failed; under `OnFailure.GO_ON` it goes on."""
         if self._on_failure is OnFailure.STOP_KEY and key is not None:
             self.stopped.setdefault((topic, key), record_id)
 
