@@ -15,6 +15,7 @@ import json
 import sqlite3
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 from uuid import uuid4
@@ -22,7 +23,7 @@ from uuid import uuid4
 from highwater.errors import ConfigurationError, DependencyAwayError, KeyStoppedError, RecordRefusedError
 from highwater.gaps import FORBIDDEN, compacts
 from highwater.slices import OffsetRange
-from resources.delivery import NOT_SENT
+from resources.delivery import NOT_SENT, End
 from resources.producer import Outcome, Record, ReliableProducer, nowhere
 from resources.topic_facts import topic_settings
 
@@ -51,7 +52,7 @@ CREATE TABLE IF NOT EXISTS positions (
 );
 CREATE TABLE IF NOT EXISTS identity (name TEXT NOT NULL, unnamed INTEGER NOT NULL, handed_over INTEGER NOT NULL);
 """
-# Whether a record may have arrived and gone: nobody knows, or somebody said that it did not arrive.
+# Whether a record may have arrived and gone: nobody knows, or it is sure that it did not arrive.
 _KEPT_BACK, _NOT_ARRIVED = 1, 2
 # Our own word, in an outcome, for a record that is kept back.
 KEPT_BACK = "KEPT_BACK"
@@ -82,6 +83,7 @@ class Outbox:
         rows = self._connection.execute("SELECT DISTINCT topic, topic_id FROM positions")
         self._topic_ids: dict[str, str | None] = dict(rows.fetchall())
         self._ticks: list[tuple[int, int, str]] = []
+        self._not_sent: list[str] = []
         self._ends: dict[tuple[str, int], int] = {}
         self._handed_over = 0  # the number of the last record that this process gave to a producer
         self._recovered = False
@@ -241,25 +243,29 @@ class Outbox:
                 except (KeyStoppedError, RecordRefusedError) as error:
                     # It stays in the outbox; the others go on.
                     reason = str(error.found) if isinstance(error, RecordRefusedError) else NOT_SENT
-                    if on_outcome is not None:
-                        on_outcome(record_id, nowhere(record.topic, reason, refused=True))
+                    self._ended(record_id, nowhere(record.topic, reason, refused=True), on_outcome)
 
     def _send(
         self, producer: ReliableProducer, number: int, record_id: str, record: Record, on_outcome: OnOutcome | None
     ) -> None:
-        def ended(outcome: Outcome) -> None:
-            if outcome.delivered:
-                self._tick(record_id, outcome)
-            if on_outcome is not None:
-                on_outcome(record_id, outcome)
-
         if record_id in self._kept_back:
             producer.stop(record.topic, record.key, record_id)
-            ended(nowhere(record.topic, KEPT_BACK))
+            self._ended(record_id, nowhere(record.topic, KEPT_BACK), on_outcome)
             return
         origin = f"{self._name}:{number}".encode()
         headers = [*record.headers, (ID_HEADER, record_id.encode()), (ORIGIN_HEADER, origin)]
+        ended = partial(self._ended, record_id, on_outcome=on_outcome)
         producer.send(record._replace(headers=headers), record_id, on_outcome=ended)
+
+    def _ended(self, record_id: str, outcome: Outcome, on_outcome: OnOutcome | None) -> None:
+        if outcome.delivered:
+            self._tick(record_id, outcome)
+        elif outcome.end is End.NOT_DELIVERED:
+            self._not_sent.append(record_id)  # it is in no topic, whatever that may have forgotten
+            if len(self._not_sent) >= TICKS:
+                self.save()
+        if on_outcome is not None:
+            on_outcome(record_id, outcome)
 
     def _note_handed_over(self, first: int, last: int) -> None:
         """Note that these records may be on their way, before the first of them is."""
@@ -288,7 +294,9 @@ class Outbox:
     def save(self) -> None:
         """Write the ticks; where nothing waits any more, the next recovery begins behind what arrived."""
         ticks, self._ticks = self._ticks, []
+        not_sent, self._not_sent = self._not_sent, []
         with self._connection as open_:
+            _doubt(open_, not_sent, _NOT_ARRIVED)
             open_.executemany('UPDATE outbox SET partition = ?, "offset" = ?, value = NULL WHERE id = ?', ticks)
             if open_.execute('SELECT 1 FROM outbox WHERE "offset" IS NULL LIMIT 1').fetchone() is None:
                 # With the ID from before the first of them: in a topic that was recreated since, all is read.

@@ -29,7 +29,7 @@ from resources.producer_properties import producer_properties
 from resources.topic_facts import topic_settings
 from tests.conftest import TopicFactory, create_topic
 from tests.support import forkserver, read_topic
-from tests.test_producer import Client
+from tests.test_producer import Client, fault
 
 NOBODY = Kafka("127.0.0.1:1")
 # The longer series is of `make test-long`.
@@ -381,6 +381,27 @@ def test_a_record_of_a_partition_that_forgot_nothing_is_sent_again(tmp_path: Pat
     assert sent_again(log.outbox(file))[0] == ["of 1"]
 
 
+def test_what_was_surely_not_sent_is_not_kept_back(tmp_path: Path) -> None:
+    """One that the client refused, another of its key, and one that waited for the client when the producer closed."""
+    file, log = tmp_path / "outbox.sqlite", Log()
+    box, client = log.outbox(file), Client()
+    box.put([("under way", record("under way")), ("waits", record("waits"))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("confluent_kafka.Producer", lambda _: client)
+        producer = ReliableProducer(producer_properties("nobody:1"), most_with_client=1)
+    box.send(producer)
+    with pytest.raises(UndeliveredError):
+        producer.close(0)
+    client.refusal = fault("MSG_SIZE_TOO_LARGE")
+    box.put([("refused", record("refused", b"k")), ("stopped", record("stopped", b"k"))])
+    box.send(producer)
+    box.close()
+    compaction(log)
+    box = log.outbox(file)
+    box.recover()
+    assert box.kept_back() == ["under way"]
+
+
 def test_what_a_file_of_the_version_before_may_have_sent_is_kept_back_too(tmp_path: Path) -> None:
     """It tells of no record whether it was sent."""
     file, log = tmp_path / "outbox.sqlite", Log()
@@ -684,6 +705,37 @@ def test_what_arrived_while_more_is_sent_is_not_sent_again(bootstrap: str, topic
             producer.flush(20)  # the tick is there, and not written
     box.close()
     assert ids(bootstrap, name) == [str(n) for n in range(10)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+def test_what_a_topic_of_a_broker_forgot_is_kept_back(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two is deleted; or a third was handed over, and may have been compacted away."""
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    name, file = open_topic(bootstrap, topic(**{"cleanup.policy": policy})), tmp_path / "outbox.sqlite"
+    box = Outbox(file, Kafka(bootstrap))
+    box.put((str(n), Record(name, b"%d" % n, b"v")) for n in range(2))
+    box.close()
+    killed_before_any_tick(file, bootstrap, monkeypatch)
+    if policy == "delete":
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        [gone] = admin.delete_records([TopicPartition(name, 0, 1)]).values()
+        gone.result(30)
+    else:
+        box = Outbox(file, Kafka(bootstrap))
+        box.put([("2", Record(name, b"2", b"v"))])
+        box._note_handed_over(3, 3)
+        box.close()
+    box = Outbox(file, Kafka(bootstrap))
+    assert box.recover() == 1 + (policy == "compact")
+    assert box.kept_back() == ["2" if policy == "compact" else "0"]
+    send_all(box, bootstrap)
+    assert Kafka(bootstrap).topic_state(name).partitions[0].high_watermark == 2, "nothing was sent again"
+    box.close()
 
 
 @pytest.mark.slow
