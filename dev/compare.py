@@ -170,8 +170,8 @@ def _account_and_topic(
 
 
 def place_of(written: Written) -> Place | None:
-    """Where the delivery report put a record; None without one."""
-    if written.partition is None or written.offset is None:
+    """Where the delivery report put a record; None without one, or where it does not say."""
+    if written.partition is None or written.offset is None or written.offset < 0:
         return None
     return Place(written.partition, written.offset)
 

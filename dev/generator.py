@@ -227,7 +227,7 @@ class _Writer:
         self._held_long_enough(len(records))
 
     def _report(self, record_id: str, outcome: Outcome) -> None:
-        self._account.report(int(record_id), *outcome[1:])
+        self._account.report(int(record_id), *outcome[1:5])
 
     def _record(self, made: Intended) -> Record:
         backdated = int(time.time() * 1000) - made.backdated_ms if made.backdated_ms else None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from resources.kafka import Kafka
     from resources.lake import Lake
     from resources.ledger import Ledger
-    from resources.producer import ReliableProducer
+    from resources.producer import OnFailure, ReliableProducer
 
 
 def settings() -> Settings:
@@ -43,22 +43,32 @@ class KafkaResource(dg.ConfigurableResource["Kafka"]):
 class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
     """A reliable producer for the brokers of `HIGHWATER_KAFKA_BOOTSTRAP`, for assets of your own that send records."""
 
-    def open(self, clients: int = 1, most_with_client: int | None = None) -> "ReliableProducer":
+    def open(
+        self, clients: int = 1, most_with_client: int | None = None, on_failure: "OnFailure | None" = None
+    ) -> "ReliableProducer":
         """A producer of the caller's own; use it as a context manager, whose end tells what was not delivered.
 
         Args:
             clients: how many share its work; more than one is faster to brokers that are far away.
             most_with_client: so many records may be under way at a time; the producer's default if None.
+            on_failure: what happens to the later records of a key of which one failed for good; its key is stopped if
+                None.
 
         Raises:
-            ConfigurationError: a property of `HIGHWATER_KAFKA_CONFIG` would weaken it.
+            ConfigurationError: a property of `HIGHWATER_KAFKA_CONFIG` would weaken it, or another client of ours.
         """
-        from resources.producer import MOST_WITH_CLIENT, ReliableProducer
+        from resources.kafka_options import refuse_weakening
+        from resources.producer import MOST_WITH_CLIENT, OnFailure, ReliableProducer
         from resources.producer_properties import producer_properties
 
         found = settings()
-        properties = producer_properties(found.kafka_bootstrap, found.kafka_config)
-        return ReliableProducer(properties, clients=clients, most_with_client=most_with_client or MOST_WITH_CLIENT)
+        refuse_weakening(found.kafka_config)
+        return ReliableProducer(
+            producer_properties(found.kafka_bootstrap, found.kafka_config),
+            on_failure=on_failure or OnFailure.STOP_KEY,
+            most_with_client=most_with_client or MOST_WITH_CLIENT,
+            clients=clients,
+        )
 
 
 class LedgerResource(dg.ConfigurableResource["Ledger"]):

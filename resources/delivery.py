@@ -81,15 +81,39 @@ KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
 
 
 # A report tells of the last attempt alone. These refusals each attempt meets: they lie in the record, in its request or
-# in a topic that is not there, with which all that it held is gone. Another may come after an attempt that was written
-# and whose answer was lost: a permission was taken away meanwhile, or the record grew too old for its topic. And
-# `_AUTHENTICATION` ends requests that are under way, when the client has to log in once more.
-_SURE = KINDS[Kind.LOCAL] | frozenset(
+# in the topic's name. Another may come after an attempt that was written and whose answer was lost: a permission was
+# taken away meanwhile, or the record grew too old for its topic. `_AUTHENTICATION` ends requests that are under way,
+# when the client has to log in once more. And one answer of a broker that wrongly lacks a topic or a partition ends all
+# that is queued for it, what goes back there without an answer included (rd_kafka_topic_set_notexists, and
+# RD_KAFKA_OP_PARTITION_LEAVE in rdkafka_broker.c).
+_ABSENT = frozenset({"_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART"})
+_SURE = KINDS[Kind.LOCAL] - _ABSENT | frozenset(
     {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE"}
-    | {"UNKNOWN_TOPIC_OR_PART", "TOPIC_EXCEPTION", "UNSUPPORTED_COMPRESSION_TYPE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"}
+    | {"TOPIC_EXCEPTION", "UNSUPPORTED_COMPRESSION_TYPE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"}
 )
-# Our own word for a record that the client never got.
-NOT_SENT = "NOT_SENT"
+# Our own words for a record that the client never got, and for one that it never told of.
+NOT_SENT, NEVER_TOLD = "NOT_SENT", "NEVER_TOLD"
+
+
+# What makes the client take a record that it refused.
+_REMEDIES: Mapping[str, str] = MappingProxyType(
+    {
+        "MSG_SIZE_TOO_LARGE": "send it smaller, or raise message.max.bytes here and max.message.bytes of the topic",
+        **dict.fromkeys(
+            ("_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"), "create the topic, or mend its name; then open a new producer"
+        ),
+        "TOPIC_EXCEPTION": "mend the topic's name",
+        "TOPIC_AUTHORIZATION_FAILED": "let the producer's user write to the topic; then open a new producer",
+        "_UNKNOWN_PARTITION": "name a partition that the topic has, or none",
+        "_STATE": "begin a transaction first: a producer with a transactional.id sends nothing outside of one",
+        "_INVALID_ARG": "mend what it is sent with: its partition, headers or timestamp",
+    }
+)
+
+
+def remedy_of(error: str) -> str:
+    """What to do about a record that the client refused with an error, by librdkafka's name of it."""
+    return _REMEDIES.get(error, "mend what the error names, in the record or the configuration; then send it again")
 
 
 def kind_of(error: str) -> Kind:

@@ -1,4 +1,4 @@
-"""A producer that loses nothing in silence: every record ends as delivered, not delivered, or named as outstanding.
+"""A producer that loses nothing in silence: every record ends as delivered, not delivered, or unknown.
 
 What belongs here: sending, and the counting of delivery reports. What does not: the client's properties
 (`resources.producer_properties`), what is sent, or what is done about a record that was not delivered.
@@ -18,7 +18,7 @@ from weakref import WeakMethod
 
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from resources.clients import opened
-from resources.delivery import NOT_SENT, End, end_of
+from resources.delivery import NEVER_TOLD, NOT_SENT, End, end_of, remedy_of
 from resources.several_clients import SeveralClients
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ class Outcome(NamedTuple):
     """What became of one record.
 
     `error` is librdkafka's name of the fault, None when the record was delivered; only then are partition, offset and
-    timestamp (milliseconds since 1970) those of the log.
+    timestamp (milliseconds since 1970) those of the log. The offset is -1 where the broker had the record already and
+    no longer says where. The topic is empty where the client never told of the record. `refused` if the client never
+    took it: then it is nowhere, whatever the same error would leave open in a delivery report.
     """
 
     topic: str
@@ -55,11 +57,12 @@ class Outcome(NamedTuple):
     offset: int
     timestamp: int
     error: str | None = None
+    refused: bool = False
 
     @property
     def end(self) -> End:
         """Delivered, not delivered, or unknown."""
-        return end_of(self.error)
+        return End.NOT_DELIVERED if self.refused else end_of(self.error)
 
     @property
     def delivered(self) -> bool:
@@ -126,6 +129,7 @@ Key = tuple[str, bytes]
 
 
 _Callbacks = tuple[OnDelivered | None, OnOutcome | None]
+# A ticket has it once its record was ended without a report; None, where there simply are no callbacks.
 NO_CALLBACKS: _Callbacks = (None, None)
 
 
@@ -204,6 +208,8 @@ class ReliableProducer:
             else opened(Producer, properties, name="reliable producer")
         )
         self._on_failure = on_failure
+        self.transactional = "transactional.id" in properties
+        """Whether its records count only once a transaction is committed; delivery reports come before."""
         self._produce = self._client.produce
         self._produce_of = self._client.produce_of if isinstance(self._client, SeveralClients) else None
         self.counts = Counts()
@@ -275,7 +281,10 @@ class ReliableProducer:
             self._queue.append((record, sent))
         else:
             self.counts.sent += 1
-            self._hand_over_now(record, sent)
+            try:
+                self._hand_over(record, sent)
+            except Exception as error:  # noqa: BLE001 - what is not for the queue is raised there
+                self._not_taken(record, sent, error)
 
     def send_all(
         self,
@@ -322,22 +331,27 @@ class ReliableProducer:
             counts.sent += 1
             try:
                 (produce if produce_of is None else produce_of(key))(topic, value, key, ANY_PARTITION, ticket)
-            except Exception as error:
-                counts.sent -= 1
+            except Exception as error:  # noqa: BLE001 - what is not for the queue is raised there
                 free.append(ticket)
-                if not isinstance(error, (BufferError, self._client_error)):
-                    raise
-                self.send(Record(topic, key, value), record_id)
+                self._not_taken(Record(topic, key, value), ticket.sent, error)
         return some
 
-    def _hand_over_now(self, record: Record, sent: _Sent) -> None:
-        try:
-            self._hand_over(record, sent)
-        except Exception as error:  # of the client, or a value of a wrong type: it was not taken
-            self.counts.sent -= 1
-            if isinstance(error, RecordRefusedError):
-                self._stop(record.topic, record.key, sent.name)
-            raise
+    def _not_taken(self, record: Record, sent: _Sent, error: Exception) -> None:
+        """What becomes of a record that the client did not take from its sender.
+
+        One that meets a full client waits in our queue. To wait for reports with it in hand would let it go out though
+        one of them stops its key, and behind what a callback sends meanwhile.
+        """
+        if isinstance(error, BufferError):
+            self._queue.append((record, sent))
+            return
+        self.counts.sent -= 1
+        if not isinstance(error, self._client_error):  # a value of a wrong type, say
+            raise error
+        refusal = _refusal(record.topic, error.args[0], self.counts)
+        if isinstance(refusal, RecordRefusedError):
+            self.stop(record.topic, record.key, sent.name)
+        raise refusal from error
 
     @property
     def _with_client(self) -> int:
@@ -377,44 +391,44 @@ class ReliableProducer:
             topic, key = record.topic, _key(record.topic, record.key)
             if key is not None and key in self.stopped:
                 self.handed_back.setdefault(key, []).append(sent.name)
-                self._settle(sent, _nowhere(topic, NOT_SENT))
+                self._settle(sent, nowhere(topic, NOT_SENT))
                 continue
             try:
                 self._hand_over(record, sent)
-            except RecordRefusedError as error:
-                self._ended(sent, record.key, _nowhere(topic, str(error.found)))
-            except UndeliveredError:  # no producer takes it any more; those under way end by themselves
-                self._ended(sent, record.key, _nowhere(topic, NOT_SENT))
+            except BufferError:
+                # Room comes with delivery reports; those of the oldest come by the delivery timeout at last.
+                self._queue.appendleft((record, sent))
+                return
+            except self._client_error as error:
+                refusal = _refusal(topic, error.args[0], self.counts)
+                # Where no producer takes anything any more, those under way end by themselves.
+                fault = str(refusal.found) if isinstance(refusal, RecordRefusedError) else NOT_SENT
+                self._ended(sent, record.key, nowhere(topic, fault, refused=True))
             except Exception as error:  # noqa: BLE001 - a value of a wrong type, say: told by the next look
-                self._ended(sent, record.key, _nowhere(topic, NOT_SENT))
+                self._ended(sent, record.key, nowhere(topic, NOT_SENT))
                 self._keep(error)
 
     def _hand_over(self, record: Record, sent: _Sent) -> None:
         topic, key, value, headers, partition, timestamp = record
         to = ANY_PARTITION if partition is None else partition
         ticket = self._ticket(sent)
-        while True:
-            try:
-                # Most records have neither; what is named here costs each of them time.
-                if headers or timestamp is not None:
-                    at = NOW if timestamp is None else timestamp
-                    self._produce(topic, value, key, to, ticket, headers=[*headers], timestamp=at)
-                else:
-                    self._produce(topic, value, key, to, ticket)
-            except BufferError:
-                # Room comes with delivery reports; those of the oldest come by the delivery timeout at last.
-                self._client.poll(POLL_SECONDS)
-            except Exception as error:
-                self._free.append(ticket)
-                if isinstance(error, self._client_error):
-                    raise _refusal(topic, error.args[0], self.counts) from error
-                raise
+        try:
+            # Most records have neither; what is named here costs each of them time.
+            if headers or timestamp is not None:
+                at = NOW if timestamp is None else timestamp
+                self._produce(topic, value, key, to, ticket, headers=[*headers], timestamp=at)
             else:
-                return
+                self._produce(topic, value, key, to, ticket)
+        except Exception:
+            self._free.append(ticket)
+            raise
 
     def _reported(self, ticket: _Ticket, error: KafkaError | None, message: Message) -> None:
         """Take in the client's delivery report of a record that failed, or has callbacks."""
         sent = ticket.sent
+        if sent.callbacks is NO_CALLBACKS:  # it has its end
+            self._free.append(ticket)
+            return
         on_delivered, on_outcome = sent.callbacks or NO_CALLBACKS
         if error is None and on_outcome is None:
             self._free.append(ticket)
@@ -432,10 +446,11 @@ class ReliableProducer:
 
     def _ended(self, sent: _Sent, key: bytes | None, outcome: Outcome) -> None:
         if outcome.end is not End.DELIVERED:
-            self._stop(outcome.topic, key, sent.name)
+            self.stop(outcome.topic, key, sent.name)
         self._settle(sent, outcome)
 
-    def _stop(self, topic: str, key: bytes | None, record_id: str) -> None:
+    def stop(self, topic: str, key: bytes | None, record_id: str) -> None:
+        """Send no more of a key, as after a record of it that failed; under `OnFailure.GO_ON` it goes on."""
         if self._on_failure is OnFailure.STOP_KEY and key is not None:
             self.stopped.setdefault((topic, key), record_id)
 
@@ -496,8 +511,8 @@ class ReliableProducer:
         """Wait so long at the most for the rest; returns the counts when every record was delivered.
 
         Nothing is left in a queue afterwards: what the client never got is not delivered, the rest of what is
-        outstanding is unknown. What a callback raises keeps no other record waiting: it is raised at the end, with what
-        was not delivered as a note.
+        outstanding is unknown, also what the client never tells of. What a callback raises keeps no other record
+        waiting: it is raised at the end, with what was not delivered as a note.
 
         Raises:
             UndeliveredError: records were not delivered, or their end is unknown; the text names them.
@@ -537,13 +552,16 @@ class ReliableProducer:
         late = self._late = Counter(record.topic for record, _ in self._queue)
         while self._queue:
             record, sent = self._queue.popleft()
-            self._settle(sent, _nowhere(record.topic, NOT_SENT))
+            self._settle(sent, nowhere(record.topic, NOT_SENT))
         if self._with_client:
             self._client.purge(in_queue=True, in_flight=True, blocking=True)
             deadline = time.monotonic() + PURGE_SECONDS
             while self._with_client and time.monotonic() < deadline:
                 self._client.poll(POLL_SECONDS)
         self._drop_free_tickets()
+        for ticket in self._without_report():
+            sent, ticket.callbacks = ticket.sent, NO_CALLBACKS
+            self._settle(sent, nowhere("", NEVER_TOLD))
         return late
 
     def _drop_free_tickets(self) -> None:
@@ -555,8 +573,8 @@ class ReliableProducer:
     def _undelivered(self, seconds: float, late: Counter[str]) -> UndeliveredError:
         left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
         waited = f"; without a report after {seconds:g} s: {left}" if left else ""
-        silent = f"; of {self._with_client:,} the client never told" if self._with_client else ""
-        silent += _named("these", [one.name for one in self._without_report()])
+        never_told = self.counts.failed[NEVER_TOLD]
+        silent = f"; of {never_told:,} the client never told" if never_told else ""
         ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", self.counts.unknown)
         return UndeliveredError(
             "not every record was delivered",
@@ -567,9 +585,13 @@ class ReliableProducer:
             ),
         )
 
-    def _without_report(self) -> list[_Sent]:
-        """Of the records that the client never told of, in the order in which they were sent."""
-        return sorted(ticket.sent for ticket in self._tickets)
+    def _without_report(self) -> list[_Ticket]:
+        """Of the records that the client never told of, in the order in which they were sent; once the free are gone.
+
+        What a callback sends meanwhile takes another ticket.
+        """
+        silent = (ticket for ticket in self._tickets if ticket.callbacks is not NO_CALLBACKS)
+        return sorted(silent, key=lambda ticket: ticket.number)
 
     def __enter__(self) -> Self:
         return self
@@ -614,14 +636,18 @@ def _named(end: str, ids: Sequence[str]) -> str:
     return f"; {end}: {', '.join(ids[:NAMED])}{more}"
 
 
-def _nowhere(topic: str, error: str) -> Outcome:
-    return Outcome(topic, -1, -1, -1, error)
+def nowhere(topic: str, error: str, *, refused: bool = False) -> Outcome:
+    """What became of a record that has no place in the log, or none that is known."""
+    return Outcome(topic, -1, -1, -1, error, refused)
 
 
 def _outcome(topic: str, error: KafkaError | None, message: Message) -> Outcome:
     if error is not None:
-        return Outcome(topic, -1, -1, -1, error.name())
-    return Outcome(topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1])
+        return nowhere(topic, error.name())
+    partition, offset = message.partition(), message.offset()
+    return Outcome(
+        topic, -1 if partition is None else partition, -1 if offset is None else offset, message.timestamp()[1]
+    )
 
 
 def _refusal(topic: str, error: KafkaError, counts: Counts) -> RecordRefusedError | UndeliveredError:
@@ -634,5 +660,5 @@ def _refusal(topic: str, error: KafkaError, counts: Counts) -> RecordRefusedErro
     return RecordRefusedError(
         f"the client refuses a record for {topic}: {error.str()}",
         found=error.name(),
-        remedy="send it smaller, or raise message.max.bytes here and max.message.bytes of the topic",
+        remedy=remedy_of(error.name()),
     )

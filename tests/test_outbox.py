@@ -8,22 +8,28 @@ import random
 import signal
 import sqlite3
 import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from confluent_kafka import Message
 
 from dev.generator import SOURCES, Order, Target, generate, outbox_file
 from dev.processes import wait_until
 from dev.readings import end_offsets
-from highwater.errors import UndeliveredError
+from highwater.errors import ConfigurationError, DependencyAwayError, UndeliveredError
+from highwater.slices import OffsetRange
+from highwater.topic_rules import Setting
 from resources.delivery import NOT_SENT, End
-from resources.kafka import Kafka, PartitionState
-from resources.outbox import ID_HEADER, Outbox, _window
+from resources.kafka import Kafka, PartitionState, TopicState
+from resources.outbox import ID_HEADER, ORIGIN_HEADER, Outbox, _window
 from resources.producer import Outcome, Record, ReliableProducer
 from resources.producer_properties import producer_properties
+from resources.topic_facts import topic_settings
 from tests.conftest import TopicFactory, create_topic
 from tests.support import forkserver, read_topic
+from tests.test_producer import Client, fault
 
 NOBODY = Kafka("127.0.0.1:1")
 # The longer series is of `make test-long`.
@@ -69,6 +75,8 @@ def work(file: Path, bootstrap: str, ready: Path) -> None:
 class Receiver:
     """Stands in for a producer whose broker takes every record at once; counts what it was given."""
 
+    transactional = False
+
     def __init__(self) -> None:
         self.given: list[str] = []
 
@@ -76,6 +84,82 @@ class Receiver:
         self.given.append(record_id)
         if record_id != "stays":
             on_outcome(Outcome(record.topic, 0, len(self.given), 0))
+
+    def stop(self, *of: object) -> None:
+        """It sends whatever it is given."""
+
+
+class Log:
+    """Stands in for a topic, with what retention has taken from partition 0 and its policy; 1 is empty."""
+
+    def __init__(self) -> None:
+        self.log_start = 0
+        self.high_watermark = 100
+        self.policy = "delete"
+        self.away = False
+        self.records: list[tuple[int, bytes]] = []
+
+    def outbox(self, file: Path) -> Outbox:
+        return Outbox(file, cast("Kafka", self))
+
+    def topic_state(self, topic: str) -> TopicState:
+        if self.away:
+            raise DependencyAwayError("away", remedy="none")
+        end = self.high_watermark
+        whole = PartitionState(0, 0, 0, leader=1)
+        return TopicState(topic, "id", {0: PartitionState(self.log_start, end, end, leader=1), 1: whole})
+
+    def read(self, topic: str, ranges: dict[int, OffsetRange], *, committed: bool) -> Iterator[Message]:
+        assert not committed
+        for offset, origin in self.records:
+            if offset in ranges[0]:
+                headers: list[tuple[str, str | bytes | None]] = [(ORIGIN_HEADER, origin)]
+                yield Message(topic=topic, partition=0, offset=offset, headers=headers, timestamp=(1, 0))
+
+
+class Dying:
+    """Stands in for a producer whose process dies before any report; what it was given may have arrived."""
+
+    transactional = False
+
+    def __init__(self, log: Log, arrived: list[str]) -> None:
+        self.log, self.arrived = log, arrived
+
+    def send(self, record: Record, record_id: str, on_outcome: object) -> None:
+        del on_outcome
+        self.log.high_watermark += 1  # by somebody else
+        if record_id in self.arrived:
+            self.log.records.append((self.log.high_watermark, dict(record.headers)[ORIGIN_HEADER] or b""))
+            self.log.high_watermark += 1
+
+    def stop(self, *of: object) -> None:
+        """It dies before that matters."""
+
+
+def record(name: str, key: bytes | None = None) -> Record:
+    """One whose value tells its name."""
+    return Record("t", name.encode() if key is None else key, name.encode())
+
+
+@pytest.fixture(autouse=True)
+def policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a `Log` tell its policy."""
+    asked = topic_settings
+
+    def settings(kafka: Kafka | Log, topic: str) -> Mapping[str, Setting] | None:
+        if isinstance(kafka, Log):
+            return {"cleanup.policy": Setting(kafka.policy, "of the topic")} if kafka.policy else None
+        return asked(kafka, topic)
+
+    monkeypatch.setattr("resources.outbox.topic_settings", settings)
+
+
+def die_amid(file: Path, log: Log, names: list[str], arrived: list[str]) -> None:
+    """Send records and die; `arrived` are those that the topic has."""
+    box = log.outbox(file)
+    box.put((name, record(name)) for name in names)
+    box.send(cast("Any", Dying(log, arrived)))
+    box.close()
 
 
 def a_box(file: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox:
@@ -136,11 +220,222 @@ def test_a_record_that_the_client_refuses_holds_up_its_key_and_no_other(
         producer.close(0.1)
 
 
+def test_a_file_has_one_process_that_sends_from_it(tmp_path: Path) -> None:
+    """Nothing kept a second one away, and both sent all of it."""
+    file = tmp_path / "outbox.sqlite"
+    box = Outbox(file, NOBODY)
+    with pytest.raises(ConfigurationError, match=r"outbox.sqlite is open already; .*outbox.sqlite.lock; remedy: end"):
+        Outbox(file, NOBODY)
+    box.close()
+    Outbox(file, NOBODY).close()
+
+
+def test_a_transactional_producer_is_not_taken(tmp_path: Path) -> None:
+    """Its reports come before the commit, so a record of a transaction that is aborted later was ticked."""
+    box = Outbox(tmp_path / "outbox.sqlite", NOBODY)
+    box.put([("a", RECORD)])
+    producer = ReliableProducer(producer_properties("127.0.0.1:1", transactional_id="t"))
+    with pytest.raises(ConfigurationError, match=r"without transactional\.id"):
+        box.send(producer)
+    assert producer.counts.sent == 0
+
+
+def test_the_first_send_looks_by_itself_for_what_a_dead_process_had_sent(tmp_path: Path) -> None:
+    """Who forgot to call `recover` sent all of it twice."""
+    file, log = tmp_path / "outbox.sqlite", Log()
+    die_amid(file, log, ["a", "b", "c"], arrived=["b"])
+    box, receiver = log.outbox(file), Receiver()
+    found: list[str] = []
+    box.send(cast("Any", receiver), lambda record_id, outcome: found.append(f"{record_id} {outcome.error}"))
+    assert receiver.given == ["a", "c"]
+    assert found == ["b None", "a None", "c None"]
+    log.away = True  # it looks once
+    box.put([("d", RECORD)])
+    box.send(cast("Any", receiver))
+    assert receiver.given == ["a", "c", "d"]
+
+
+def test_nothing_is_sent_while_the_topic_cannot_be_read(tmp_path: Path) -> None:
+    file, log = tmp_path / "outbox.sqlite", Log()
+    die_amid(file, log, ["a"], arrived=["a"])
+    box, receiver = log.outbox(file), Receiver()
+    log.away = True
+    for _ in range(2):
+        with pytest.raises(DependencyAwayError):
+            box.send(cast("Any", receiver))
+    assert receiver.given == []
+
+
+def retention(log: Log) -> None:
+    """Takes what stood where sending began."""
+    log.log_start, log.records = log.high_watermark, []
+
+
+def compaction(log: Log) -> None:
+    log.policy, log.records = "compact,delete", []
+
+
+def the_unreadable(log: Log) -> None:
+    """Nobody may read the policy, and compaction may be what it says."""
+    log.policy, log.records = "", []
+
+
+FORGETTING = pytest.mark.parametrize("forget", [retention, compaction, the_unreadable], ids=lambda f: f.__name__)
+
+
+def sent_again(box: Outbox) -> tuple[list[str], dict[str, str | None]]:
+    """What goes to a producer that stops keys, and the ends that are not delivered."""
+    client = Client()
+    client.room = 100
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("confluent_kafka.Producer", lambda _: client)
+        producer = ReliableProducer(producer_properties("nobody:1"))
+    ends: dict[str, str | None] = {}
+    box.send(producer, lambda record_id, outcome: ends.update({record_id: outcome.error}))
+    given = [value.decode() for value in client.sent if value]
+    while client.under_way:
+        client.report(None, offset=1)
+    box.close()
+    return given, {record_id: error for record_id, error in ends.items() if error}
+
+
+@FORGETTING
+def test_what_a_topic_may_have_forgotten_is_kept_back_with_its_key_and_not_sent_again(
+    tmp_path: Path, forget: Callable[[Log], None]
+) -> None:
+    """It was taken for a record that never arrived, and came twice, behind later ones of its key."""
+    file, log = tmp_path / "outbox.sqlite", Log()
+    die_amid(file, log, ["sent", "lost"], arrived=["sent"])
+    forget(log)
+    for _ in range(2):  # the next look begins where the log does now, and knows no more than the first
+        box = log.outbox(file)
+        assert box.recover() == 0
+        assert box.kept_back() == ["sent", "lost"]
+        box.close()
+    box = log.outbox(file)
+    box.put([("never sent", record("never sent")), ("behind", record("behind", b"sent"))])
+    given, ends = sent_again(box)
+    assert given == ["never sent"]
+    assert ends == {"sent": "KEPT_BACK", "lost": "KEPT_BACK", "behind": NOT_SENT}
+    assert Outcome("t", -1, -1, -1, "KEPT_BACK").end is End.UNKNOWN
+
+
+@FORGETTING
+def test_a_person_says_which_of_those_arrived(tmp_path: Path, forget: Callable[[Log], None]) -> None:
+    """It holds until they are sent, also in a process after that; and then they may be on their way once more."""
+    file, log = tmp_path / "outbox.sqlite", Log()
+    die_amid(file, log, ["sent", "lost", "open"], arrived=["sent"])
+    forget(log)
+    box = log.outbox(file)
+    box.recover()
+    with pytest.raises(ConfigurationError, match="not kept back; found: another"):
+        box.settle(["lost", "another"], arrived=False)
+    box.settle(["sent"], arrived=True)
+    box.settle(["lost"], arrived=False)
+    box.close()
+    die_amid(file, log, [], arrived=[])
+    box = log.outbox(file)
+    assert box.ticked() == {"sent": (-1, -1)}
+    if forget is retention:  # all that was written since is there: this time it did not arrive
+        assert (box.recover(), box.kept_back()) == (0, ["open"])
+        assert sent_again(box) == (["lost"], {"open": "KEPT_BACK"})
+    else:
+        assert (box.recover(), box.kept_back()) == (0, ["lost", "open"])
+
+
+@FORGETTING
+def test_what_was_settled_as_not_arrived_is_sent_by_a_process_after_that(
+    tmp_path: Path, forget: Callable[[Log], None]
+) -> None:
+    file, log = tmp_path / "outbox.sqlite", Log()
+    die_amid(file, log, ["lost"], arrived=[])
+    forget(log)
+    box = log.outbox(file)
+    box.recover()
+    box.settle(["lost"], arrived=False)
+    box.close()
+    box = log.outbox(file)
+    box.recover()
+    assert sent_again(box) == (["lost"], {})
+
+
+@FORGETTING
+def test_what_is_found_in_a_topic_that_forgets_is_ticked(tmp_path: Path, forget: Callable[[Log], None]) -> None:
+    file, log = tmp_path / "outbox.sqlite", Log()
+    die_amid(file, log, ["sent", "lost"], arrived=["sent"])
+    [(offset, _)] = standing = log.records
+    forget(log)
+    log.log_start, log.records = min(log.log_start, offset), standing
+    box = log.outbox(file)
+    assert box.recover() == 1
+    assert (box.kept_back(), [name for name, _ in box.waiting()]) == (["lost"], ["lost"])
+
+
+def test_a_record_of_a_partition_that_forgot_nothing_is_sent_again(tmp_path: Path) -> None:
+    file, log = tmp_path / "outbox.sqlite", Log()
+    box = log.outbox(file)
+    box.put((name, record(name)._replace(partition=p)) for name, p in (("of 0", 0), ("of 1", 1)))
+    box.send(cast("Any", Dying(log, [])))
+    box.close()
+    retention(log)
+    assert sent_again(log.outbox(file))[0] == ["of 1"]
+
+
+def test_what_was_surely_not_sent_is_not_kept_back(tmp_path: Path) -> None:
+    """One that the client refused, another of its key, and one that waited for the client when the producer closed."""
+    file, log = tmp_path / "outbox.sqlite", Log()
+    box, client = log.outbox(file), Client()
+    box.put([("under way", record("under way")), ("waits", record("waits"))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("confluent_kafka.Producer", lambda _: client)
+        producer = ReliableProducer(producer_properties("nobody:1"), most_with_client=1)
+    box.send(producer)
+    with pytest.raises(UndeliveredError):
+        producer.close(0)
+    client.refusal = fault("MSG_SIZE_TOO_LARGE")
+    box.put([("refused", record("refused", b"k")), ("stopped", record("stopped", b"k"))])
+    box.send(producer)
+    box.close()
+    compaction(log)
+    box = log.outbox(file)
+    box.recover()
+    assert box.kept_back() == ["under way"]
+
+
+def test_what_a_file_of_the_version_before_may_have_sent_is_kept_back_too(tmp_path: Path) -> None:
+    """It tells of no record whether it was sent."""
+    file, log = tmp_path / "outbox.sqlite", Log()
+    die_amid(file, log, ["sent"], arrived=["sent"])
+    with contextlib.closing(sqlite3.connect(file)) as old, old:
+        old.execute("ALTER TABLE identity DROP COLUMN handed_over")
+        old.execute("ALTER TABLE outbox DROP COLUMN doubt")
+    retention(log)
+    box = log.outbox(file)
+    box.recover()
+    assert box.kept_back() == ["sent"]
+
+
+def test_a_record_whose_place_is_not_told_is_ticked_and_moves_no_position(tmp_path: Path) -> None:
+    """As if it stood at the beginning of the log, it would have sent the next recovery back there."""
+    box = Outbox(tmp_path / "outbox.sqlite", NOBODY)
+    box.put([("a", RECORD)])
+    box._keep_positions("t", "id", {0: 7})
+    box._tick("a", Outcome("t", 0, -1, -1))
+    box.save()
+    assert (box.ticked(), box.waiting()) == ({"a": (0, -1)}, [])
+    assert box._connection.execute('SELECT "offset" FROM positions').fetchall() == [(7,)]
+
+
 @pytest.mark.parametrize(("began", "start"), [(0, 10), (10, 10), (30, 30), (50, 50), (51, 10), (150, 10)])
 def test_a_log_that_ends_before_the_position_is_read_from_its_start(began: int, start: int) -> None:
     """It was cut off, and may have grown again: what arrived since stands before the position, and was sent again."""
     seen = PartitionState(log_start=10, last_stable=50, high_watermark=50, leader=1)
-    assert _window("t", 0, began, seen) == (start, 50)
+    assert _window("t", 0, began, seen) == (OffsetRange(start, 50), 10 <= began <= 50)
+
+
+def test_a_log_that_was_cut_off_and_lost_nothing_else_is_whole() -> None:
+    seen = PartitionState(log_start=0, last_stable=50, high_watermark=50, leader=1)
+    assert _window("t", 0, 51, seen) == (OffsetRange(0, 50), True)
 
 
 @pytest.mark.slow
@@ -197,8 +492,6 @@ def test_whatever_is_killed_every_id_is_there_once_and_only_those_are_ticked(
 def ids(bootstrap: str, topic: str) -> list[str]:
     kafka = Kafka(bootstrap)
     state = kafka.topic_state(topic)
-    from highwater.slices import OffsetRange
-
     ranges = {p: OffsetRange(0, seen.last_stable or 0) for p, seen in state.partitions.items()}
     return [(dict(message.headers() or [])[ID_HEADER] or b"").decode() for message in kafka.read(topic, ranges)]
 
@@ -415,6 +708,37 @@ def test_what_arrived_while_more_is_sent_is_not_sent_again(bootstrap: str, topic
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+def test_what_a_topic_of_a_broker_forgot_is_kept_back(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two is deleted; or a third was handed over, and may have been compacted away."""
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    name, file = open_topic(bootstrap, topic(**{"cleanup.policy": policy})), tmp_path / "outbox.sqlite"
+    box = Outbox(file, Kafka(bootstrap))
+    box.put((str(n), Record(name, b"%d" % n, b"v")) for n in range(2))
+    box.close()
+    killed_before_any_tick(file, bootstrap, monkeypatch)
+    if policy == "delete":
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        [gone] = admin.delete_records([TopicPartition(name, 0, 1)]).values()
+        gone.result(30)
+    else:
+        box = Outbox(file, Kafka(bootstrap))
+        box.put([("2", Record(name, b"2", b"v"))])
+        box._note_handed_over(3, 3)
+        box.close()
+    box = Outbox(file, Kafka(bootstrap))
+    assert box.recover() == 1 + (policy == "compact")
+    assert box.kept_back() == ["2" if policy == "compact" else "0"]
+    send_all(box, bootstrap)
+    assert Kafka(bootstrap).topic_state(name).partitions[0].high_watermark == 2, "nothing was sent again"
+    box.close()
+
+
+@pytest.mark.slow
 def test_after_a_quiet_end_the_next_recovery_reads_no_more_than_it_must(
     bootstrap: str, topic: TopicFactory, tmp_path: Path
 ) -> None:
@@ -429,5 +753,6 @@ def test_after_a_quiet_end_the_next_recovery_reads_no_more_than_it_must(
             box.save()
     assert [outcome.offset for outcome in outcomes] == [0, 1, 2]
     box.put([("next", Record(name, None, b"v"))])
-    assert list(box._standing(name)) == []
+    windows = box._windows(Kafka(bootstrap).topic_state(name))
+    assert list(box._standing(name, windows)) == []
     assert box.recover() == 0

@@ -571,6 +571,12 @@ def test_a_record_whose_writer_was_killed_before_the_report_may_stand_in_the_top
     assert "raw: holds what the topic does not" in world.kinds()
 
 
+def test_a_record_whose_place_the_broker_did_not_tell_is_known_by_its_content(world: World) -> None:
+    at = next(n for n, w in enumerate(world.account) if w.fault == "none")
+    world.account[at] = replace(world.account[at], offset=-1, timestamp=-1)
+    assert not world.kinds()
+
+
 def test_an_expected_event_reads_the_json_by_itself() -> None:
     value = {
         "order_id": "o",
