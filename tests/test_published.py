@@ -34,7 +34,7 @@ from resources.dlq_topics import Shape
 from tests.accepted import NOON, Broken, Event, Log, Sent, Tables, said
 
 # Seconds of processor each.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.records]
 
 
 @pytest.fixture

@@ -196,6 +196,7 @@ def first_life(bench: Bench) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.records
 def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> None:
     from confluent_kafka import TopicPartition
 

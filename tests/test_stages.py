@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
     from highwater.slices import Slice
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.records]
 
 
 def origins(rows: list[dict[str, object]]) -> set[tuple[object, object]]:
