@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from hypothesis import settings as hypothesis
 from dev import processes
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
+from tests.records import of_records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +37,13 @@ processes.PATIENCE = 5.0
 # How long an example takes says something of the machine alone.
 hypothesis.register_profile("untimed", deadline=None)
 hypothesis.load_profile("untimed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Of a test that is marked so, what is asserted tells of records."""
+    with of_records() if pyfuncitem.get_closest_marker("records") else nullcontext():
+        return (yield)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -87,8 +87,8 @@ def send(bootstrap: str, topic: str, messages: Iterable[Message]) -> None:
             on_delivery=lambda error, _: failed.append(error) if error else None,
         )
         producer.poll(0)
-    assert producer.flush(60) == 0
-    assert not failed
+    if producer.flush(60) or failed:
+        raise TimeoutError(f"the broker did not take in every record within 60 s: {failed}")
 
 
 def customers(lake: Lake, known: Sequence[str] = ("c1",)) -> None:
@@ -212,7 +212,8 @@ def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes 
     ended: set[int] = set()
     while len(ended) < len(partitions):
         message = consumer.poll(10)
-        assert message is not None, "the topic did not end within 10 s"
+        if message is None:
+            raise TimeoutError("the topic did not end within 10 s")
         if message.error():
             ended.add(message.partition() or 0)
         else:

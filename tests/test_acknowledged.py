@@ -21,6 +21,7 @@ from orchestration.planning import Planner
 from resources.producer import Record, ReliableProducer
 from resources.producer_properties import producer_properties
 from tests.conftest import create_topic
+from tests.records import of_records
 from tests.support import Bench, make_bench, read_topic
 
 if TYPE_CHECKING:
@@ -122,11 +123,12 @@ def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reor
     assert sender.failure is None
     assert len(sender.acknowledged) == sender.sent
     places = place_of(cluster.bootstrap)
-    assert {int(value) for value in places} == {int(number) for number in sender.acknowledged}
-    assert all(len(found) == 1 for found in places.values()), "a record stands twice"
-    for key in range(KEYS):
-        ordered = [places[b"%d" % n][0] for n in range(key, sender.sent, KEYS)]
-        assert ordered == sorted(ordered), "a key's records are out of order"
+    with of_records():
+        assert {int(value) for value in places} == {int(number) for number in sender.acknowledged}
+        assert all(len(found) == 1 for found in places.values()), "a record stands twice"
+        for key in range(KEYS):
+            ordered = [places[b"%d" % n][0] for n in range(key, sender.sent, KEYS)]
+            assert ordered == sorted(ordered), "a key's records are out of order"
     take(bench)
     see_slices_equal(bench)
 
@@ -144,7 +146,8 @@ def take(bench: Bench) -> None:
 def see_slices_equal(bench: Bench) -> None:
     """Raw has what the topic holds, record by record, each once."""
     rows = sorted((row["partition"], row["offset"], row["key"], row["value"]) for row in bench.rows("raw"))
-    assert rows == sorted((*place, *content) for place, content in read_topic(bench.bootstrap, TOPIC).items())
+    with of_records():
+        assert rows == sorted((*place, *content) for place, content in read_topic(bench.bootstrap, TOPIC).items())
 
 
 def leaders(cluster: EmbeddedCluster) -> set[int]:
@@ -191,5 +194,6 @@ def test_lost_answers_double_nothing_unless_idempotence_is_off(tmp_path: Path, i
             assert proxy.lost >= 5
             places = place_of(broker.bootstrap)
             doubled = sum(len(standing) > 1 for standing in places.values())
-            assert len(places) == 4000
-            assert doubled == 0 if idempotent else doubled > 0
+            with of_records():
+                assert len(places) == 4000
+                assert doubled == 0 if idempotent else doubled > 0

@@ -35,6 +35,44 @@ def test_fixture(broken):
 def test_once():
     assert not first("call")
 """
+# What tells of records beside what does not.
+RECORDS = """
+import pytest
+from tests.records import of_records
+from tests.support import make_stream
+from highwater.errors import DependencyAwayError, UnbalancedError
+
+@of_records()
+def see_each_once(found):
+    assert found == [1]
+
+def test_helper():
+    see_each_once([1, 1])
+
+@pytest.mark.records
+def test_marked():
+    assert [1, 2] == [2, 1]
+
+@pytest.mark.records
+def test_fence():
+    with pytest.raises(LookupError):
+        pass
+
+@pytest.mark.records
+def test_balance():
+    raise UnbalancedError("rejects", stored=1, found=2, remedy="none")
+
+@pytest.mark.records
+def test_waited():
+    raise DependencyAwayError("the broker is away")
+
+@pytest.mark.records
+def test_long():
+    pytest.fail("Timeout (>1200.0s)")
+
+def test_other():
+    assert False
+"""
 CRASHES = "import os\ndef test_crash():\n    os._exit(3)\n"
 
 
@@ -94,6 +132,20 @@ def test_a_crash_is_not_run_again(results: Path) -> None:
     ran(results, CRASHES, "-n", "1")
     assert [failure.stands for failure in failures(results)] == [True]
     assert main(results) == 1
+
+
+def test_what_tells_of_records_is_not_run_again(results: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An offset that was planned twice, or a record that was doubled, by a race, would pass alone."""
+    root = Path(__file__).parents[1]
+    (results.parent / "inner" / "conftest.py").write_text("from tests.conftest import pytest_pyfunc_call\n")
+    (results.parent / "pytest.ini").write_text(f"[pytest]\npythonpath = {root}\nmarkers = records\n")
+    ran(results, RECORDS, "-n", "1")
+    standing = {failure.test.rpartition("::")[2] for failure in failures(results) if failure.stands}
+    assert standing == {"test_helper", "test_marked", "test_fence", "test_balance"}
+    assert len(failures(results)) == len(standing) + 3
+    ran(results, RECORDS, "-k", "test_helper")
+    assert main(results) == 1
+    assert not capfd.readouterr().out
 
 
 def test_tables_that_differ_from_their_topic_are_not_run_again() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from bench import __main__ as command
-from bench import report, ticks
+from bench import growth, report, ticks
 from bench.harness import Result, Row, Verdict, alternate
 from bench.world import World
 from orchestration.planning import Planner
@@ -83,3 +84,20 @@ def test_a_tick_that_plans_nothing_is_no_figure(bootstrap: str, topic: TopicFact
         ticks._tick(world, planner, stream, partitions=3)
     row = ticks._partitions(world, 3, rounds=2)
     assert len(row.seconds["tick"]) == 2
+
+
+def test_a_checkpoint_among_the_commits_to_raw_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of the commits leaves out the one in ten that writes a checkpoint of 100,000 files."""
+    taken: list[int] = []
+
+    def measured(_world: object, _stream: object, slices: int, commits: int) -> Row:
+        taken.append(commits)
+        checkpoint = 30.0 if slices > 100 else 1.0
+        return Row(f"{slices}", {"commit": [1.0] * (commits - 1) + [checkpoint], "read of a slice": [1.0] * commits})
+
+    monkeypatch.setattr(growth, "fill", lambda *_: None)
+    monkeypatch.setattr(growth, "_raw_at", measured)
+    result = growth.growth_of_raw(cast("World", None), 1, 0)
+    assert min(taken) > 10, "each tenth version of a table is checkpointed"
+    assert [verdict.value for verdict in result.verdicts] == [0, 0, pytest.approx(29 / 12)]
+    assert [verdict.reached for verdict in result.verdicts] == [True, True, False]

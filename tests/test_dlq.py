@@ -35,7 +35,7 @@ from tests.support import Bench, Message, customers, order_message
 if TYPE_CHECKING:
     from highwater.slices import Slice
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.records]
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -60,7 +60,8 @@ def published(bootstrap: str, topic: str) -> list[tuple[int, bytes | None, bytes
     ended: set[int | None] = set()
     while len(ended) < len(partitions):
         message = consumer.poll(10)
-        assert message is not None
+        if message is None:
+            raise TimeoutError("the topic did not end within 10 s")
         if message.error():
             ended.add(message.partition())
         else:
@@ -406,7 +407,8 @@ def test_nothing_is_due_before_its_delay(bench: Bench) -> None:
     bench.materialise(bench.plan(0, p0=(0, 1)))
     while not (found := plan_tier(bench.ledger, bench.kafka, bench.stream, tier, datetime.now(UTC)).slices):
         time.sleep(0.2)
-        assert time.monotonic() - began < 60
+        if time.monotonic() - began > 60:
+            raise TimeoutError("nothing is due after a minute")
     waited = datetime.now(UTC) - bench.rows("dlq")[0]["published_at"]
     assert waited > due_after(timedelta(seconds=6), found[0].key) - timedelta(seconds=2)
 

@@ -29,7 +29,7 @@ from tests.test_erasing import Committed
 from tests.world import FIRST, NOON, RETRIED, STREAM, World, piece
 
 # Seconds of processor each.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.records]
 
 NOTHING = cast("Any", None)
 KAFKA = cast("Any", SimpleNamespace(groups=list))

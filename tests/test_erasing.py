@@ -38,7 +38,7 @@ from tests.support import Bench, Message, order_message
 from tests.world import FIRST, NOON, RETRIED, STREAM, Served, World, piece
 
 # Seconds of processor each.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.records]
 
 NOW = datetime.now(UTC)
 O1 = hashlib.sha256(b"o1").hexdigest()

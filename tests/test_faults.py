@@ -31,6 +31,7 @@ from resources.kafka import Kafka
 from resources.ledger import Ledger
 from tests.conftest import create_topic
 from tests.crash_support import PARTITIONS, TABLES, Deployment
+from tests.records import of_records
 from tests.support import Message, order_message, read_rows, read_topic, send
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class Ours:
         """Run a range of slices, which ends well."""
         done = self.run(first, last, stream)
         assert done.success, [event for event in done.all_events if event.is_failure]
-        assert alarms(done) == []
+        with of_records():
+            assert alarms(done) == []
 
     def repair(self) -> SensorExecutionData:
         """A tick of repair."""
@@ -141,12 +143,20 @@ def tried_again(result: dg.ExecuteInProcessResult) -> str:
     return str(next(event for event in result.all_events if event.is_step_failure).step_failure_data.error)
 
 
+@of_records()
 def rows_by_place(held: Deployment) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
     rows = read_rows(str(held.path("raw")))
     assert len({(row["generation"], row["partition"], row["offset"]) for row in rows}) == len(rows)
     return {(row["partition"], row["offset"]): (row["key"], row["value"]) for row in rows}
 
 
+@of_records()
+def see_rows(held: Deployment, expected: Mapping[tuple[int, int], tuple[bytes | None, bytes | None]]) -> None:
+    """Raw holds these records, each once."""
+    assert rows_by_place(held) == expected
+
+
+@of_records()
 def see_decided(held: Deployment) -> None:
     """Hold events, rejects and current against raw, for topics of which Kafka holds no more than a part."""
     raw = {(r["generation"], r["partition"], r["offset"]): r["value"] for r in read_rows(str(held.path("raw")))}
@@ -297,9 +307,10 @@ def test_a_deleted_topic_leaves_the_other_stream_untouched(ours: Ours, topic: To
     again = both.run(paid, stream="payments")
     assert again.success, "rows that Kafka cannot give again stay"
     after = {table: read_rows(held.lake.path("payments", table)) for table in TABLES}
-    for table in ("raw", "rejects"):
-        assert after[table] == before[table]
-    assert {row["origin_offset"] for row in after["events"]} == {row["origin_offset"] for row in before["events"]}
+    with of_records():
+        for table in ("raw", "rejects"):
+            assert after[table] == before[table]
+        assert {row["origin_offset"] for row in after["events"]} == {row["origin_offset"] for row in before["events"]}
 
 
 def test_a_recreated_topic(ours: Ours) -> None:
@@ -308,7 +319,7 @@ def test_a_recreated_topic(ours: Ours) -> None:
     [old] = ours.taken()
     held.send(30)
     [never_read] = ours.planned()
-    before = sorted(map(str, rows_by_place(held).items()))
+    before = rows_by_place(held)
     ids = [topic_id(held)]
     recreate(held)
     ids.append(topic_id(held))
@@ -321,15 +332,16 @@ def test_a_recreated_topic(ours: Ours) -> None:
     assert (told["error"], told["stored"], told["found"]) == ("TopicRecreatedError", *ids)
     again = ours.run(old)
     assert again.success, "its rows stay"
-    assert sorted(map(str, rows_by_place(held).items())) == before
+    see_rows(held, before)
     accepted = ours.command("accept-loss", "orders", "--yes", "--by", "anna")
     assert accepted.exit_code == MENDED, accepted.output
     held.send(60)
     assert ours.taken()
     rows = read_rows(str(held.path("raw")))
     found = {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in rows if r["generation"] == 1}
-    assert found == read_topic(held.bootstrap, held.stream.topic)
-    assert len(rows) == len(found) + len(before)
+    with of_records():
+        assert found == read_topic(held.bootstrap, held.stream.topic)
+        assert len(rows) == len(found) + len(before)
     see_decided(held)
 
 
@@ -373,7 +385,7 @@ def test_offsets_that_retention_took_before_they_were_planned(ours: Ours) -> Non
     accepted = ours.command("accept-loss", "orders", "--partition", "0", "--yes", "--by", "anna")
     assert accepted.exit_code == MENDED, accepted.output
     assert ours.taken()
-    assert rows_by_place(held) == before | read_topic(held.bootstrap, held.stream.topic)
+    see_rows(held, before | read_topic(held.bootstrap, held.stream.topic))
     see_decided(held)
     assert ours.command("plan", "orders").exit_code == MENDED
 
@@ -419,7 +431,7 @@ def test_added_partitions_join_the_next_slice(ours: Ours) -> None:
     joined, ranges = held.slices().popitem()
     assert ranges[PARTITIONS] == (0, 1)
     ours.took(before, joined)
-    assert rows_by_place(held) == read_topic(held.bootstrap, name)
+    see_rows(held, read_topic(held.bootstrap, name))
     see_decided(held)
 
 
@@ -429,7 +441,7 @@ def test_a_range_of_transaction_markers_alone(ours: Ours) -> None:
     [key] = ours.taken()
     assert all(start < end for start, end in held.slices()[key].values())
     assert key in held.proofs("raw")
-    assert rows_by_place(held) == {}
+    see_rows(held, {})
     held.see_whole()
     held.send(60)
     ours.taken()
@@ -445,7 +457,7 @@ def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch
     send(held.bootstrap, name, [order_message(f"o{n % 4}", n // 4 + 1) for n in range(40)])
     [first] = ours.taken()
     before = read_topic(held.bootstrap, name)
-    assert rows_by_place(held) == before
+    see_rows(held, before)
     [gappy] = compacted(ours, name)
     start, end = held.slices()[gappy][0]
     assert 0 < sum(start <= offset < end for _, offset in rows_by_place(held)) < end - start
@@ -456,7 +468,7 @@ def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch
     ]
     notes = [str(metadata["note"].value) for metadata in told if "note" in metadata]
     assert any("Kafka would give" in note and "the commit recorded 40" in note for note in notes)
-    assert rows_by_place(held) == before | read_topic(held.bootstrap, name)
+    see_rows(held, before | read_topic(held.bootstrap, name))
     see_decided(held)
     # The test's producer pays its orders again and again; compaction alone makes nothing red.
     assert {one.check for one in red(held)} == {"transitions_allowed"}

@@ -19,7 +19,7 @@ from tests.test_holds import HOLDING
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.records]
 
 TABLES = ("events", "rejects", "dlq", "current")
 

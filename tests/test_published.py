@@ -40,7 +40,7 @@ from resources.lake import query
 from tests.accepted import NOON, Broken, Event, Log, Sent, Tables, said
 
 # Seconds of processor each.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.records]
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ from tests.test_erasing import Committed
 from tests.world import FIRST, NOON, RETRIED, STREAM, World
 
 # Seconds of processor each.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.records]
 
 NOTHING = cast("Any", None)
 KAFKA = cast("Any", SimpleNamespace(groups=list))

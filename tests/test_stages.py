@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +32,8 @@ from highwater.errors import (
 from highwater.folding import BASE, RECENT, Fold, Run
 from highwater.proof import Proof
 from highwater.routing import destination
-from resources.spark import ADAPTIVE
+from resources.lake import Lake
+from resources.spark import ADAPTIVE, close, prepare
 from resources.spark_tables import TASKS, create_table, known_rows, replace_slices
 from tests.conftest import create_topic
 from tests.support import (
@@ -54,7 +60,7 @@ if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
     from highwater.slices import Slice
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.records]
 
 
 def origins(rows: list[dict[str, object]]) -> set[tuple[object, object]]:
@@ -315,6 +321,48 @@ def test_a_late_starter_cannot_overwrite_a_younger_commit(taken: Taken) -> None:
     assert bench.spark.conf.get(ADAPTIVE) == "true", "queries that follow are adapted again"
 
 
+def test_two_runs_of_a_slice_that_commit_at_once_leave_one_copy(
+    bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have looked when neither has committed: one commits, the other takes its commit over."""
+    from pyspark.sql import SparkSession
+
+    met: set[tuple[int, str]] = set()
+    both_there = Barrier(2)
+
+    def together(spark: SparkSession, path: str, *given: Any, **named: Any) -> int:
+        if (id(spark), path) not in met:
+            met.add((id(spark), path))
+            both_there.wait(300)
+        return replace_slices(spark, path, *given, **named)
+
+    for module in ("commit", "rejects", "current"):
+        monkeypatch.setattr(f"assets.{module}.replace_slices", together)
+    bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), Message(b"o3", b"garbled"))
+    piece = bench.plan(0, p0=(0, 3))
+    other = prepare(SparkSession.builder.remote(spark_server.remote).create())
+    works = [bench.work(piece), bench.work(piece, spark=other)]
+    for stage in (raw, events, rejects, current):
+        with ThreadPoolExecutor(2) as both:
+            notes = [report.note for [report] in both.map(stage.materialise, works)]
+        assert sorted(note is None for note in notes) == [False, True], (stage.TABLE, notes)
+        assert bench.versions(stage.TABLE) == 1
+    close(other)
+    assert len(met) == 2 * len((raw, events, rejects, current)), "no run took over without trying"
+    bench.materialise(piece)
+    see_one_copy(bench)
+
+
+def see_one_copy(bench: Bench) -> None:
+    """Of three records, of which the first is sound."""
+    assert sorted(row["offset"] for row in bench.rows("raw")) == [0, 1, 2]
+    assert [row["origin_offset"] for row in bench.rows("events")] == [0]
+    assert sorted(row["origin_offset"] for row in bench.rows("rejects")) == [1, 2]
+    assert [(row["key"], row["version"]) for row in bench.rows("current")] == [("o1", 1)]
+    for topic in (bench.stream.tier_topics[0], bench.stream.parked_topic):
+        assert len(read_topic(bench.bootstrap, topic)) == 1
+
+
 def test_a_second_run_takes_over_the_split_although_the_reference_changed(bench: Bench) -> None:
     """Run one decided that c2 is unknown and died: before the rejects of a slice, and before current of another."""
     customers(bench.lake, ["c1"])
@@ -533,8 +581,6 @@ def test_a_recreated_topic_is_not_read_as_the_planned_one(bench: Bench) -> None:
 
 
 def test_a_reference_table_that_is_away_makes_no_reject(bench: Bench) -> None:
-    import shutil
-
     bench.send(order_message("o1", 1))
     piece = bench.plan(0, p0=(0, 1))
     raw.materialise(bench.work(piece))
@@ -545,6 +591,26 @@ def test_a_reference_table_that_is_away_makes_no_reject(bench: Bench) -> None:
     customers(bench.lake, ["c1"])
     events.materialise(bench.work(piece))
     assert origins(bench.rows("events")) == {(0, 0)}
+
+
+def test_a_fold_meets_a_late_slice_and_holds_one_that_is_materialised_again(bench: Bench) -> None:
+    """Short for the two tests that follow."""
+    customers(bench.lake, ["c1", "c2"])
+    bench.send(order_message("o1", 1), order_message("o1", 3, customer_id="c2"), order_message("o1", 2))
+    slices = [bench.plan(n, p0=(n, n + 1)) for n in range(3)]
+    bench.materialise(*slices[:2])
+    work = bench.work(*slices[:2])
+    decided = Standing.read(work, "events")
+    current.fold(work, BASE)
+    unfolded, late = Layout({}, {}, {}), current._event_rows(work, decided)
+    with pytest.raises(SupersededAttemptError, match="rests on changed"):
+        current._commit_slices(work, [*decided.proofs.values()], unfolded, late)
+    assert partitions_of(bench) == {BASE}
+    customers(bench.lake, ["c1"])  # c2 is forgotten: the slice of version 3 now holds no event
+    bench.materialise(*slices[1:])
+    found = sorted((row["slice"], row["version"]) for row in bench.rows("current"))
+    assert found == sorted([(BASE, 1), (slices[2].key, 2)])
+    assert bench.current()["o1"]["version"] == 2
 
 
 @pytest.mark.long
@@ -653,38 +719,54 @@ def aborted_transaction(bench: Bench, partition: int) -> None:
     producer.abort_transaction(30)
 
 
-def test_the_proof_outlives_the_log_of_the_table(bench: Bench) -> None:
+def test_the_proof_outlives_the_log_of_the_table(bench: Bench, tmp_path: Path) -> None:
     """Delta cleans its log up after 30 days; nothing may depend on what history() still tells."""
-    bench.send(*[order_message(f"o{n}", 1) for n in range(4)])
-    slices: list[Slice] = [bench.plan(n, p0=(n, n + 1)) for n in range(4)]
-    path = bench.lake.path(bench.stream.name, "raw")
+    bench.send(*[order_message(f"o{n}", 1) for n in range(5)])
+    slices: list[Slice] = [bench.plan(n, p0=(n, n + 1)) for n in range(5)]
+    path = Path(bench.lake.path(bench.stream.name, "raw"))
     raw.materialise(bench.work(slices[0]))
     # Each tenth commit would write one.
-    bench.spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '4')")
-    for piece in slices[1:]:
+    bench.spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '2')")
+    for piece in slices[1:3]:
         raw.materialise(bench.work(piece))
-    removed = remove_log_before_checkpoint(path)
-    assert removed >= 4
+    aged = age(path / "_delta_log", timedelta(days=40))
+    for piece in slices[3:]:
+        raw.materialise(bench.work(piece))
+    left = {file.name for file in (path / "_delta_log").iterdir()}
+    assert len(aged - left) >= 4, "Delta removed what was older than its retention"
+    assert not any(proof.key in text for proof in slices[:2] for text in said_in(path / "_delta_log"))
+    # Nobody has seen a table of this path: Spark, too, has nothing but what is left of the log.
+    shutil.copytree(bench.lake.root, tmp_path / "aged")
+    bench.lake = Lake(str(tmp_path / "aged"))
     assert set(bench.lake.committed(bench.stream.name, "raw")) == {piece.key for piece in slices}
-    standing = Standing.read(bench.work(slices[0]), "raw")
-    assert standing.attempt(slices[0].key) == 1
+    [again] = raw.materialise(bench.work(slices[0]))
+    assert (again.attempt, again.note) == (2, None)
+    path = Path(bench.lake.path(bench.stream.name, "raw"))
+    for piece, attempt in ((slices[0], 2), (slices[1], 1)):
+        late = bench.spark.createDataFrame([], raw.COLUMNS)
+        proof, base = Proof(piece, 9, 0), {piece.key: attempt - 1}
+        with pytest.raises(SupersededAttemptError, match=f"stands at attempt {attempt}"):
+            replace_slices(bench.spark, str(path), late, [proof], base, files=1, spread="offset", narrow=True)
+    assert sorted((row["offset"], row["slice"]) for row in bench.rows("raw")) == [
+        (n, piece.key) for n, piece in enumerate(slices)
+    ]
 
 
-def remove_log_before_checkpoint(path: str) -> int:
-    from pathlib import Path
+def age(folder: Path, by: timedelta) -> set[str]:
+    """Let the files be older, by the time that a clean-up goes by; their names."""
+    files = [*folder.iterdir()]
+    for file in files:
+        then = file.stat().st_mtime - by.total_seconds()
+        os.utime(file, (then, then))
+    return {file.name for file in files}
 
-    log = Path(path) / "_delta_log"
-    newest = max(int(f.name[:20]) for f in log.glob("*.checkpoint*.parquet"))
-    aged = [f for f in log.glob("*.json") if f.name[:20].isdigit() and int(f.name[:20]) < newest]
-    for file in aged:
-        file.unlink()
-    return len(aged)
+
+def said_in(log: Path) -> list[str]:
+    return [file.read_text() for file in log.glob("*.json")]
 
 
 def test_a_field_that_is_added_to_a_stream_becomes_a_column(bench: Bench) -> None:
     """Also where two runs meet it at once; the rows of before have null in it."""
-    from concurrent.futures import ThreadPoolExecutor
-
     bench.send(order_message("o1", 1), order_message("o2", 1, note="seen"), order_message("o3", 1, note="too"))
     bench.materialise(bench.plan(0, p0=(0, 1)))
     fields = (*bench.stream.fields, Field("note", "string"))
@@ -703,8 +785,6 @@ def test_a_field_that_is_added_to_a_stream_becomes_a_column(bench: Bench) -> Non
 @pytest.mark.long
 def test_runs_that_began_before_a_field_was_added_write_on(bench: Bench) -> None:
     """One of them decides a folded slice anew: it took the new column from every row of the fold."""
-    from concurrent.futures import ThreadPoolExecutor
-
     older = bench.stream
     note = replace(older, fields=(*older.fields, Field("note", "string")))
     both_fields = replace(note, fields=(*note.fields, Field("remark", "string")))

@@ -17,7 +17,7 @@ from resources.transactions import Mark, Transactions
 from tests.conftest import TopicFactory, create_topic
 from tests.support import read_topic
 
-pytestmark = [pytest.mark.slow, pytest.mark.crash]
+pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.records]
 
 NAME = "highwater.pub.orders"
 # One partition each: its leader is the coordinator of all.
