@@ -91,6 +91,7 @@ def test_the_doctor_comes_first_and_tries_what_is_there(tmp_path: Path) -> None:
         ("ok", "declarations"),
         ("ok", "ledger"),
         ("ok", "lake"),
+        ("ok", "Kafka's configuration for Spark"),
         ("ok", "streams"),
     ]
     assert up.not_started(Stack(tmp_path, base=CONFIGURED)) == {"Dagster"}

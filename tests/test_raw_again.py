@@ -38,7 +38,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     proofs = [Proof(piece, 1, 9, run=run).to_json() for piece, run in runs]
     rows = pa.table({"slice": [piece.key for piece, _ in runs], "proof": proofs})
     write_deltalake(lake.path("orders", "raw"), rows, partition_by="slice")
-    monkeypatch.setattr(raw, "create_table", lambda *_: None)
+    monkeypatch.setattr(raw, "have_table", lambda *_: None)
     nothing: Any = None  # neither Spark nor Kafka is asked
     return Work(STREAM, [MINE], nothing, lake, ledger, nothing, lambda _: None, run="this")
 
