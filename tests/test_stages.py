@@ -840,6 +840,18 @@ def paid_minutes(bench: Bench) -> list[tuple[object, ...]]:
     return [tuple(row) for row in rows.select("paid_events", "paid_amount", "hour_events", "hour_mean").collect()]
 
 
+def test_a_field_may_have_every_name_that_a_declaration_takes(bench: Bench) -> None:
+    name = "@odd-Größe_1"
+    bench.stream = replace(bench.stream, fields=(*bench.stream.fields, Field(name, "string", one_of=("x",))))
+    bench.send(
+        order_message("o1", 1, 0, **{name: "x"}), order_message("o2", 1, 0, **{name: "y"}), order_message("o3", 1)
+    )
+    bench.materialise(bench.plan(0, p0=(0, 3)))
+    assert {key: row[name] for key, row in bench.current().items()} == {"o1": "x"}
+    assert [row["detail"] for row in bench.rows("rejects")] == [f"unknown {name}", f"field {name} is missing"]
+    assert not bench.failing()
+
+
 def test_rows_that_are_known_come_as_they_were_given(spark: SparkSession) -> None:
     """Into a table goes what was planned, whatever stands in it; a value that fits nowhere is an error, and no null."""
     columns = "slice STRING, start BIGINT"
