@@ -13,8 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -27,20 +26,26 @@ import deltalake  # noqa: F401 - see above
 import pandas as pd  # noqa: F401 - see above
 import pyspark.sql.connect.session  # noqa: F401 - see above
 
-from assets import commit
+from assets import commit, raw
 from orchestration import failures, ticks
 from orchestration.build import build_defs
 from orchestration.requests import RANGE_END, RANGE_START
 from orchestration.resources import KafkaResource, LakeResource, LedgerResource
 from resources import spark, spark_tables
+from resources.kafka import Kafka
 from tests.crash_support import stream_on
 from tests.support import PAGE_SECONDS
 
 POLL = 0.005
 # A child that never reaches its point must not hold a test for ever.
 LONGEST = 480
+# The data files of a table, begun or written; what a task stands in that reads from Kafka.
+DATA = "slice=*/*.parquet"
+READER = "org.apache.spark.sql.kafka010"
 FAILED = 3
 MISSED = 4
+
+Send = Callable[[], int]
 
 
 @dataclass(frozen=True)
@@ -161,9 +166,8 @@ def _die(task: Task, **evidence: object) -> None:
 def _arm(task: Task) -> None:
     table, _, point = str(task.point).partition(":")
     if point == "read":
-        # A hundred records are read between two looks at the server's jobs.
-        _slow_proofs(table, seconds=2)
-        _patch_phase(task)
+        _slow_fetches(seconds=3)
+        _patch_commit(table, lambda path, send: _read_watched(task, path, send))
     elif point == "files":
         _patch_commit(table, lambda path, send: _while_watched(lambda: _files_without_log(task, path), send))
     elif point == "logged" and task.victim == "server":
@@ -175,36 +179,48 @@ def _arm(task: Task) -> None:
         _patch_commit(table, lambda path, send: _outlived(task, path, send, wait=point == "late"))
 
 
-def _patch_phase(task: Task) -> None:
-    phase = commit.Clock.phase
-
-    @contextmanager
-    def watched(self: commit.Clock, name: str) -> Iterator[None]:
-        watcher = threading.Thread(target=_while_reading, args=(task,), daemon=True)
-        with phase(self, name):
-            if name == "read":
-                watcher.start()
-            yield
-            if name == "read":
-                # A busy page answers late: what it saw was so before the write that would begin now.
-                watcher.join(PAGE_SECONDS)
-
-    commit.Clock.phase = watched  # type: ignore[method-assign]
+def _read_watched(task: Task, table: Path, send: Send) -> int:
+    """A busy page answers its first question late, so it is asked while nothing is read yet."""
+    assert _reading(task) == []
+    before = {*table.glob(DATA)}
+    return _while_watched(lambda: _while_reading(task, table, before), send)
 
 
-def _while_reading(task: Task) -> None:
-    _wait(lambda: _running_jobs(task))
-    _die(task, running=True)
+def _slow_fetches(seconds: int) -> None:
+    """Let the broker hold each fetch of Spark's consumers for so long: a hundred records are read between two looks."""
+    raw.LONGEST_FETCH_MS = str(seconds * 1000)
+    options = Kafka.spark_options
+    never_there = {"kafka.fetch.min.bytes": str(50 * 2**20)}
+    Kafka.spark_options = lambda self: {**options(self), **never_there}  # type: ignore[method-assign]
 
 
-def _running_jobs(task: Task) -> int:
-    """Jobs that Spark runs now."""
+def _while_reading(task: Task, table: Path, before: set[Path]) -> None:
+    found: list[str] = []
+
+    def reads() -> bool:
+        found[:] = _reading(task)
+        return bool(found)
+
+    _wait(reads)
+    _hold(task)
+    _die(task, reading=found, files=sorted(file.name for file in {*table.glob(DATA)} - before))
+
+
+def _reading(task: Task) -> list[str]:
+    """Spark's tasks that stand in its reader of Kafka now, by the names of their threads."""
+    ui = str(task.ui)
     if task.victim == "group":
         from pyspark import SparkContext
 
-        context = SparkContext._active_spark_context
-        return 0 if context is None else len(context.statusTracker().getActiveJobsIds())
-    return running_jobs(str(task.ui))
+        ui = str(SparkContext._active_spark_context.uiWebUrl)
+    threads = f"{ui}/api/v1/applications/{_application(ui)}/executors/driver/threads"
+    with urllib.request.urlopen(threads, timeout=PAGE_SECONDS) as answer:
+        found = json.load(answer)
+    return [
+        thread["threadName"]
+        for thread in found
+        if "task launch worker for task" in thread["threadName"] and READER in json.dumps(thread["stackTrace"])
+    ]
 
 
 def running_jobs(ui: str) -> int:
@@ -229,9 +245,6 @@ def _lasting(ui: str) -> set[int]:
     before = _running(ui)
     time.sleep(1)
     return before & _running(ui)
-
-
-Send = Callable[[], int]
 
 
 def _patch_commit(table: str, around: Callable[[Path, Send], int]) -> None:
@@ -267,7 +280,7 @@ def log_of(table: Path) -> list[str]:
 
 def files_of(table: Path) -> set[Path]:
     """The data files of a table that are written to their end: Parquet ends as it begins."""
-    return {file for file in table.glob("slice=*/*.parquet") if _ends_well(file)}
+    return {file for file in table.glob(DATA) if _ends_well(file)}
 
 
 def _ends_well(file: Path) -> bool:

@@ -259,7 +259,8 @@ def see_reached(deployment: Deployment, key: str, point: str, evidence: dict[str
         assert key in deployment.materialised(above)
     assert key not in deployment.materialised(table)
     if at == "read":
-        assert evidence["running"]
+        assert evidence["reading"], "tasks of Spark that stood in its reader of Kafka"
+        assert evidence["files"] == [], "nothing was written yet"
         assert key not in deployment.proofs(table)
     elif at == "files":
         assert evidence["files"]
