@@ -1,7 +1,8 @@
 """What the topic of accepted events held when a lost lake was begun anew, so that nothing is sent a second time.
 
 What belongs here: the table `accepted_copies`, what a record of the topic says, and the questions to the table. What
-does not: reading the topic (`orchestration.rebuilding_accepted`), or what becomes of an event (`highwater.publishing`).
+does not: reading the topic (`orchestration.operating.rebuilding_accepted`), or what becomes of an event
+(`highwater.publishing`).
 
 There is a row for each record of the topic: of an origin the one with the highest revision counts, as for its readers.
 An event that is decided anew with the content that is there is kept under its new slice, and not sent; then its row

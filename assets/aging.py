@@ -1,7 +1,7 @@
 """Rows of raw that go by their age: the commit that takes them, and the one that puts them back.
 
 What belongs here: these two commits. What does not: which slices are taken (`highwater.retention`), the record of it
-and when rows are put back (`orchestration.retaining`).
+and when rows are put back (`orchestration.operating.retaining`).
 
 The proof stays, with the number of rows that went and the version of the table that holds them. Everything downstream
 stays as it was decided: it stands without raw.

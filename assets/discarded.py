@@ -1,7 +1,7 @@
 """The table `discards`: which parked records a person gave up, once more in the lake, for a ledger that is rebuilt.
 
-What belongs here: its columns, and following the ledger. What does not: giving records up (`orchestration.parked`), or
-what a decision makes of their copies (`assets.discards`).
+What belongs here: its columns, and following the ledger. What does not: giving records up
+(`orchestration.operating.parked`), or what a decision makes of their copies (`assets.discards`).
 
 The ledger decides, and the table follows it before a decision of retries rests on it. So no commit ever rests on a
 discard that the table lacks, wherever a process dies. Rows are only added, by who holds the lease of the retries.

@@ -1,6 +1,6 @@
 """Discards in Spark: copies of records that a person gave up, and that were still under way.
 
-What belongs here: telling them in a tier's slice. What does not: giving records up (`orchestration.parked`).
+What belongs here: telling them in a tier's slice. What does not: giving records up (`orchestration.operating.parked`).
 
 A record that was sent back from the parked topic may be given up before its retry is decided. From then on its end is
 that: the copy counts no more, as one of a record that was taken back.

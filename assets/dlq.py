@@ -6,7 +6,7 @@ transactions (`resources.transactions`).
 
 The order is: the decision stands in events and rejects; its rejects are published, portion by portion, each with a mark
 that counts them; the ledger keeps the last mark; the table keeps the origins. Only then may the slice be decided anew,
-and what was published is left to the DLQ, until a person takes it back (`orchestration.reclaiming`).
+and what was published is left to the DLQ, until a person takes it back (`orchestration.operating.reclaiming`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the DLQ topics held when a lost lake was begun anew, so that nothing is published a second time (I7).
 
 What belongs here: the table `dlq_copies`, and which records of raw were published according to it. What does not:
-reading the topics (`orchestration.rebuilding_all`), or publishing (`assets.dlq`).
+reading the topics (`orchestration.operating.rebuilding_all`), or publishing (`assets.dlq`).
 
 A record of the main topic was published if there is any copy of its origin. One of another topic, if there is a copy
 that a slice of this topic sent, and that was rejected once more than it. On a tier the copy must also be younger: who

@@ -1,7 +1,7 @@
 """Erasing a key: its records leave raw and events, and everything that is made of them follows.
 
 What belongs here: finding the rows of a key, and the two commits that remove them. What does not: the record of it and
-which slices are taken (`orchestration.erasing`), or the numbers (`highwater.erasing`).
+which slices are taken (`orchestration.operating.erasing`), or the numbers (`highwater.erasing`).
 
 Raw is committed without the records, then events: the same decision without them, under an attempt of its own. What was
 sent of them is forgotten before, and rejects follow as they are, without the key. So the slice is one whose other

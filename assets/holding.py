@@ -1,7 +1,7 @@
 """Holding: slices that records keep from being decided, in streams of which a reason holds.
 
 What belongs here: finding such records in a split, and keeping the hold in the ledger. What does not: the order of
-slices (`highwater.holding`, `orchestration.turns`), or deciding (`assets.events`).
+slices (`highwater.holding`, `orchestration.sensing.turns`), or deciding (`assets.events`).
 """
 
 from __future__ import annotations

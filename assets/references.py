@@ -1,7 +1,7 @@
 """References: records that are parked by where they stand in raw, since no topic took them whole.
 
 What belongs here: finding a record in raw, to refer to it or to have it back. What does not: when a record is parked
-so (`highwater.fitting`), sending (`assets.dlq_sending`, `orchestration.redriving`). Nothing here needs a JVM.
+so (`highwater.fitting`), sending (`assets.dlq_sending`, `orchestration.operating.redriving`). Nothing here needs a JVM.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from bench.harness import Result, Row, Verdict, timed
 from bench.tables import PARTITIONS, Maker, write_log
 from bench.world import Bed, World, add_orders, fill, last_slices
 from highwater.slices import OffsetRange, Slice
-from orchestration.checks import CHECKS, Sources
-from orchestration.planning import Planner
+from orchestration.checking.checks import CHECKS, Sources
+from orchestration.sensing.planning import Planner
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -110,7 +110,15 @@ def _run(world: World, bed: Bed, *arguments: str) -> Ended:
         "HIGHWATER_LEDGER_URL": f"sqlite:///{bed.home / 'ledger.sqlite'}",
         "HIGHWATER_KAFKA_BOOTSTRAP": world.bootstrap,
     }
-    command = [sys.executable, "-m", "orchestration.cli", "--declarations", str(declarations), *arguments, "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "orchestration.cli.main",
+        "--declarations",
+        str(declarations),
+        *arguments,
+        "--json",
+    ]
     begin = time.perf_counter()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent) as child:
         assert child.stdout is not None

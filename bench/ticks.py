@@ -16,13 +16,13 @@ from bench.harness import Result, Row, Verdict, timed
 from bench.world import PARTITIONS as FEW
 from bench.world import World, fill
 from highwater.slices import OffsetRange, Slice
-from orchestration.planning import Planner
-from orchestration.retries import plan_tier
+from orchestration.sensing.planning import Planner
+from orchestration.sensing.retries import plan_tier
 from resources.ledger import Ledger
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from orchestration.planning import Tick
+    from orchestration.sensing.planning import Tick
 
 PARTITIONS = (10, 100, 1000)
 PLANS = (100, 10_000, 100_000)

@@ -44,7 +44,7 @@ from dev.stack import Stack
 from highwater import settings
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError
 from highwater.tables import COMMON
-from orchestration.origin_counts import Ends, count_ends
+from orchestration.checking.origin_counts import Ends, count_ends
 from resources.lake import Lake
 from resources.ledger import Ledger
 

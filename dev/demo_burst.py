@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 
 from dev.dagster_questions import Ask, launch_run, runs, skip_reasons
 from dev.readings import read_topics
-from orchestration.accepting_rejects import Asked, act
-from orchestration.requests import PROBE, PURPOSE, RANGE_END, RANGE_START
+from orchestration.operating.accepting_rejects import Asked, act
+from orchestration.sensing.requests import PROBE, PURPOSE, RANGE_END, RANGE_START
 from resources.ledger import Ledger
 
 # Its records wait for nothing, so none of its rejects has another end than the parked topic.

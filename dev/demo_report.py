@@ -15,7 +15,7 @@ from dev.compare import Comparison
 from dev.demo_burst import PARKED, STREAM, BurstFigures
 from dev.generator import Summary
 from dev.reconcile import report
-from orchestration.origin_counts import Ends
+from orchestration.checking.origin_counts import Ends
 
 if TYPE_CHECKING:
     from rich.console import Console

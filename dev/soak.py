@@ -35,10 +35,10 @@ from dev.reconcile import reconcile, report
 from dev.stack import Stack
 from highwater import settings
 from highwater.errors import TemporaryError
-from orchestration.checks import Sources
-from orchestration.origin_counts import count_ends
-from orchestration.publication import behind
-from orchestration.version_checks import over_the_stream
+from orchestration.checking.checks import Sources
+from orchestration.checking.origin_counts import count_ends
+from orchestration.checking.version_checks import over_the_stream
+from orchestration.telling.publication import behind
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger

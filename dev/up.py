@@ -19,9 +19,9 @@ from dev.stack import Stack
 from highwater import settings
 from highwater.errors import ConfigurationError, HighwaterError
 from highwater.settings import Settings
-from orchestration.cli_doctor import NAMES
-from orchestration.doctor import examine
-from orchestration.terminal import Deployment, print_table
+from orchestration.cli.doctor import NAMES
+from orchestration.cli.terminal import Deployment, print_table
+from orchestration.telling.doctor import examine
 
 WATCH_SECONDS = 1.0
 

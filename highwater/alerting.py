@@ -1,7 +1,7 @@
 """When an alert begins and when it ends: pure functions over measurements.
 
 What belongs here: the rule that one condition gives one alert and one recovery. What does not: measuring
-(`orchestration.alerts`), keeping (`resources.ledger`) or telling (`resources.webhook`).
+(`orchestration.telling.alerts`), keeping (`resources.ledger`) or telling (`resources.webhook`).
 """
 
 from __future__ import annotations

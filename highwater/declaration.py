@@ -283,7 +283,7 @@ class Severity(str, Enum):
     BLOCK = "block"
 
 
-# Of the checks in `orchestration.checks`. A conflict and a transition are the producer's: the tables are right.
+# Of `orchestration.checking.checks`. A conflict and a transition are the producer's: the tables are right.
 CHECKS: Mapping[str, Severity] = MappingProxyType(
     {
         "slices_tile": Severity.ERROR,

@@ -1,7 +1,7 @@
 """How far a consumer group may call a topic done: the mirror of progress, for ordinary tools (I12).
 
 What belongs here: the rule, and the mark that stands beside each offset. What does not: asking the lake, or committing
-(`orchestration.mirror`, `resources.groups`).
+(`orchestration.sensing.mirror`, `resources.groups`).
 """
 
 from __future__ import annotations

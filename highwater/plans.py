@@ -1,7 +1,7 @@
 """What the ledger knows of a topic, as values: its generations, its losses, how far it is planned, what was published.
 
 What belongs here: the values. What does not: storing them (`resources.ledger`) or deciding by them
-(`orchestration.planning`).
+(`orchestration.sensing.planning`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where a rejected record goes, and when a tier's records are due: pure functions.
 
-What belongs here: the rule. What does not: sending (`assets.dlq`) and planning (`orchestration.ticks`).
+What belongs here: the rule. What does not: sending (`assets.dlq`) and planning (`orchestration.sensing.ticks`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Offset ranges and slices as values: arithmetic, checks and their written forms.
 
 What belongs here: `OffsetRange`, `SliceKey` and `Slice`. What does not: how a slice is cut
-(`orchestration.planning`) or stored (`resources.ledger`).
+(`orchestration.sensing.planning`) or stored (`resources.ledger`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Maintenance: what is compacted, how old a file must be to be removed, and which keys are retired.
 
 What belongs here: these decisions over plain values. What does not: reading or changing tables (`resources.upkeep`),
-Dagster's keys (`orchestration.retiring`), or folds of `current` (`highwater.folding`).
+Dagster's keys (`orchestration.operating.retiring`), or folds of `current` (`highwater.folding`).
 """
 
 from __future__ import annotations

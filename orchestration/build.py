@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from orchestration.checks import stream_checks
+from orchestration.checking.checks import stream_checks
 from orchestration.jobs import audit_job, publish_job, slice_job
-from orchestration.maintenance_job import maintenance_job, nightly
 from orchestration.observation import topic_asset
-from orchestration.operator_jobs import (
+from orchestration.operating.maintenance_job import maintenance_job, nightly
+from orchestration.operating.operator_jobs import (
     acceptance_jobs,
     breaker_jobs,
     erasure_jobs,

@@ -1,7 +1,7 @@
 """The jobs of a stream that take slices through its tables, and that audit it.
 
-What belongs here: the jobs. What does not: when they run, those of operators (`orchestration.operator_jobs`), or what
-an audit looks at (`orchestration.audit`).
+What belongs here: the jobs. What does not: when they run, those of operators (`orchestration.operating.operator_jobs`),
+or what an audit looks at (`orchestration.checking.audit`).
 """
 
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from orchestration.failures import told_to_dagster
-from orchestration.requests import PUBLISH, PURPOSE
+from orchestration.sensing.requests import PUBLISH, PURPOSE
 from orchestration.stream_assets import PUBLISHED, STREAM_TAG, table_key, table_keys
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def audit_job(stream: "Stream") -> dg.JobDefinition:
 
 
 def _audit(context: dg.OpExecutionContext, stream: "Stream", records_of: int) -> None:
-    from orchestration.audit import audit, outcome
-    from orchestration.check_results import failing_checks
+    from orchestration.checking.audit import audit, outcome
+    from orchestration.checking.check_results import failing_checks
 
     page = audit(
         context.resources.ledger.open(),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.log_fields import of_slices
 from highwater.settings import log_format
-from orchestration.requests import PARTITION, RANGE_END, RANGE_START
+from orchestration.sensing.requests import PARTITION, RANGE_END, RANGE_START
 from orchestration.stream_assets import STREAM_TAG
 
 if TYPE_CHECKING:

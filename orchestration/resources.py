@@ -89,7 +89,7 @@ class LedgerResource(dg.ConfigurableResource["Ledger"]):
 
         A ledger that cannot be opened is told by the steps, which need it.
         """
-        from orchestration.workers import LEASE_SECONDS, lease_name
+        from orchestration.sensing.workers import LEASE_SECONDS, lease_name
 
         if context.run is not None:
             with suppress(HighwaterError):

@@ -1,7 +1,7 @@
 """The schedules of a stream: planning every hour, for those who want hourly runs, and the daily audit.
 
 What belongs here: the schedules. What does not: planning, which is one function for sensor and schedule
-(`orchestration.ticks`).
+(`orchestration.sensing.ticks`).
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ import dagster as dg
 
 from highwater.errors import TemporaryError
 from highwater.log_fields import fields
-from orchestration.ticks import plan_and_add, run_requests
+from orchestration.sensing.ticks import plan_and_add, run_requests
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition

@@ -1,7 +1,7 @@
 """The sensors: planning, retries, repair and the mirror of each stream, and the alerts of all.
 
-What belongs here: the shells that Dagster ticks. What does not: what a tick does (`orchestration.ticks`,
-`orchestration.repairing`) and decides (`orchestration.requests`).
+What belongs here: the shells that Dagster ticks. What does not: what a tick does (`orchestration.sensing.ticks`,
+`orchestration.sensing.repairing`) and decides (`orchestration.sensing.requests`).
 """
 
 import json
@@ -13,12 +13,12 @@ import dagster as dg
 
 from highwater.errors import TemporaryError
 from highwater.log_fields import fields
-from orchestration import alerts
-from orchestration.mirror import mirror
-from orchestration.publishing import publish
-from orchestration.repairing import repair
 from orchestration.resources import settings
-from orchestration.ticks import Tick, plan, retry, run_requests
+from orchestration.sensing.mirror import mirror
+from orchestration.sensing.publishing import publish
+from orchestration.sensing.repairing import repair
+from orchestration.sensing.ticks import Tick, plan, retry, run_requests
+from orchestration.telling import alerts
 from resources.webhook import post
 
 if TYPE_CHECKING:

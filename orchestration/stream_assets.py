@@ -1,7 +1,7 @@
 """The assets of a stream, made from its declaration.
 
 What belongs here: what the assets are called and say of themselves, and the thin shell that takes a run's slices
-through a stage. What does not: the stages (`assets`), and the checks (`orchestration.checks`).
+through a stage. What does not: the stages (`assets`), and the checks (`orchestration.checking.checks`).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from highwater.log_fields import fields, of_slices
 from highwater.routing import reads
 from highwater.tables import stages_of, tables_of
 from orchestration import metadata
-from orchestration.breaking import watched
 from orchestration.dependencies import guards_of, see_lake_there
 from orchestration.failures import told_to_dagster
 from orchestration.partitions import slices_of
+from orchestration.sensing.breaking import watched
 from resources.guards import guarded
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
 
     One result marks every slice of the run as materialised, so a stage commits all of them or raises.
     """
-    from orchestration.blocking import see_not_blocked
-    from orchestration.turns import see_in_turn
+    from orchestration.checking.blocking import see_not_blocked
+    from orchestration.sensing.turns import see_in_turn
 
     tries = context.op_execution_context.retry_number
     named = fields(stream=stream.name, table=table.name, **of_slices(context.partition_keys))

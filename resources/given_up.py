@@ -1,7 +1,8 @@
 """Slices that repair gave up, in the ledger: since when, after how many runs, and who let them be tried again.
 
-What belongs here: storing and reading them. What does not: when a slice is given up (`orchestration.requests`,
-`orchestration.repairing`). Publication gives up by the runs of a day and keeps nothing here; a release it hears too.
+What belongs here: storing and reading them. What does not: when a slice is given up (`orchestration.sensing.requests`,
+`orchestration.sensing.repairing`). Publication gives up by the runs of a day and keeps nothing here; a release it hears
+too.
 """
 
 from __future__ import annotations

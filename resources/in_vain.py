@@ -1,7 +1,7 @@
 """Slices that many runs left undone and that are requested on all the same, in the ledger.
 
-What belongs here: storing and reading them. What does not: which slices these are (`orchestration.repairing`). Those
-that are requested no more stand in `resources.given_up`.
+What belongs here: storing and reading them. What does not: which slices these are (`orchestration.sensing.repairing`).
+Those that are requested no more stand in `resources.given_up`.
 """
 
 from __future__ import annotations

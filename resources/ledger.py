@@ -1,7 +1,7 @@
 """The ledger: what was planned, lost and leased, in a SQL database.
 
-What belongs here: storing and reading plans. What does not: deciding them (`orchestration.planning`), and how the
-database is opened (`resources.ledger_schema`).
+What belongs here: storing and reading plans. What does not: deciding them (`orchestration.sensing.planning`), and how
+the database is opened (`resources.ledger_schema`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Topics of the DLQ whose retries a person paused, in the ledger.
 
 What belongs here: storing and reading them. What does not: what a pause keeps from being planned
-(`orchestration.ticks`), or the command (`orchestration.pausing`).
+(`orchestration.sensing.ticks`), or the command (`orchestration.operating.pausing`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a cluster lets this user do with topics, told by the cluster itself (KIP-430): nothing is read or written.
 
-What belongs here: asking. What does not: what is needed, and its remedy (`orchestration.doctor`).
+What belongs here: asking. What does not: what is needed, and its remedy (`orchestration.telling.doctor`).
 """
 
 from __future__ import annotations

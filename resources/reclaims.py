@@ -1,7 +1,7 @@
 """Reclaims in the ledger: which origins were taken back from the DLQ, by whom, and in which order.
 
 What belongs here: storing and reading them. What does not: what they mean (`highwater.reclaims`), or which records may
-be taken back (`orchestration.reclaiming`).
+be taken back (`orchestration.operating.reclaiming`).
 
 What one command takes back is one act. A decision keeps the number of the last act that it saw, and its rejects are
 computed as of that act, however many came since. Acts are numbered one after another because whoever records one holds

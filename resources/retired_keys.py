@@ -1,7 +1,7 @@
 """Retired keys: slices whose partition keys maintenance took from Dagster, so that nobody adds them again.
 
 What belongs here: keeping and reading the marks. What does not: which keys are retired (`highwater.upkeep`), and
-Dagster's keys (`orchestration.retiring`).
+Dagster's keys (`orchestration.operating.retiring`).
 
 Only the key goes: data, plan and proofs stay. A key that a person brings back keeps its row, with the time.
 """

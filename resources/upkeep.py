@@ -1,7 +1,7 @@
 """Upkeep of tables: what they take in log and storage, joining small files, removing files that no version needs.
 
 What belongs here: doing that, and the numbers before and after. What does not: deciding what is joined and how old
-a removed file must be (`highwater.upkeep`), or the order of the steps (`orchestration.maintaining`).
+a removed file must be (`highwater.upkeep`), or the order of the steps (`orchestration.operating.maintaining`).
 
 Neither changes a row: OPTIMIZE writes the same rows, proofs among them, into fewer files, and what is removed are files
 that belong to no version younger than the horizon. Neither cleans Delta's log up.

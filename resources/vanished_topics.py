@@ -2,7 +2,7 @@
 
 What belongs here: telling them apart by the ledger, the error, also that of a parked topic which lost what waits there,
 and making a tier anew that a person gives up. What does not: how the topics are set up (`resources.dlq_topics`), or
-what is recorded as lost (`orchestration.acceptance`).
+what is recorded as lost (`orchestration.operating.acceptance`).
 
 A topic that vanished is never made anew by itself: what waited on it would be forgotten silently.
 """

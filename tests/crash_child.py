@@ -27,10 +27,11 @@ import pandas as pd  # noqa: F401 - see above
 import pyspark.sql.connect.session  # noqa: F401 - see above
 
 from assets import commit, raw
-from orchestration import failures, ticks
+from orchestration import failures
 from orchestration.build import build_defs
-from orchestration.requests import RANGE_END, RANGE_START
 from orchestration.resources import KafkaResource, LakeResource, LedgerResource
+from orchestration.sensing import ticks
+from orchestration.sensing.requests import RANGE_END, RANGE_START
 from resources import spark, spark_tables
 from resources.kafka import Kafka
 from tests.crash_support import stream_on

@@ -16,8 +16,8 @@ from dev.processes import wait_until
 from highwater.declaration import Limits
 from highwater.errors import DependencyAwayError, HighwaterError, TopicAbsentError
 from highwater.slices import Slice
-from orchestration.cli import main
-from orchestration.planning import Planner, Tick
+from orchestration.cli.main import main
+from orchestration.sensing.planning import Planner, Tick
 from resources.kafka import Kafka
 from resources.ledger import Ledger
 from tests.records import of_records

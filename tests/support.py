@@ -157,7 +157,7 @@ class Bench:
 
     def failing(self) -> dict[str, str]:
         """The checks that fail in slices that stand whole in all tables, with what they say."""
-        from orchestration.checks import Sources
+        from orchestration.checking.checks import Sources
 
         sources = Sources(self.ledger, self.kafka, self.lake)
         return {f"{red.check} of {red.slice_key}": red.text for red in failing(sources, self.stream)}

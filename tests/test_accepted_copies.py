@@ -19,10 +19,10 @@ from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, RetractionError
 from highwater.publishing import Judged, Known, Late, State, judge
 from highwater.slices import OffsetRange, Slice
-from orchestration import rebuilding_accepted
-from orchestration.published_checks import events_published
-from orchestration.rebuilding_accepted import OnAccepted, keep
-from orchestration.rebuilding_all import see_nothing_there
+from orchestration.checking.published_checks import events_published
+from orchestration.operating import rebuilding_accepted
+from orchestration.operating.rebuilding_accepted import OnAccepted, keep
+from orchestration.operating.rebuilding_all import see_nothing_there
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
 from resources.kafka import PartitionState, TopicState

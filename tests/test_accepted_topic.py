@@ -16,7 +16,7 @@ import pytest
 from assets import dlq, events, published, rejects
 from highwater.declaration import Accepted
 from highwater.errors import RetractionError, TopicDriftError
-from orchestration.published_checks import events_published
+from orchestration.checking.published_checks import events_published
 from resources import ledger_schema
 from resources.breakers import Acceptance
 from resources.dlq_topics import ensure_accepted, see_accepted

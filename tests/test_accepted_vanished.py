@@ -18,11 +18,12 @@ from dev.processes import wait_until
 from highwater.errors import DependencyAwayError, HighwaterError, TopicAbsentError, TopicRecreatedError
 from highwater.errors import TopicVanishedError as Vanished
 from highwater.plans import Publication
-from orchestration import doctor, plan_status, topic_audit
-from orchestration.audit import audit
-from orchestration.plan_status import stream_status
-from orchestration.publication import accepted_vanished
-from orchestration.terminal import PERMANENT
+from orchestration.checking import topic_audit
+from orchestration.checking.audit import audit
+from orchestration.cli.terminal import PERMANENT
+from orchestration.telling import doctor, plan_status
+from orchestration.telling.plan_status import stream_status
+from orchestration.telling.publication import accepted_vanished
 from resources import dlq_topics
 from resources.dlq_topics import see_accepted
 from tests.accepted import TARGET, Event, Tables

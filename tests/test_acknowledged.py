@@ -17,7 +17,7 @@ from dev.broker import EmbeddedBroker, EmbeddedCluster
 from dev.processes import wait_until
 from dev.proxy import LossyProxy
 from highwater.declaration import Limits
-from orchestration.planning import Planner
+from orchestration.sensing.planning import Planner
 from resources.producer import Record, ReliableProducer
 from resources.producer_properties import producer_properties
 from tests.conftest import create_topic

@@ -25,8 +25,8 @@ from highwater.envelope import Origin
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
 from highwater.reclaims import Reclaim
 from highwater.topic_rules import Setting
-from orchestration import alerts
 from orchestration.build import build_defs
+from orchestration.telling import alerts
 from resources.kafka import Kafka
 from resources.ledger import Ledger
 from resources.webhook import post

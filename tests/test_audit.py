@@ -21,10 +21,10 @@ from highwater.envelope import Origin
 from highwater.plans import Discard
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from orchestration import origin_counts
 from orchestration.build import build_defs
-from orchestration.origin_counts import Ends, count_ends, count_parked
-from orchestration.terminal import PERMANENT, TEMPORARY
+from orchestration.checking import origin_counts
+from orchestration.checking.origin_counts import Ends, count_ends, count_parked
+from orchestration.cli.terminal import PERMANENT, TEMPORARY
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -244,7 +244,7 @@ def test_the_job_reads_the_newest_slices_once_more(
         asked.append(records_of)
         return page
 
-    monkeypatch.setattr("orchestration.audit.audit", audit)
+    monkeypatch.setattr("orchestration.checking.audit.audit", audit)
     opened: dict[str, Any] = {name: SimpleNamespace(open=lambda: None) for name in ("kafka", "ledger", "lake")}
     job = build_defs(streams=[STREAM], resources=opened).resolve_job_def("orders_audit")
     with dg.DagsterInstance.ephemeral() as instance:

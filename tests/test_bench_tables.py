@@ -13,13 +13,13 @@ from bench import tables
 from highwater.partition_counts import eras
 from highwater.partitioners import Choice, Partitioner
 from highwater.slices import OffsetRange, Slice
-from orchestration import contents, follower_checks, origin_checks
-from orchestration.key_places import key_places
-from orchestration.offset_queries import in_raw
-from orchestration.origin_counts import count_ends
-from orchestration.plan_checks import all_seams, offsets_as_planned
-from orchestration.standing import attempts
-from orchestration.version_checks import missing_checks, over_the_stream, version_checks
+from orchestration.checking import contents, follower_checks, origin_checks
+from orchestration.checking.key_places import key_places
+from orchestration.checking.offset_queries import in_raw
+from orchestration.checking.origin_counts import count_ends
+from orchestration.checking.plan_checks import all_seams, offsets_as_planned
+from orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
+from orchestration.sensing.standing import attempts
 from resources.lake import Lake, proofs_in, written
 from resources.ledger import Ledger
 

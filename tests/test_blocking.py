@@ -22,12 +22,13 @@ from highwater.declaration import CAN_BLOCK, CHECKS, Severity
 from highwater.errors import BlockedError, DeclarationError
 from highwater.proof import Proof
 from highwater.tables import stages_of
-from orchestration import checks, stream_assets
-from orchestration.blocking import see_not_blocked
+from orchestration import stream_assets
 from orchestration.build import build_defs
-from orchestration.check_results import failing_checks
+from orchestration.checking import checks
+from orchestration.checking.blocking import see_not_blocked
+from orchestration.checking.check_results import failing_checks
+from orchestration.checking.verdicts import Verdict
 from orchestration.stream_assets import table_key
-from orchestration.verdicts import Verdict
 from resources.ledger import Ledger
 from tests.version_tables import FIRST, SECOND, Planted, event
 

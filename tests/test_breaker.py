@@ -34,15 +34,16 @@ from highwater.errors import (
 )
 from highwater.proof import Proof
 from highwater.slices import Slice
-from orchestration import alerts, ticks
-from orchestration.breaking import watched
 from orchestration.build import build_defs
-from orchestration.cli import main
-from orchestration.plan_status import stream_status
-from orchestration.repairing import RULES as REPAIR
-from orchestration.repairing import repair
-from orchestration.requests import PastRun, forgiven, last_tries, stop
+from orchestration.cli.main import main
+from orchestration.sensing import ticks
+from orchestration.sensing.breaking import watched
+from orchestration.sensing.repairing import RULES as REPAIR
+from orchestration.sensing.repairing import repair
+from orchestration.sensing.requests import PastRun, forgiven, last_tries, stop
 from orchestration.stream_assets import table_key
+from orchestration.telling import alerts
+from orchestration.telling.plan_status import stream_status
 from resources import breakers
 from resources import ledger_schema as schema
 from resources.breakers import Acceptance, Judgement
@@ -712,7 +713,7 @@ def test_repair_asks_for_all_when_it_closed_however_often_they_failed(repairing:
 
 
 def test_the_planner_and_retries_ask_for_raw_alone_while_it_is_open() -> None:
-    from orchestration.requests import first_requests
+    from orchestration.sensing.requests import first_requests
 
     [request] = first_requests(["a", "b"], ["a", "b"], 20, raw_alone=True)
     [run] = ticks.run_requests(STREAM, [request])
@@ -786,7 +787,7 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
 
 
 def test_what_cannot_be_accepted_is_told(ledger: Ledger) -> None:
-    from orchestration.accepting_rejects import Asked, act
+    from orchestration.operating.accepting_rejects import Asked, act
 
     ledger.add([ONE])
     for asked, stream, error in (

@@ -14,9 +14,9 @@ from assets import events, raw
 from highwater.declaration import Breaker
 from highwater.errors import BreakerOpenError, RejectsOverLimitError
 from orchestration.build import build_defs
-from orchestration.requests import Request
+from orchestration.sensing.requests import Request
+from orchestration.sensing.ticks import run_requests
 from orchestration.stream_assets import table_key
-from orchestration.ticks import run_requests
 from resources.lake import query
 from tests.support import Bench, customers, order_message
 

@@ -19,7 +19,7 @@ from highwater.routing import on_tier
 from highwater.slices import OffsetRange, Slice
 from highwater.tables import tables_of
 from orchestration.build import build_defs
-from orchestration.planning import Planner, Tick
+from orchestration.sensing.planning import Planner, Tick
 from orchestration.stream_assets import planned, table_key
 from resources.ledger import Ledger
 from tests.test_breaker import Repairing

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.origin_checks import offsets_accounted_for
-from orchestration.standing import attempts, version_order
+from orchestration.checking.origin_checks import offsets_accounted_for
+from orchestration.sensing.standing import attempts, version_order
 from resources.lake import Lake
 from tests.conftest import create_topic
 from tests.support import Message, make_bench, order_message

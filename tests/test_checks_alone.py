@@ -12,10 +12,10 @@ import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.topic_rules import Setting
-from orchestration import gap_checks
 from orchestration.build import build_defs
-from orchestration.check_results import check_keys
-from orchestration.requests import RANGE_END, RANGE_START
+from orchestration.checking import gap_checks
+from orchestration.checking.check_results import check_keys
+from orchestration.sensing.requests import RANGE_END, RANGE_START
 from tests.support import make_stream
 from tests.world import FIRST, World
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dev.processes import LOOPBACK, free_port
-from orchestration.terminal import PERMANENT, TEMPORARY
+from orchestration.cli.terminal import PERMANENT, TEMPORARY
 from tests.scene import Scene
 
 TopicFactory = Callable[..., str]

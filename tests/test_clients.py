@@ -36,9 +36,9 @@ from highwater.plans import Generation
 from highwater.proof import Proof
 from highwater.settings import SPARK_REMOTE, Settings
 from highwater.slices import OffsetRange, Slice
-from orchestration import mirror
-from orchestration.requests import RANGE_END, RANGE_START
 from orchestration.resources import ProducerResource, close_session, open_session
+from orchestration.sensing import mirror
+from orchestration.sensing.requests import RANGE_END, RANGE_START
 from resources import groups
 from resources.kafka import Kafka
 from resources.kafka_options import GUARDED

@@ -10,8 +10,8 @@ import pytest
 
 from highwater.proof import Proof
 from highwater.slices import Slice
-from orchestration.completeness import Held, hold_against_topic
-from orchestration.terminal import PERMANENT
+from orchestration.checking.completeness import Held, hold_against_topic
+from orchestration.cli.terminal import PERMANENT
 from resources.lake import Lake
 from tests.scene import Scene
 

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from orchestration import contents
-from orchestration.contents import _differing, _suspects, _Told
+from orchestration.checking import contents
+from orchestration.checking.contents import _differing, _suspects, _Told
 
 COLUMNS = [
     _Told("id", "id", "string", always=False),

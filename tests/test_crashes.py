@@ -203,8 +203,8 @@ def test_killed_between_plan_and_key_and_between_key_and_run(
 
 def repaired(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What the sensor of repair requests, without its grace for slices that the planner may still request."""
-    from orchestration import repairing
     from orchestration.resources import LakeResource, LedgerResource
+    from orchestration.sensing import repairing
 
     monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=timedelta()))
     for name in (settings.HOME, settings.KAFKA_BOOTSTRAP):

@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 
 from highwater.declaration import Limits
-from orchestration.requests import RANGE_END, RANGE_START
+from orchestration.sensing.requests import RANGE_END, RANGE_START
 from orchestration.stream_assets import TABLES, table_key, topic_key
 from tests.deployment import LAUNCH_BACKFILL, TERMINATE, Deployment, Running, wait_for
 from tests.records import of_records

@@ -15,8 +15,8 @@ from assets.streams import load_streams
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Accepted, Alerts, Field, Foreign, Limits
 from highwater.errors import DeclarationError
-from orchestration.cli import main
-from orchestration.terminal import PERMANENT
+from orchestration.cli.main import main
+from orchestration.cli.terminal import PERMANENT
 
 ROOT = Path(__file__).parents[1]
 

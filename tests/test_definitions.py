@@ -53,7 +53,7 @@ ASKING = """
 import sys
 import resources.kafka, resources.topic_facts
 resources.kafka.REQUEST_SECONDS = resources.topic_facts.REQUEST_SECONDS = 0.2
-from orchestration.cli import main
+from orchestration.cli.main import main
 main(["status"], standalone_mode=False)
 sys.exit("dagster loaded" if "dagster" in sys.modules else 0)
 """

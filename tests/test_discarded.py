@@ -17,8 +17,8 @@ from highwater.envelope import Origin
 from highwater.erasing import microseconds
 from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.plans import Discard
-from orchestration import maintaining, rebuilding
-from orchestration.parked import Asked, Parked, Waiting, _give_up
+from orchestration.operating import maintaining, rebuilding
+from orchestration.operating.parked import Asked, Parked, Waiting, _give_up
 from resources.lake import Lake
 from resources.ledger import Ledger
 from resources.small_tables import append

@@ -24,12 +24,12 @@ from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, OffsetsExpiredError
 from highwater.plans import Discard, Generation
 from highwater.routing import due_after, named, reads
-from orchestration.acceptance import accept_loss, never_read
-from orchestration.explaining import explain
-from orchestration.locating import locate
-from orchestration.plan_status import stream_status
-from orchestration.retries import plan_tier
-from orchestration.version_checks import missing_checks, over_the_stream, version_checks
+from orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
+from orchestration.operating.acceptance import accept_loss, never_read
+from orchestration.sensing.retries import plan_tier
+from orchestration.telling.explaining import explain
+from orchestration.telling.locating import locate
+from orchestration.telling.plan_status import stream_status
 from tests.support import Bench, Message, customers, order_message
 
 if TYPE_CHECKING:

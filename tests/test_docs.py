@@ -213,7 +213,7 @@ def test_the_page_of_streams_has_every_check_with_its_severity() -> None:
 
 
 def test_the_page_of_operations_has_every_check_and_every_place_of_a_missing_version() -> None:
-    from orchestration import missing_versions
+    from orchestration.checking import missing_versions
 
     page = text_of("docs/operations.md").split("\n## Checks\n")[1].split("\n## ")[0]
     checks, places = page.split("\n### Gaps\n")[0].split("### A version is missing")
@@ -330,7 +330,7 @@ def pattern_of(text: ast.expr) -> str:
 
 
 def test_the_runbook_has_every_alert() -> None:
-    from orchestration.alerts import MEASURES
+    from orchestration.telling.alerts import MEASURES
 
     found = alerts_measured()
     assert len(found) >= len(MEASURES)
@@ -398,8 +398,8 @@ def test_a_page_of_a_check_says_what_it_means_and_what_a_red_one_asks_for() -> N
 
 
 def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
-    from orchestration.checks import evaluation
-    from orchestration.verdicts import Verdict
+    from orchestration.checking.checks import evaluation
+    from orchestration.checking.verdicts import Verdict
 
     red, green = (
         evaluation(example(), "current", "versions_in_order", "t@0000000", Verdict(passed, "so"))
@@ -411,7 +411,7 @@ def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
 
 
 def test_the_pages_of_checks_are_links_where_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestration.checks import link_to
+    from orchestration.checking.checks import link_to
 
     monkeypatch.setenv("HIGHWATER_DOCS_URL", "https://localhost/docs/")
     assert link_to("slices_tile") == dg.MetadataValue.url("https://localhost/docs/checks/slices_tile.md")
@@ -424,7 +424,7 @@ def test_the_pages_of_checks_are_links_where_they_are_served(monkeypatch: pytest
 
 
 def test_the_page_of_operations_has_every_metric_with_its_labels() -> None:
-    from orchestration.open_metrics import FAMILIES
+    from orchestration.telling.open_metrics import FAMILIES
 
     listed = {spans(row[0])[0]: tuple(spans(row[1])) for row in rows(section("docs/operations.md", "Metrics"))}
 
@@ -709,9 +709,9 @@ def test_every_highwater_command_that_a_page_names_exists() -> None:
 def _commands() -> list[str]:
     from importlib.util import find_spec
 
-    if find_spec("orchestration.cli") is None:
+    if find_spec("orchestration.cli.main") is None:
         return []
-    from orchestration.cli import main
+    from orchestration.cli.main import main
 
     return sorted(main.commands)
 

@@ -18,8 +18,9 @@ from highwater.declaration import Accepted, Foreign
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, PermanentError
 from highwater.settings import Settings
 from highwater.topic_rules import Setting
-from orchestration import doctor, topic_audit
-from orchestration.terminal import PERMANENT, TEMPORARY
+from orchestration.checking import topic_audit
+from orchestration.cli.terminal import PERMANENT, TEMPORARY
+from orchestration.telling import doctor
 from resources.dlq_topics import ensure
 from resources.kafka import Kafka
 from resources.lake import Lake
@@ -31,7 +32,7 @@ from tests.support import customers, make_stream
 from tests.test_topic_rules import SAFE, with_setting
 
 if TYPE_CHECKING:
-    from orchestration.terminal import Deployment
+    from orchestration.cli.terminal import Deployment
     from tests.conftest import TopicFactory
 
 

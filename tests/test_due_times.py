@@ -15,9 +15,9 @@ from dev.processes import wait_until
 from highwater.errors import DependencyAwayError
 from highwater.plans import Generation
 from highwater.slices import OffsetRange, Slice
-from orchestration.audit import _dlq as audited
-from orchestration.plan_status import DlqStatus, StreamStatus, _tier
-from orchestration.retries import plan_tier
+from orchestration.checking.audit import _dlq as audited
+from orchestration.sensing.retries import plan_tier
+from orchestration.telling.plan_status import DlqStatus, StreamStatus, _tier
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.ledger import Ledger
 from tests.conftest import create_topic

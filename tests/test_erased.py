@@ -20,9 +20,10 @@ from highwater.declaration import Accepted, Stream, Upkeep
 from highwater.erasing import BY_AGE, Erased, Erasure, Recorded, digest_of
 from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.slices import OffsetRange
-from orchestration import erasing, gap_checks, maintaining, rebuilding
-from orchestration.erasing import Asked
-from orchestration.rebuilding import Rebuilt
+from orchestration.checking import gap_checks
+from orchestration.operating import erasing, maintaining, rebuilding
+from orchestration.operating.erasing import Asked
+from orchestration.operating.rebuilding import Rebuilt
 from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.test_erasing import Committed

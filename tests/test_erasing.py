@@ -24,15 +24,16 @@ from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.folding import BASE
 from highwater.reclaims import Reclaim
 from highwater.slices import OffsetRange
-from orchestration import gap_checks, rebuilding
-from orchestration.audit import audit
-from orchestration.cli import main
-from orchestration.completeness import hold_against_topic
-from orchestration.erasing import Asked, act
-from orchestration.explaining import explain
-from orchestration.history import past_runs
-from orchestration.locating import locate
-from orchestration.requests import in_flight
+from orchestration.checking import gap_checks
+from orchestration.checking.audit import audit
+from orchestration.checking.completeness import hold_against_topic
+from orchestration.cli.main import main
+from orchestration.operating import rebuilding
+from orchestration.operating.erasing import Asked, act
+from orchestration.sensing.history import past_runs
+from orchestration.sensing.requests import in_flight
+from orchestration.telling.explaining import explain
+from orchestration.telling.locating import locate
 from resources.ledger import Ledger
 from tests.support import Bench, Message, order_message
 from tests.world import FIRST, NOON, RETRIED, STREAM, Served, World, piece

@@ -23,9 +23,9 @@ from highwater import settings
 from highwater.errors import KAFKA, DeclarationError, PermanentError, TopicAbsentError, TopicRecreatedError
 from highwater.slices import OffsetRange, Slice
 from orchestration.build import build_defs
-from orchestration.checks import Sources
-from orchestration.repairing import repair
-from orchestration.requests import RANGE_END, RANGE_START, RepairRules
+from orchestration.checking.checks import Sources
+from orchestration.sensing.repairing import repair
+from orchestration.sensing.requests import RANGE_END, RANGE_START, RepairRules
 from resources.guards import COOL_DOWN, FAILURES
 from resources.kafka import Kafka
 from resources.ledger import Ledger
@@ -105,7 +105,7 @@ class Ours:
         """The command `highwater`, on a declaration of the test's stream."""
         from click.testing import CliRunner
 
-        from orchestration.cli import main
+        from orchestration.cli.main import main
 
         folder = self.held.home / "streams"
         folder.mkdir(exist_ok=True)
@@ -183,7 +183,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestration.failures.TRIES_AGAIN", 1)
     monkeypatch.setattr("orchestration.failures.FIRST_WAIT", 0.05)
     # Repair asks at once for what the planner may still request, and for what failed just now.
-    monkeypatch.setattr("orchestration.repairing.RULES", RepairRules(grace=timedelta(), first_wait=timedelta()))
+    monkeypatch.setattr("orchestration.sensing.repairing.RULES", RepairRules(grace=timedelta(), first_wait=timedelta()))
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from highwater.errors import (
 )
 from highwater.fitting import Limits, size_of
 from highwater.portions import cut, cuts
-from orchestration import redriving
+from orchestration.operating import redriving
 from resources.dlq_topics import Shape
 from resources.kafka import Kafka
 from resources.lake import Lake

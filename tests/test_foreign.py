@@ -30,12 +30,12 @@ from highwater.plans import Generation, Loss
 from highwater.routing import destination, on_tier, option_for, tier_of
 from highwater.routing import named as asked
 from highwater.slices import OffsetRange, Slice
-from orchestration.locating import locate
-from orchestration.origin_counts import count_ends
-from orchestration.plan_status import stream_status
-from orchestration.planning import Planner
-from orchestration.retries import plan_tier
-from orchestration.ticks import _to_plan
+from orchestration.checking.origin_counts import count_ends
+from orchestration.sensing.planning import Planner
+from orchestration.sensing.retries import plan_tier
+from orchestration.sensing.ticks import _to_plan
+from orchestration.telling.locating import locate
+from orchestration.telling.plan_status import stream_status
 from resources.dlq_topics import ensure
 from resources.ledger import Ledger
 from tests.conftest import create_topic

@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from highwater.errors import ConfigurationError
-from orchestration import alerts, repairing
 from orchestration.build import build_defs
-from orchestration.cli import main
-from orchestration.explaining import explain
-from orchestration.plan_status import StreamStatus
-from orchestration.requests import PastRun, RepairRules, decide_repair
-from orchestration.retrying_slices import Asked, act
+from orchestration.cli.main import main
+from orchestration.operating.retrying_slices import Asked, act
+from orchestration.sensing import repairing
+from orchestration.sensing.requests import PastRun, RepairRules, decide_repair
+from orchestration.telling import alerts
+from orchestration.telling.explaining import explain
+from orchestration.telling.plan_status import StreamStatus
 from resources.given_up import GivenUp
 from resources.ledger import Ledger
 from tests.support import failed_by

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from assets.parsing import see_lookup
 from dev.processes import LOOPBACK
 from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError, HighwaterError, PermanentError
-from orchestration import alerts, repairing, ticks
 from orchestration.dependencies import guards_of, lookup_guards
-from orchestration.plan_status import stream_status
-from orchestration.requests import stop
+from orchestration.sensing import repairing, ticks
+from orchestration.sensing.requests import stop
+from orchestration.telling import alerts
+from orchestration.telling.plan_status import stream_status
 from resources import guards
 from resources.breakers import Dependency
 from resources.guards import COOL_DOWN, FAILURES, Guard, guarded

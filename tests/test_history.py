@@ -22,10 +22,10 @@ from highwater.errors import DependencyAwayError, TopicAbsentError, TopicTruncat
 from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
 from highwater.plans import Generation, Planned, left_to_read
 from highwater.slices import OffsetRange, Slice
-from orchestration.acceptance import accept_loss, acceptance
 from orchestration.build import build_defs
-from orchestration.cutting import plan
-from orchestration.planning import Planner
+from orchestration.operating.acceptance import accept_loss, acceptance
+from orchestration.sensing.cutting import plan
+from orchestration.sensing.planning import Planner
 from orchestration.stream_assets import topic_key
 from resources.history import compare, parted
 from resources.kafka import Kafka, PartitionState, TopicState

@@ -33,19 +33,20 @@ from highwater.errors import (
 from highwater.holding import Found, Release, in_the_way
 from highwater.routing import destination
 from highwater.slices import Slice
-from orchestration import alerts, ticks
-from orchestration.breaking import watched
 from orchestration.build import build_defs
-from orchestration.cli import main
-from orchestration.explaining import explain
+from orchestration.cli.main import main
 from orchestration.failures import NOT_TRIED_AGAIN
 from orchestration.metadata import of_holds
-from orchestration.open_metrics import Metrics, _holds
-from orchestration.plan_status import stream_status
-from orchestration.releasing_holds import Asked, act
-from orchestration.requests import PastRun, RepairRules
+from orchestration.operating.releasing_holds import Asked, act
+from orchestration.sensing import ticks
+from orchestration.sensing.breaking import watched
+from orchestration.sensing.requests import PastRun, RepairRules
+from orchestration.sensing.turns import LOOK_BACK, behind, hold_lines, see_in_turn, take_turn
 from orchestration.stream_assets import table_key
-from orchestration.turns import LOOK_BACK, behind, hold_lines, see_in_turn, take_turn
+from orchestration.telling import alerts
+from orchestration.telling.explaining import explain
+from orchestration.telling.open_metrics import Metrics, _holds
+from orchestration.telling.plan_status import stream_status
 from resources.breakers import Judgement
 from resources.kafka import Kafka
 from resources.lake import Lake
@@ -412,7 +413,7 @@ def test_the_planner_asks_for_raw_alone_behind_what_is_not_done(
 ) -> None:
     ledger.add([ONE, TWO])
     planned = SimpleNamespace(slices=[TWO], lines=[], errors={})
-    monkeypatch.setattr("orchestration.planning.Planner.tick", lambda *_: planned)
+    monkeypatch.setattr("orchestration.sensing.planning.Planner.tick", lambda *_: planned)
     monkeypatch.setattr(ticks, "_observed", lambda tick, *_: tick)
     resources = SimpleNamespace(
         ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=lambda: Kafka("nowhere:1"))

@@ -12,7 +12,8 @@ import dagster as dg
 import pytest
 
 from highwater.alerting import Alert
-from orchestration import alerts, repairing
+from orchestration.sensing import repairing
+from orchestration.telling import alerts
 from resources.in_vain import InVain
 from resources.ledger import Ledger
 from tests.support import failed_by

@@ -14,8 +14,8 @@ from highwater.partition_counts import Era, eras
 from highwater.partitioners import Choice, Partitioner, Why
 from highwater.plans import Generation
 from highwater.slices import OffsetRange, Slice
-from orchestration import key_places as module
-from orchestration.key_places import KeyPlaces, key_places
+from orchestration.checking import key_places as module
+from orchestration.checking.key_places import KeyPlaces, key_places
 from resources.lake import Lake
 from tests.support import make_stream
 

@@ -22,9 +22,9 @@ from highwater.settings import LOG_FORMAT
 from highwater.slices import OffsetRange, Slice
 from orchestration import log_lines
 from orchestration.build import build_defs
-from orchestration.checks import evaluation
-from orchestration.requests import RANGE_END, RANGE_START
-from orchestration.verdicts import Verdict
+from orchestration.checking.checks import evaluation
+from orchestration.checking.verdicts import Verdict
+from orchestration.sensing.requests import RANGE_END, RANGE_START
 from resources.ledger import Ledger
 from tests.support import make_stream
 from tests.test_docs import rows, section, spans

@@ -12,8 +12,8 @@ from dev.processes import wait_until
 from highwater.errors import HighwaterError, OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError
 from highwater.plans import Generation
 from highwater.slices import Slice
-from orchestration.acceptance import accept_loss, never_read
-from orchestration.planning import Planner
+from orchestration.operating.acceptance import accept_loss, never_read
+from orchestration.sensing.planning import Planner
 from tests.support import order_message
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.folding import BASE
 from highwater.upkeep import FEWEST_FILES, LONGEST_RUN, Horizon
-from orchestration import maintaining
 from orchestration.build import build_defs
-from orchestration.maintaining import act, horizon_rule
-from orchestration.retaining import retain
+from orchestration.operating import maintaining
+from orchestration.operating.maintaining import act, horizon_rule
+from orchestration.operating.retaining import retain
 from resources.dlq_topics import Shape
 from resources.lake import open_table
 from resources.spark_tables import rows_at
@@ -239,7 +239,7 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     """Files become fewer, rows and proofs stay, an old version stays readable, and the checks stay green."""
     monkeypatch.setattr("assets.raw.RECORDS_A_FILE", 1)  # so that a slice's proof has a file of its own
     monkeypatch.setattr("highwater.upkeep.FEWEST_FILES", 2)
-    monkeypatch.setattr("orchestration.maintaining.FOLD_FROM", 2)
+    monkeypatch.setattr("orchestration.operating.maintaining.FOLD_FROM", 2)
     bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
     bench.send(*[order_message(f"o{n}", 1) for n in range(9)])
     slices = [bench.plan(0, p0=(0, 6)), bench.plan(1, p0=(6, 8)), bench.plan(2, p0=(8, 9))]

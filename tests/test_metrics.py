@@ -31,8 +31,8 @@ from highwater.errors import DeclarationError, DependencyAwayError, SupersededAt
 from highwater.minutes import Minute, Sums, batches, closed, day_of, hours, seen_by, spans, time_of
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from orchestration import metrics_checks
-from orchestration.standing import attempts
+from orchestration.checking import metrics_checks
+from orchestration.sensing.standing import attempts
 from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.plain_minutes import STATUSES, minutes_of

@@ -10,9 +10,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from highwater.proof import Proof
-from orchestration import metrics_checks
-from orchestration.metrics_checks import FOLLOWS, metrics_follow_events
-from orchestration.verdicts import Verdict
+from orchestration.checking import metrics_checks
+from orchestration.checking.metrics_checks import FOLLOWS, metrics_follow_events
+from orchestration.checking.verdicts import Verdict
 from resources.lake import proofs_in, query
 from tests.test_metrics import Event, Measured
 

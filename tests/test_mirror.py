@@ -31,8 +31,8 @@ from highwater.mirroring import Held, Mark
 from highwater.plans import Generation
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from orchestration import mirror, standing
-from orchestration.planning import Planner
+from orchestration.sensing import mirror, standing
+from orchestration.sensing.planning import Planner
 from resources import groups
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake

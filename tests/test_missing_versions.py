@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from orchestration.missing_versions import (
+from orchestration.checking.missing_versions import (
     NOWHERE,
     TO_COME,
     UNDECIDED,

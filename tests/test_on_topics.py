@@ -15,8 +15,8 @@ from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Header, Origin
 from highwater.errors import TopicAbsentError
 from highwater.slices import OffsetRange, Slice
-from orchestration import on_topics
-from orchestration.on_topics import OnTopic, held_on_topics
+from orchestration.checking import on_topics
+from orchestration.checking.on_topics import OnTopic, held_on_topics
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake
 from tests.support import make_stream

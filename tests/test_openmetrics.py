@@ -21,10 +21,10 @@ from highwater.declaration import Severity
 from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.plans import Generation, Loss
 from highwater.slices import OffsetRange, Slice
-from orchestration.alerts import DEPLOYMENT
-from orchestration.cli import main
-from orchestration.open_metrics import FAMILIES, Metrics, measure
-from orchestration.terminal import PERMANENT, TEMPORARY
+from orchestration.cli.main import main
+from orchestration.cli.terminal import PERMANENT, TEMPORARY
+from orchestration.telling.alerts import DEPLOYMENT
+from orchestration.telling.open_metrics import FAMILIES, Metrics, measure
 from resources.kafka import PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger

@@ -23,10 +23,10 @@ from highwater.errors import ConfigurationError, RecordTooLargeError
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim
 from orchestration.build import build_defs
-from orchestration.locating import locate
-from orchestration.origin_counts import count_ends
-from orchestration.parked import Asked, Choice, Parked, Waiting, _give_up, act, look, only
-from orchestration.terminal import PERMANENT
+from orchestration.checking.origin_counts import count_ends
+from orchestration.cli.terminal import PERMANENT
+from orchestration.operating.parked import Asked, Choice, Parked, Waiting, _give_up, act, look, only
+from orchestration.telling.locating import locate
 from resources.dlq_topics import ensure
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake
@@ -256,7 +256,7 @@ def test_a_choice_is_by_reason_slice_key_and_time(parking: Parking) -> None:
 @pytest.mark.slow
 @pytest.mark.records
 def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.redriving.RECORDS_A_TRANSACTION", 2)
+    monkeypatch.setattr("orchestration.operating.redriving.RECORDS_A_TRANSACTION", 2)
     written = [parking.envelope(n, partition=n % 2) for n in range(5)]
     parking.park(*written[:4])
     parking.park(written[4], key=None, value=b"\xff")

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import dagster as dg
 import pytest
 
-from orchestration import history
-from orchestration.requests import PARTITION, PUBLISH, PURPOSE
+from orchestration.sensing import history
+from orchestration.sensing.requests import PARTITION, PUBLISH, PURPOSE
 from orchestration.stream_assets import PUBLISHED, STREAM_TAG, table_key
 from tests.support import make_stream
 

@@ -14,12 +14,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.errors import ConfigurationError
-from orchestration import ticks
-from orchestration.audit import _dlq as audited
 from orchestration.build import build_defs
-from orchestration.cli import main
-from orchestration.pausing import Asked, act
-from orchestration.plan_status import StreamStatus, _dlq
+from orchestration.checking.audit import _dlq as audited
+from orchestration.cli.main import main
+from orchestration.operating.pausing import Asked, act
+from orchestration.sensing import ticks
+from orchestration.telling.plan_status import StreamStatus, _dlq
 from resources.ledger import Ledger
 from resources.paused_topics import Pause
 from tests.support import make_stream

@@ -14,7 +14,7 @@ from dev.processes import LOOPBACK, free_port
 from highwater.declaration import Accepted
 from highwater.errors import ConfigurationError
 from highwater.topic_rules import Level, endurance, judge
-from orchestration import doctor
+from orchestration.telling import doctor
 from resources.dlq_topics import see_accepted, see_no_drift
 from resources.kafka import Kafka
 from resources.permissions import permitted

@@ -26,9 +26,9 @@ from highwater.errors import (
     TopicRecreatedError,
     TopicVanishedError,
 )
-from orchestration.acceptance import accept_loss
-from orchestration.planning import Planner
-from orchestration.terminal import PERMANENT, TEMPORARY
+from orchestration.cli.terminal import PERMANENT, TEMPORARY
+from orchestration.operating.acceptance import accept_loss
+from orchestration.sensing.planning import Planner
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.ledger import Ledger
 from tests.records import of_records
@@ -345,7 +345,7 @@ PLAN = """
     from assets.streams.orders import STREAM
     from highwater.declaration import Limits
     from highwater.errors import HighwaterError, TemporaryError
-    from orchestration.planning import Planner
+    from orchestration.sensing.planning import Planner
     from resources.kafka import Kafka
     from resources.ledger import Ledger
 

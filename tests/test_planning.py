@@ -26,9 +26,9 @@ from highwater.errors import (
 from highwater.history import Fingerprint, History
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import OffsetRange, Slice
-from orchestration import planning
-from orchestration.acceptance import acceptance
-from orchestration.cutting import PlanResult, fair_shares, plan
+from orchestration.operating.acceptance import acceptance
+from orchestration.sensing import planning
+from orchestration.sensing.cutting import PlanResult, fair_shares, plan
 from resources.kafka import PartitionState, TopicState
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -21,12 +21,12 @@ from highwater.gaps import Gaps
 from highwater.plans import Loss, Publication
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
-from orchestration import audit as audit_page
-from orchestration import checks, gap_checks
-from orchestration.completeness import hold_against_topic
-from orchestration.offset_queries import in_raw
-from orchestration.plan_status import StreamStatus
-from orchestration.unread import Ages
+from orchestration.checking import audit as audit_page
+from orchestration.checking import checks, gap_checks
+from orchestration.checking.completeness import hold_against_topic
+from orchestration.checking.offset_queries import in_raw
+from orchestration.telling.plan_status import StreamStatus
+from orchestration.telling.unread import Ages
 from resources.kafka import Kafka
 from tests.support import make_stream, order
 from tests.world import FIRST, ID, NOON, RETRIED, TIER, Place, World, piece

@@ -16,10 +16,10 @@ import pytest
 from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Level, Setting
-from orchestration import audit as audit_page
-from orchestration import gap_checks
-from orchestration.audit import Audit
-from orchestration.offset_queries import in_raw
+from orchestration.checking import audit as audit_page
+from orchestration.checking import gap_checks
+from orchestration.checking.audit import Audit
+from orchestration.checking.offset_queries import in_raw
 from resources import topic_facts
 from resources.kafka import Kafka, PartitionState, TopicState
 from tests.test_topic_rules import OF_BROKER, SETTINGS

@@ -11,7 +11,7 @@ from highwater.errors import ConfigurationError
 from highwater.producer_files import producer_facts, version_of
 from highwater.producer_rules import UNTOLD, Client, ProducerFacts, Version, judge_producer
 from highwater.topic_rules import Finding, Level
-from orchestration.terminal import PERMANENT
+from orchestration.cli.terminal import PERMANENT
 from resources.kafka import Kafka
 from resources.live_producer import live_producer, own_producers
 from resources.producer_properties import producer_properties

@@ -32,7 +32,7 @@ from highwater.errors import (
 from highwater.plans import Publication
 from highwater.publishing import Judged, State
 from highwater.slices import Slice
-from orchestration.published_checks import events_published
+from orchestration.checking.published_checks import events_published
 from resources import ledger_schema
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape

@@ -19,14 +19,14 @@ from highwater.declaration import Field
 from highwater.errors import KAFKA
 from highwater.publishing import Copy, second_deliveries
 from highwater.slices import Slice
-from orchestration import publishing
 from orchestration.build import build_defs
-from orchestration.published_checks import events_published, standing_line
-from orchestration.publishing import RULES, SLICES_A_RUN, next_run, publish
-from orchestration.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
-from orchestration.retrying_slices import Asked, act
-from orchestration.ticks import Tick, run_requests
-from orchestration.verdicts import Verdict
+from orchestration.checking.published_checks import events_published, standing_line
+from orchestration.checking.verdicts import Verdict
+from orchestration.operating.retrying_slices import Asked, act
+from orchestration.sensing import publishing
+from orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run, publish
+from orchestration.sensing.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
+from orchestration.sensing.ticks import Tick, run_requests
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
 from tests.accepted import NOON, Broken, Event, Log, Tables

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from highwater.declaration import Start
 from highwater.slices import OffsetRange, Slice
 from orchestration.build import build_defs
-from orchestration.rebuilding import rebuilt
-from orchestration.terminal import PERMANENT
+from orchestration.cli.terminal import PERMANENT
+from orchestration.operating.rebuilding import rebuilt
 from tests.scene import Scene
 from tests.support import make_stream
 from tests.test_audit import Written

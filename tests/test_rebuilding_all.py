@@ -25,11 +25,11 @@ from highwater.errors import ConfigurationError
 from highwater.mirroring import Mark
 from highwater.plans import Discard
 from highwater.slices import OffsetRange, Slice
-from orchestration.origin_counts import count_ends
-from orchestration.planning import Planner
-from orchestration.rebuilding_all import Copies, act, begun, number_of
-from orchestration.retries import plan_tier
-from orchestration.terminal import PERMANENT
+from orchestration.checking.origin_counts import count_ends
+from orchestration.cli.terminal import PERMANENT
+from orchestration.operating.rebuilding_all import Copies, act, begun, number_of
+from orchestration.sensing.planning import Planner
+from orchestration.sensing.retries import plan_tier
 from resources.groups import commit, see_no_member
 from resources.kafka import PartitionState, TopicState
 from resources.lake import Lake

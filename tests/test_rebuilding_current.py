@@ -21,7 +21,7 @@ from highwater.folding import BASE, RECENT, Fold, Run
 from highwater.proof import Proof
 from highwater.slices import SliceKey
 from orchestration.build import build_defs
-from orchestration.cli import main
+from orchestration.cli.main import main
 from tests.support import Bench, customers, order_message
 from tests.test_rebuilding import a_slice
 

@@ -19,8 +19,8 @@ from highwater.history import Fingerprint, digest
 from highwater.plans import Generation
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from orchestration import rebuilding
-from orchestration.planning import Planner
+from orchestration.operating import rebuilding
+from orchestration.sensing.planning import Planner
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger

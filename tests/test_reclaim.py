@@ -21,21 +21,22 @@ from highwater.envelope import MOST_COUNT, RECLAIMS, Origin
 from highwater.errors import ConfigurationError
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim, numbers, stale
-from orchestration import alerts, parked, taken_back
 from orchestration.build import build_defs
-from orchestration.cli import main
-from orchestration.explaining import explain
-from orchestration.follower_checks import rejects_published
-from orchestration.locating import locate
-from orchestration.origin_checks import offsets_accounted_for
-from orchestration.origin_counts import Ends, count_ends, count_parked
-from orchestration.parked import Choice
-from orchestration.plan_status import Waiting, _waiting
-from orchestration.rebuilding import _reclaims
-from orchestration.reclaiming import Asked, Found, act, look
-from orchestration.taken_back import TakenBack
-from orchestration.terminal import PERMANENT
-from orchestration.verdicts import Verdict
+from orchestration.checking.follower_checks import rejects_published
+from orchestration.checking.origin_checks import offsets_accounted_for
+from orchestration.checking.origin_counts import Ends, count_ends, count_parked
+from orchestration.checking.verdicts import Verdict
+from orchestration.cli.main import main
+from orchestration.cli.terminal import PERMANENT
+from orchestration.operating import parked
+from orchestration.operating.parked import Choice
+from orchestration.operating.rebuilding import _reclaims
+from orchestration.operating.reclaiming import Asked, Found, act, look
+from orchestration.telling import alerts, taken_back
+from orchestration.telling.explaining import explain
+from orchestration.telling.locating import locate
+from orchestration.telling.plan_status import Waiting, _waiting
+from orchestration.telling.taken_back import TakenBack
 from resources.ledger import Ledger
 from tests.support import Bench, Message, customers, order, order_message
 from tests.test_dlq import due, ends, published

@@ -28,19 +28,20 @@ from highwater.proof import Proof
 from highwater.reclaims import Reclaim
 from highwater.retention import AGED_FROM, Needed, aged, free, old_enough, planned_before, records
 from highwater.slices import Slice
-from orchestration import erasing, gap_checks, maintaining, rebuilding, retaining
-from orchestration.completeness import hold_against_topic
-from orchestration.erasing import Asked
-from orchestration.explaining import explain
-from orchestration.locating import locate
-from orchestration.maintaining import Report, TableReport
-from orchestration.maintenance_job import _observe
-from orchestration.offset_queries import Rows, rows_in_raw
-from orchestration.origin_counts import count_ends
-from orchestration.parked import Choice
-from orchestration.reclaiming import look as look_to_reclaim
-from orchestration.retaining import Retained
-from orchestration.retiring import complete
+from orchestration.checking import gap_checks
+from orchestration.checking.completeness import hold_against_topic
+from orchestration.checking.offset_queries import Rows, rows_in_raw
+from orchestration.checking.origin_counts import count_ends
+from orchestration.operating import erasing, maintaining, rebuilding, retaining
+from orchestration.operating.erasing import Asked
+from orchestration.operating.maintaining import Report, TableReport
+from orchestration.operating.maintenance_job import _observe
+from orchestration.operating.parked import Choice
+from orchestration.operating.reclaiming import look as look_to_reclaim
+from orchestration.operating.retaining import Retained
+from orchestration.operating.retiring import complete
+from orchestration.telling.explaining import explain
+from orchestration.telling.locating import locate
 from resources.erasures import Erasures
 from resources.lake import Lake
 from resources.ledger import Ledger

@@ -130,7 +130,7 @@ def test_an_envelope_stays_within_its_room() -> None:
 
 
 def test_a_partition_that_could_not_be_asked_is_not_taken_for_due() -> None:
-    from orchestration.retries import _up_to
+    from orchestration.sensing.retries import _up_to
     from resources.kafka import PartitionState
 
     seen = PartitionState(0, 100, 100, 1)

@@ -20,8 +20,8 @@ from highwater.breaker import Circuit
 from highwater.declaration import Limits, Stream
 from highwater.proof import Proof
 from highwater.slices import Slice
-from orchestration import repairing, ticks, workers
 from orchestration.build import build_defs
+from orchestration.sensing import repairing, ticks, workers
 from orchestration.stream_assets import TABLES, table_key, topic_key
 from resources.groups import held
 from resources.kafka import Kafka

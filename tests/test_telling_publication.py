@@ -14,10 +14,10 @@ from highwater.errors import LAKE, BreakerOpenError, DependencyAwayError
 from highwater.holding import Found
 from highwater.plans import Publication
 from highwater.slices import Slice
-from orchestration import alerts, publication
-from orchestration.explaining import explain
-from orchestration.plan_status import StreamStatus, Waiting, _waiting
-from orchestration.publication import Behind, behind
+from orchestration.telling import alerts, publication
+from orchestration.telling.explaining import explain
+from orchestration.telling.plan_status import StreamStatus, Waiting, _waiting
+from orchestration.telling.publication import Behind, behind
 from resources.breakers import Judgement
 from tests.accepted import NOON, Broken, Event
 from tests.test_publishing import Scene, scene

@@ -19,8 +19,8 @@ from highwater.declaration import Limits
 from highwater.errors import OffsetsExpiredError, PermanentError, TopicTruncatedError, TopicVanishedError
 from highwater.plans import Generation
 from highwater.slices import OffsetRange, Slice
-from orchestration import ticks
 from orchestration.build import build_defs
+from orchestration.sensing import ticks
 from orchestration.stream_assets import topic_key
 from resources.kafka import PartitionState, TopicState
 from resources.ledger import Ledger

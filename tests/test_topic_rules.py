@@ -12,7 +12,7 @@ import pytest
 
 from highwater.declaration import Accepted
 from highwater.topic_rules import Level, Setting, TopicFacts, endurance, judge, judge_published, judge_room, together
-from orchestration import topic_audit
+from orchestration.checking import topic_audit
 from resources import topic_facts
 from tests.support import make_stream
 

@@ -17,10 +17,10 @@ from highwater.errors import ConfigurationError
 from highwater.plans import Loss
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from orchestration.explaining import explain
-from orchestration.locating import locate, stream_of
-from orchestration.requests import PURPOSE, RANGE_START
-from orchestration.terminal import PERMANENT, TEMPORARY
+from orchestration.cli.terminal import PERMANENT, TEMPORARY
+from orchestration.sensing.requests import PURPOSE, RANGE_START
+from orchestration.telling.explaining import explain
+from orchestration.telling.locating import locate, stream_of
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger

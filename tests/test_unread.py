@@ -18,9 +18,9 @@ from highwater.plans import Generation, Loss
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
-from orchestration import alerts, unread
-from orchestration import audit as audit_page
-from orchestration.unread import Ages, in_raw, unread_ages
+from orchestration.checking import audit as audit_page
+from orchestration.telling import alerts, unread
+from orchestration.telling.unread import Ages, in_raw, unread_ages
 from resources.kafka import PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger

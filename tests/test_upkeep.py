@@ -25,11 +25,12 @@ from highwater.errors import ConfigurationError, DeclarationError, DependencyAwa
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from highwater.upkeep import Horizon, Key, Part, candidates, to_compact
-from orchestration import old_runs, repairing, retiring, ticks
-from orchestration.cli import main
-from orchestration.explaining import explain
-from orchestration.old_runs import delete_runs
+from orchestration.cli.main import main
+from orchestration.operating import old_runs, retiring
+from orchestration.operating.old_runs import delete_runs
+from orchestration.sensing import repairing, ticks
 from orchestration.stream_assets import table_key
+from orchestration.telling.explaining import explain
 from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.support import make_stream
@@ -244,7 +245,7 @@ def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment, monk
     """Never one that a run or a backfill names, or of a slice that is not whole; plan, ledger and lake stay."""
     ours, old = large, 1_000
     # Its tables are not laid out by slices, as they are everywhere else.
-    monkeypatch.setattr("orchestration.forgotten.sizes", lambda *_: {})
+    monkeypatch.setattr("orchestration.sensing.forgotten.sizes", lambda *_: {})
     assert ours.newest == Upkeep().live_slices
     running = ours.run_of(ours.keys[10], ours.keys[12])
     ours.backfill_of(ours.keys[20], ours.keys[2_500])

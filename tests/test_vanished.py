@@ -19,14 +19,17 @@ from highwater.declaration import Foreign
 from highwater.errors import TopicAbsentError, TopicRecreatedError, TopicTruncatedError, TopicVanishedError
 from highwater.plans import Generation, Loss, Publication
 from highwater.slices import OffsetRange, Slice
-from orchestration import accepting_losses, alerts, observation, ticks
-from orchestration.origin_counts import count_ends
-from orchestration.parked import Choice, look
-from orchestration.plan_status import _dlq, topic_status
-from orchestration.planning import Planner
-from orchestration.reclaiming import Asked
-from orchestration.reclaiming import act as reclaim
-from orchestration.retries import plan_tier
+from orchestration import observation
+from orchestration.checking.origin_counts import count_ends
+from orchestration.operating import accepting_losses
+from orchestration.operating.parked import Choice, look
+from orchestration.operating.reclaiming import Asked
+from orchestration.operating.reclaiming import act as reclaim
+from orchestration.sensing import ticks
+from orchestration.sensing.planning import Planner
+from orchestration.sensing.retries import plan_tier
+from orchestration.telling import alerts
+from orchestration.telling.plan_status import _dlq, topic_status
 from resources import dlq_topics
 from resources.dlq_topics import ensure, see_no_drift
 from resources.kafka import PartitionState, TopicState

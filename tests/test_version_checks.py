@@ -19,9 +19,9 @@ from dev.compare_versions import NUMBERS, OF_THE_DATA, compare_versions, wrong_v
 from highwater.declaration import Severity, Transitions
 from highwater.envelope import Origin
 from highwater.slices import SliceKey
-from orchestration import missing_versions, version_questions
-from orchestration.checks import evaluation
-from orchestration.version_checks import (
+from orchestration.checking import missing_versions, version_questions
+from orchestration.checking.checks import evaluation
+from orchestration.checking.version_checks import (
     ALONG_OFFSETS,
     IN_ORDER,
     MISSING,
@@ -33,7 +33,7 @@ from orchestration.version_checks import (
     over_the_stream,
     version_checks,
 )
-from orchestration.version_questions import SAMPLES, STREAM, Scope
+from orchestration.checking.version_questions import SAMPLES, STREAM, Scope
 from resources import lake
 from resources.lake import Lake
 from tests.version_tables import (

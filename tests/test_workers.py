@@ -13,17 +13,17 @@ import pytest
 from dagster import instance_for_test
 
 from dev.processes import wait_until
-from orchestration import workers
 from orchestration.resources import LedgerResource
-from orchestration.sensors import REPAIR_SECONDS
-from orchestration.worker_leases import living
-from orchestration.workers import (
+from orchestration.sensing import workers
+from orchestration.sensing.worker_leases import living
+from orchestration.sensing.workers import (
     LEASE_SECONDS,
     LOOK_AGAIN_SECONDS,
     end_runs_without_worker,
     lease_name,
     without_worker,
 )
+from orchestration.sensors import REPAIR_SECONDS
 from resources.leases import RENEWALS_A_TERM, Lease
 from resources.ledger import Ledger
 from tests.support import make_stream

@@ -23,9 +23,9 @@ from highwater.declaration import Severity, Stream
 from highwater.envelope import Origin
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice, SliceKey
-from orchestration.standing import version_order
-from orchestration.verdicts import Verdict
-from orchestration.version_checks import missing_checks, over_the_stream, version_checks
+from orchestration.checking.verdicts import Verdict
+from orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
+from orchestration.sensing.standing import version_order
 from resources.lake import Lake
 
 if TYPE_CHECKING:

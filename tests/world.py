@@ -22,8 +22,8 @@ from highwater.folding import BASE, Fold, merged_runs
 from highwater.plans import Generation, Publication
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from orchestration.checks import CHECKS, Sources
-from orchestration.verdicts import Verdict
+from orchestration.checking.checks import CHECKS, Sources
+from orchestration.checking.verdicts import Verdict
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger

@@ -1,0 +1,1 @@
+"""The command `highwater`: a module for each group of its commands."""

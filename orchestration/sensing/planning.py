@@ -1,0 +1,283 @@
+"""Planning: looking at a topic, and recording in the ledger what is to be read next.
+
+What belongs here: the order of looks, decisions and records, and cold starts. What does not: the rule
+(`orchestration.sensing.cutting`), Dagster's keys and runs (`orchestration.sensing.ticks`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from highwater.declaration import Start, Stream
+from highwater.errors import ConfigurationError, PermanentError, TemporaryError, TopicAbsentError
+from highwater.history import Fingerprint
+from highwater.plans import Generation, Loss, Planned
+from highwater.slices import Slice
+from orchestration.sensing.cutting import PlanResult, plan, see_same_topic
+from resources.history import fingerprints, look_back
+from resources.vanished_topics import state_of
+
+if TYPE_CHECKING:
+    from resources.kafka import Kafka, TopicState
+    from resources.ledger import Ledger
+
+# Each time that another planner is first, it has planned for us too; that this happens five times in a row within
+# one tick takes more planners than anybody runs.
+TRIES = 5
+# A tick looks so long at the most for the last records of its slices.
+MARK_SECONDS = 5.0
+# Each look connects anew, which takes longer than what it reads.
+LOOKS_AT_ONCE = 4
+
+Due = Callable[["TopicState", Planned], "TopicState"]
+
+__all__ = ["PlanResult", "Planner", "Tick", "plan"]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What one tick of the planner did.
+
+    Args:
+        stream: whose topic was planned.
+        result: the plan, as it is in the ledger.
+        state: the topic as it was seen.
+        ends: for each partition where the next slice starts.
+        generation: the one that was planned.
+    """
+
+    stream: Stream
+    result: PlanResult
+    state: TopicState
+    ends: Mapping[int, int]
+    generation: Generation
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """The slices that were planned now, in their order."""
+        return self.result.slices
+
+    @property
+    def skipped(self) -> Mapping[int, str]:
+        """Partitions that could not be looked at, with the reason; the others went on."""
+        return self.result.skipped
+
+    @property
+    def errors(self) -> Mapping[int, PermanentError]:
+        """Partitions in which planning stopped until a person acts; the others went on."""
+        return self.result.errors
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """Holes that were recorded by the declaration's leave."""
+        return self.result.losses
+
+    @property
+    def lag(self) -> int:
+        """Offsets that wait to be planned, over all partitions that could be looked at."""
+        return sum(self.result.lag.values())
+
+    @property
+    def lines(self) -> list[str]:
+        """The tick in sentences for a log."""
+        return [*_planned_lines(self), *_held_back_lines(self.state), *_trouble_lines(self)]
+
+
+def _planned_lines(tick: Tick) -> list[str]:
+    result = tick.result
+    if result.slices:
+        offsets = sum(piece.offsets for piece in result.slices)
+        first, last = result.slices[0].key, result.slices[-1].key
+        span = first if first == last else f"{first} .. {last}"
+        return [f"planned {len(result.slices)} slices, {offsets:,} offsets: {span}; {tick.lag:,} offsets wait"]
+    return [result.waiting or f"nothing new in {tick.state.topic}"]
+
+
+def _held_back_lines(state: TopicState) -> list[str]:
+    held = sum(seen.held_back for seen in state.partitions.values())
+    return [f"{held:,} offsets of {state.topic} stand behind an open transaction"] if held else []
+
+
+def _trouble_lines(tick: Tick) -> list[str]:
+    result = tick.result
+    skipped = [f"partition {p} of {tick.state.topic} is left out now: {why}" for p, why in result.skipped.items()]
+    losses = [f"recorded as lost: partition {loss.partition}, {loss.offsets}, {loss.reason}" for loss in result.losses]
+    return [*skipped, *losses, *[str(error) for error in result.errors.values()]]
+
+
+class Planner:
+    """Plans topics. What was planned before is what the ledger says, and nothing else (I1).
+
+    Args:
+        ledger: holds the plans.
+        kafka: is looked at.
+    """
+
+    def __init__(self, ledger: Ledger, kafka: Kafka) -> None:
+        self._ledger = ledger
+        self._kafka = kafka
+
+    def tick(self, stream: Stream, now: datetime, *, dry: bool = False, due: Due | None = None) -> Tick:
+        """Look at the stream's topic and record what is to be read next.
+
+        Any number of planners may tick at once: each offset is planned by one of them.
+
+        Args:
+            stream: the stream.
+            now: the time, in UTC.
+            dry: record nothing; say what would be planned.
+            due: gives of what the topic holds what may be planned now; all of it if None.
+
+        Raises:
+            TopicVanishedError: the topic was planned, and is not there any more.
+            TopicAbsentError: the topic does not exist, and was never planned.
+            TopicRecreatedError: the topic is not the one that was planned.
+            ConfigurationError: another stream planned the topic; or it was never planned, and yet its DLQ topics hold
+                records: the ledger was lost.
+            DependencyAwayError: Kafka or the ledger is away; nothing was planned.
+            TemporaryError: other planners were first, again and again.
+        """
+        for _ in range(TRIES):
+            # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
+            planned = self._ledger.planned(stream.name, stream.topic)
+            state = state_of(self._ledger, self._kafka, stream, stream.topic)
+            if planned is None or _can_decide(planned, state):
+                planned = self._begun(stream, planned, state, now, dry=dry)
+            if planned is None:
+                continue
+            history = look_back(self._kafka, state, planned)
+            result = plan(stream, planned, due(state, planned) if due else state, now, history)
+            if not dry:
+                result = self._marked(state, result)
+            if dry or self._stored(planned, result):
+                return Tick(stream, result, state, _ends(planned, result), planned.generation)
+        _see_own(self._ledger, stream)
+        raise TemporaryError(
+            f"stream {stream.name}: other planners were first {TRIES} times in a row",
+            remedy="nothing to do: they planned the same topic, and the next tick looks again",
+        )
+
+    def _marked(self, state: TopicState, result: PlanResult) -> PlanResult:
+        """The plan with the fingerprint of the last record of each range."""
+        deadline = time.monotonic() + MARK_SECONDS
+
+        def look(piece: Slice) -> Mapping[int, Fingerprint]:
+            return fingerprints(self._kafka, state.topic, piece.ranges) if time.monotonic() < deadline else {}
+
+        # The newest slice first: what comes is held against it. Where time runs out the others go without.
+        newest = result.slices[::-1]
+        with ThreadPoolExecutor(LOOKS_AT_ONCE) as looks:
+            found = dict(zip((piece.key for piece in newest), looks.map(look, newest), strict=True))
+        marks: dict[int, Fingerprint] = {}
+        slices = []
+        for piece in result.slices:
+            # An older mark stays true where no newer one was found.
+            marks = {**piece.marks, **marks, **found[piece.key]}
+            slices.append(replace(piece, marks=marks))
+        return replace(result, slices=tuple(slices))
+
+    def _stored(self, planned: Planned, result: PlanResult) -> bool:
+        if not result.slices and not result.losses:
+            return True
+        return self._ledger.add(result.slices, result.losses, seen=planned.generation)
+
+    def _begun(
+        self, stream: Stream, planned: Planned | None, state: TopicState, now: datetime, *, dry: bool
+    ) -> Planned | None:
+        """Pin the topic and decide where its partitions begin; None if another planner did so first."""
+        if planned is not None:
+            see_same_topic(stream, planned, state)
+        found = self._starts(stream, planned, state)
+        if planned is None:
+            _see_own(self._ledger, stream)
+            _see_never_published(self._kafka, stream)
+            first = _first_generation(stream, state, found, now)
+            return Planned.of(first, None, []) if dry or self._ledger.open_generation(first) else None
+        if not dry and not self._ledger.decide_starts(planned.generation, found):
+            return None
+        moved = replace(planned.generation, revision=planned.generation.revision + 1)
+        return replace(planned, generation=moved, ends={**planned.ends, **found})
+
+    def _starts(self, stream: Stream, planned: Planned | None, state: TopicState) -> dict[int, int]:
+        """Where partitions with a leader begin: as declared, or for an accepted generation at what its log holds."""
+        known = {p: seen for p, seen in state.partitions.items() if seen.known}
+        if planned is not None:
+            known = {p: seen for p, seen in known.items() if p in planned.undecided}
+        accepted = planned is not None and planned.generation.number > 0
+        if accepted or stream.start == Start.EARLIEST:
+            return {p: seen.log_start or 0 for p, seen in known.items()}
+        if stream.start == Start.LATEST:
+            return {p: seen.last_stable or 0 for p, seen in known.items()}
+        since = datetime.fromisoformat(str(stream.start)).astimezone(UTC)
+        found = self._kafka.offsets_at(stream.topic, int(since.timestamp() * 1000), state)
+        return {p: found[p] for p in known if p in found}
+
+
+def _can_decide(planned: Planned, state: TopicState) -> bool:
+    return any(p in state.partitions and state.partitions[p].known for p in planned.undecided)
+
+
+def _first_generation(stream: Stream, state: TopicState, starts: Mapping[int, int], now: datetime) -> Generation:
+    return Generation(
+        stream=stream.name,
+        topic=stream.topic,
+        topic_id=state.topic_id,
+        number=0,
+        starts={p: starts.get(p) for p in sorted(state.partitions)},
+        opened_at=now,
+    )
+
+
+def _ends(planned: Planned, result: PlanResult) -> dict[int, int]:
+    lost = {loss.partition: loss.offsets.end for loss in result.losses}
+    cut = {p: offsets.end for p, offsets in result.slices[-1].ranges.items()} if result.slices else {}
+    return {**planned.ends, **lost, **cut}
+
+
+def _see_own(ledger: Ledger, stream: Stream) -> None:
+    """See that no other stream planned the topic.
+
+    Slices are named after their topic. So a stream that was given another name could store none, and each tick would
+    take that for the haste of another planner.
+
+    Raises:
+        ConfigurationError: one did.
+    """
+    theirs = ledger.last_of_other(stream.name, stream.topic)
+    if theirs is not None:
+        raise ConfigurationError(
+            f"topic {stream.topic} is planned by another stream, and stream {stream.name} cannot plan it too",
+            stored=f"stream {theirs.stream}, up to {theirs.key}",
+            found=f"stream {stream.name}",
+            remedy=f"declare it under the name {theirs.stream} again, which has its tables too; where both are "
+            f"declared, give {stream.name} a topic of its own",
+        )
+
+
+def _see_never_published(kafka: Kafka, stream: Stream) -> None:
+    """See that nothing was published of a stream that is planned for the first time.
+
+    A stream whose ledger was lost looks like a new one. Planned from the beginning, it would publish its rejects again.
+
+    Raises:
+        ConfigurationError: a tier or the parked topic holds records, or did.
+    """
+    for topic in stream.dlq_topics:
+        try:
+            state = kafka.topic_state(topic)
+        except TopicAbsentError:
+            continue
+        held = sum(seen.last_stable or 0 for seen in state.partitions.values())
+        if held:
+            raise ConfigurationError(
+                f"the ledger knows nothing of {stream.name}, and its rejects were published before",
+                stored="no plan of any slice",
+                found=f"{held:,} offsets on {topic}",
+                remedy="the ledger was lost, or another one plans this topic: restore it, or highwater rebuild-ledger "
+                f"{stream.name}; if the lake is lost too, highwater rebuild-all {stream.name}",
+            )

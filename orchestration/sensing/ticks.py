@@ -1,0 +1,278 @@
+"""What the planning sensors and the schedule do in one tick.
+
+What belongs here: reading ledger, lake and Dagster, deciding by `orchestration.sensing.requests`, and the order of the
+steps: the ledger first, then Dagster's keys, then runs (I1). What does not: planning itself
+(`orchestration.sensing.planning`), and repair (`orchestration.sensing.repairing`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from highwater.errors import PermanentError, TopicAbsentError, TopicVanishedError, UnknownSliceError
+from orchestration import metadata, observation
+from orchestration.dependencies import kafka_guard, lookup_rests
+from orchestration.partitions import unknown_to
+from orchestration.sensing.requests import PROBE, PUBLISH, RETRY, Request, first_requests
+from orchestration.sensing.turns import behind, hold_lines
+from orchestration.stream_assets import MAIN_TAG, STREAM_TAG, TIER_TAG, table_key, topic_key
+from resources.guards import guarded
+
+if TYPE_CHECKING:
+    from highwater.breaker import Circuit
+    from highwater.declaration import Stream
+    from highwater.holding import Hold
+    from highwater.slices import Slice
+    from orchestration.sensing.planning import Tick as Planning
+    from resources.ledger import Ledger
+
+# The planner looks back so far beyond its own plans, and further where Dagster lacks some of these.
+LOOK_BACK = 20
+# Repair asks the lake for so many slices that Dagster lacks, and for so many of all in turn: 100,000 slices are
+# compared in less than two hours of ticks.
+PAGE = 500
+# The cursor that begins again; Dagster takes an empty one for "as it was".
+OLDEST = "oldest"
+OBSERVE_EVERY = timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What a tick came to.
+
+    Args:
+        keys: slice keys that Dagster does not hold yet, in the order of their plan.
+        requests: the runs to request.
+        lines: sentences for the tick's log.
+        events: what Dagster is to record beside runs.
+        cursor: remembered for the next tick: when it observed, or where it looked; nothing true depends on it.
+        error: what the tick has to fail by, when all else is told: Dagster takes nothing from one that failed.
+    """
+
+    keys: Sequence[str] = ()
+    requests: Sequence[Request] = ()
+    lines: Sequence[str] = ()
+    events: Sequence[dg.AssetObservation | dg.AssetMaterialization] = field(default_factory=list)
+    cursor: str | None = None
+    error: PermanentError | None = None
+
+    @property
+    def message(self) -> str:
+        """The tick in one line."""
+        return "; ".join(self.lines) or "nothing to do"
+
+
+def run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequest]:
+    """The requests in Dagster's form."""
+
+    def tags(request: Request) -> dict[str, str]:
+        named = {**request.tags, STREAM_TAG: stream.name}
+        if request.purpose in (PROBE, PUBLISH):
+            return named
+        return named | {TIER_TAG if request.tier else MAIN_TAG: stream.name}
+
+    raw = [table_key(stream, "raw")]
+    return [
+        dg.RunRequest(run_key=request.run_key, tags=tags(request), asset_selection=raw if request.raw_alone else None)
+        for request in requests
+    ]
+
+
+def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
+    """Plan in the ledger, then name the keys that Dagster lacks and the runs for them.
+
+    The tick's error is that of the partitions that cannot be planned until a person acts, where no other gave work that
+    the tick has to hand on. Its text gives both values and the remedy.
+
+    Keys of an earlier tick that died between plan and key are among them. A tick that died between key and run leaves
+    slices without a run; those are repair's.
+
+    Raises:
+        TemporaryError: Kafka or the ledger is away; nothing was decided.
+        PermanentError: the topic cannot be planned until a person acts. The text gives both values and the remedy.
+    """
+    from orchestration.sensing.planning import Planner
+
+    now = datetime.now(UTC)
+    ledger, kafka = resources.ledger.open(), resources.kafka.open()
+    with guarded(kafka_guard(ledger, kafka)):
+        planned = Planner(ledger, kafka).tick(stream, now)
+    keys = keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
+    breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
+    holds = ledger.holds.open(stream.name)
+    raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, keys, holds))
+    found = Tick(
+        keys=keys,
+        requests=first_requests(keys, keys, stream.limits.slices_a_run, raw_alone=raw_alone),
+        lines=[*planned.lines, *breaker_lines(breaker, rests), *hold_lines(holds)],
+        cursor=cursor,
+        error=together([*planned.errors.values()]) if planned.errors and not keys else None,
+    )
+    # A tick that failed has no cursor that the next one would get.
+    last = _times(cursor).get("observed") if found.error is None else _last_observed(instance, stream)
+    return _observed(found, planned, breaker, holds, now, last)
+
+
+def together(errors: Sequence[PermanentError]) -> PermanentError:
+    """One error that tells all of these: the only one itself."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    kinds = {type(error) for error in errors}
+    kind = type(first) if len(kinds) == 1 else PermanentError
+    return kind(
+        f"{len(errors)} faults: " + "; ".join(error.problem for error in errors),
+        stored="; ".join(str(error.stored) for error in errors),
+        found="; ".join(str(error.found) for error in errors),
+        remedy="; ".join(dict.fromkeys(error.remedy for error in errors)),
+    )
+
+
+def breaker_lines(breaker: Circuit, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
+    """What a tick says of a breaker that is not closed, and of a reference table that is left alone."""
+    told = [] if breaker.closed else [f"the breaker is {breaker.text}"]
+    told += ["the breaker of the reference table is open"] if rests else []
+    return [f"{' and '.join(told)}. Slices are taken into raw, and wait there"] if told else []
+
+
+def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, topic: str, planned: int) -> list[str]:
+    """Planned slices of a topic that are no partitions in Dagster yet, oldest first; retired ones are left out.
+
+    Keys are added in the order of their plan: looking back ends where Dagster holds what was looked at, so a tick costs
+    the same after any number of slices. An older key that is missing is repair's.
+
+    Args:
+        planned: slices that this tick planned, which Dagster cannot hold yet.
+    """
+    page = planned + LOOK_BACK
+    while True:
+        newest = [piece.key for piece in ledger.slices(stream.name, topic, newest=page)]
+        lacking = unknown_to(instance, stream, newest)
+        retired = ledger.retired.among(lacking)
+        unknown = [key for key in lacking if key not in retired]
+        if len(newest) < page or not set(unknown) & set(newest[:LOOK_BACK]):
+            return unknown
+        page *= 2
+
+
+def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
+    """Plan what is due in the tiers, and name the keys and the runs for it.
+
+    The tick's error is that of the tiers that cannot be planned until a person acts, where none gave work.
+
+    Raises:
+        TemporaryError: Kafka or the ledger is away; nothing was decided.
+    """
+    from orchestration.sensing.retries import plan_tier
+
+    if waiting := _queued(instance, stream):
+        told = f"{waiting} runs of tiers wait in the queue; what is due meanwhile goes into larger slices"
+        return Tick(lines=[told], cursor=cursor)
+    ledger, kafka = resources.ledger.open(), resources.kafka.open()
+    keys: list[str] = []
+    lines: list[str] = []
+    errors: list[PermanentError] = []
+    paused = ledger.paused.of(stream.name)
+    for topic in _to_plan(ledger, stream):
+        if topic in paused:
+            lines.append(
+                f"{paused[topic].text}: nothing of it is planned before highwater resume-tier {stream.name} {topic}"
+            )
+            continue
+        try:
+            with guarded(kafka_guard(ledger, kafka)):
+                planned = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC))
+        except TopicVanishedError as error:
+            errors.append(error)
+            continue
+        except TopicAbsentError:
+            lines.append(f"nothing was published to {topic} yet")
+            continue
+        except PermanentError as error:
+            errors.append(error)
+            continue
+        keys += keys_to_add(instance, ledger, stream, topic, len(planned.slices))
+        lines += planned.lines
+        errors += planned.errors.values()
+    breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, datetime.now(UTC))
+    raw_alone = rests or not breaker.closed
+    requests = first_requests(keys, keys, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone)
+    lines += [*breaker_lines(breaker, rests), *[str(error) for error in errors]]
+    failed = together(errors) if errors and not keys else None
+    return Tick(keys=keys, requests=requests, lines=lines, cursor=cursor, error=failed)
+
+
+def _to_plan(ledger: Ledger, stream: Stream) -> list[str]:
+    """The topics whose records are retried; without those of other systems as long as the main topic has no plan.
+
+    Their records name offsets of the main topic, and the plan says whether its own slices take these.
+    """
+    if stream.foreign and ledger.planned(stream.name, stream.topic) is None:
+        return [*stream.tier_topics]
+    return [*stream.delays]
+
+
+def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:
+    statuses = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED]
+    return instance.get_runs_count(dg.RunsFilter(tags={TIER_TAG: stream.name}, statuses=statuses))
+
+
+def _last_observed(instance: dg.DagsterInstance, stream: Stream) -> datetime | None:
+    records = instance.fetch_observations(topic_key(stream), limit=1).records
+    return datetime.fromtimestamp(records[0].timestamp, UTC) if records else None
+
+
+def _observed(
+    tick: Tick, planned: Planning, breaker: Circuit, holds: Sequence[Hold], now: datetime, last: datetime | None
+) -> Tick:
+    """The topic's lag as an observation of its asset, once a minute and whenever something was planned."""
+    if not tick.keys and last is not None and now - last < OBSERVE_EVERY:
+        return tick
+    left_out = {**planned.skipped, **{p: str(error) for p, error in planned.errors.items()}}
+    found = observation.of_topic(observation.positions(planned.state, planned.ends), left_out)
+    told = {**found, **metadata.of_breaker(breaker), **metadata.of_holds(planned.stream, holds)}
+    event = dg.AssetObservation(topic_key(planned.stream), metadata=told)
+    return replace(tick, events=[*tick.events, event], cursor=_with_time(tick.cursor, "observed", now))
+
+
+def plan_and_add(instance: dg.DagsterInstance, resources: Any, stream: Stream) -> Tick:
+    """Plan, and add the keys at once: a schedule has no way to ask Dagster for it. The caller raises the error."""
+    tick = plan(instance, resources, stream)
+    if tick.keys:
+        instance.add_dynamic_partitions(stream.partitions_name, list(tick.keys))
+    for event in tick.events:
+        instance.report_runless_asset_event(event)
+    return tick
+
+
+def next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
+    """The slices after the cursor, and the cursor behind them, or OLDEST.
+
+    The cursor says where to look, never what is true: one that means nothing to the ledger begins again.
+    """
+    after = None if cursor == OLDEST else cursor
+    try:
+        page = ledger.slices(stream.name, after=after, limit=PAGE)
+    except UnknownSliceError:
+        page = ledger.slices(stream.name, limit=PAGE)
+    return page, page[-1].key if len(page) == PAGE else OLDEST
+
+
+def _times(cursor: str | None) -> dict[str, datetime]:
+    """The times in a cursor; one that cannot be read counts as none."""
+    try:
+        plain = json.loads(cursor or "{}")
+        return {name: datetime.fromisoformat(text) for name, text in plain.items()}
+    except (ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _with_time(cursor: str | None, name: str, now: datetime) -> str:
+    times = {**_times(cursor), name: now}
+    return json.dumps({key: time.isoformat() for key, time in times.items()}, sort_keys=True)

@@ -1,0 +1,463 @@
+"""Alerts: what is measured of each stream, and one tick that begins, ends and tells them.
+
+What belongs here: measuring against the thresholds of the declaration, and the sensor's tick. What does not: when an
+alert begins and ends (`highwater.alerting`), or sending it (`resources.webhook`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from highwater.alerting import Alert, Measure, after, told, watch
+from highwater.breaker import CLOSED
+from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError, TopicVanishedError
+from highwater.routing import JITTER
+from highwater.topic_rules import no_age_ends, retention, size_limit
+from highwater.wording import span
+from orchestration.checking.origin_counts import count_parked
+from orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
+from orchestration.telling import taken_back
+from orchestration.telling.publication import behind
+from orchestration.telling.unread import Ages, in_raw, unread_ages
+from resources import guards
+from resources.guards import guarded
+from resources.topic_facts import stamped_by_broker, topic_settings
+from resources.vanished_topics import parked_lost, vanished
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
+
+# The reject ratio is that of so many slices, the newest ones.
+SLICES = 20
+# Stands for the stream of what concerns all of them; no stream's name has a blank.
+DEPLOYMENT = "the deployment"
+LEASE_SECONDS = 60.0
+Tell = Callable[[Alert], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A stream, and what one tick asks about it."""
+
+    ledger: Ledger
+    kafka: Kafka
+    lake: Lake
+    stream: Stream
+
+    @cached_property
+    def in_raw(self) -> Collection[str] | None:
+        """The slices that stand in raw, read once; None if the lake cannot be asked now."""
+        return in_raw(self.ledger, self.lake, self.stream)
+
+    def ages(self, topic: str) -> Ages:
+        """Of what is not in raw of a topic, asked once.
+
+        Raises:
+            TopicAbsentError: there is no such topic.
+            DependencyAwayError: Kafka or the ledger is away.
+        """
+        if topic not in self._ages:
+            self._ages[topic] = unread_ages(self.ledger, self.kafka, self.stream, topic, self.in_raw)
+        return self._ages[topic]
+
+    @cached_property
+    def _ages(self) -> dict[str, Ages]:
+        return {}
+
+
+Measuring = Callable[[Asked], Measure | None]
+
+
+def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], tell: Tell) -> list[str]:
+    """Measure all streams, and tell what begins and what ends; returns what was done, in sentences.
+
+    What cannot be measured, because something is away, leaves its alert as it is (I15). What cannot be told is told at
+    a later tick; one that the receiver refuses keeps back no other. Two ticks at once follow each other.
+
+    Raises:
+        DependencyAwayError: the ledger is away.
+        LeaseHeldError: another tick is under way.
+    """
+    now = datetime.now(UTC)
+    lines: list[str] = []
+    with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
+        measures = [found for stream in streams for found in _measured(ledger, kafka, lake, stream, lines)]
+        measures += _dependencies(ledger, streams)
+        known = ledger.alerts()
+        measures += _gone(ledger, streams, known.values(), now)
+        open_ = after(known, measures, now)
+        if open_ != known:
+            ledger.keep_alerts(open_)
+        for alert in [alert for alert in open_.values() if alert.to_tell]:
+            try:
+                tell(alert)
+            except TemporaryError as error:
+                lines.append(str(error))
+                break  # a receiver that does not answer is not asked again and again within one tick
+            except HighwaterError as error:
+                lines.append(f"not told: {alert.stream} {alert.what}: {error}")
+                continue
+            open_ = told(open_, alert)
+            ledger.keep_alerts(open_)
+            lines.append(f"told: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")
+    return lines or [f"{len(open_)} alerts are open"]
+
+
+def _measured(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str]) -> Iterator[Measure]:
+    asked = Asked(ledger, kafka, lake, stream)
+
+    def guards_of(measure: Measuring) -> list[guards.Guard]:
+        names = ASKS.get(measure, ())
+        return [lake_guard(ledger, lake, stream) if name == LAKE else kafka_guard(ledger, kafka) for name in names]
+
+    for measure in MEASURES:
+        try:
+            with guarded(*guards_of(measure)):
+                if LAKE in ASKS.get(measure, ()):
+                    see_lake_there(ledger, lake)
+                found = measure(asked)
+        except HighwaterError as error:
+            lines.append(f"{stream.name}: not measured: {error.problem}")
+        except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others
+            lines.append(f"{stream.name}: not measured: {type(error).__name__}")
+        else:
+            if found is not None:
+                yield found
+
+
+def _reject_ratio(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    keys = [piece.key for piece in asked.ledger.slices(stream.name, stream.topic, newest=SLICES)]
+    proofs = asked.lake.committed(stream.name, "events", keys).values()
+    records, rejects = (sum(proof.counts.get(name, 0) for proof in proofs) for name in ("raw", "rejects"))
+    if not records:
+        return None
+    limit = stream.alerts.reject_ratio
+    return Measure(
+        stream.name,
+        "reject ratio",
+        f"{rejects / records:.0%} of {records:,} records of the newest {len(keys)} slices",
+        f"{limit:.0%}",
+        rejects / records > limit,
+        f"look at the reasons in {stream.name}/rejects; highwater audit {stream.name} tells how the records ended",
+    )
+
+
+def _parked(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    count, limit = count_parked(asked.ledger, asked.lake, stream), stream.alerts.parked
+    return Measure(
+        stream.name,
+        "parked records",
+        f"{count:,} wait for a person",
+        f"{limit:,}",
+        count > limit,
+        f"highwater redrive-parked {stream.name} lists them, sends them back; discard-parked gives them up",
+    )
+
+
+def _parked_topic(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    waiting = count_parked(asked.ledger, asked.lake, stream, published=True)
+    error: HighwaterError | None = None
+    if waiting:
+        try:
+            error = parked_lost(asked.kafka, stream, waiting)
+        except TopicAbsentError:
+            error = vanished(asked.ledger, stream, stream.parked_topic)
+    return Measure(
+        stream.name,
+        "parked topic",
+        "it holds what waits for a person" if error is None else f"{error.problem}: {error.stored}, {error.found}",
+        "nothing is lost",
+        error is not None,
+        "nothing is to be done" if error is None else error.remedy,
+    )
+
+
+def _late_retries(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    if not stream.delays:
+        return Measure.of_nothing(stream.name, "age of retries", "no tier is declared")
+    try:
+        found = [_lateness(asked, topic) for topic in stream.delays]
+    except TopicVanishedError as error:
+        return Measure(stream.name, "age of retries", error.problem, "no tier is gone", over=True, remedy=error.remedy)
+    late, limit = max(late for late, _ in found), stream.alerts.retries_late
+    if late <= limit and not all(sure for _, sure in found):
+        return None
+    return Measure(
+        stream.name,
+        "age of retries",
+        f"the oldest retry is {span(late)} late",
+        str(limit),
+        late > limit,
+        f"see that {stream.name}_dlq_retries and {stream.name}_repair run, and what their ticks and highwater status "
+        f"{stream.name} say",
+    )
+
+
+def _lateness(asked: Asked, topic: str) -> tuple[timedelta, bool]:
+    """How long after its due time a tier's oldest record still is not in raw; and whether all could be asked.
+
+    Raises:
+        TopicVanishedError: the tier is not there any more.
+        DependencyAwayError: Kafka or the ledger is away.
+    """
+    stream = asked.stream
+    try:
+        ages = asked.ages(topic)
+        if topic in stream.foreign_topics and not stamped_by_broker(asked.kafka, topic):
+            return timedelta(0), True  # what just came may bear the time of its first publication, days ago
+    except TopicAbsentError:
+        if (gone := vanished(asked.ledger, stream, topic)) is not None:
+            raise gone from None
+        return timedelta(0), True  # nothing was published to it yet
+    age = ages.oldest or timedelta(0)
+    return max(age - stream.delays[topic] * (1 + JITTER), timedelta(0)), ages.sure
+
+
+@dataclass(frozen=True)
+class _Left:
+    """How long a topic still keeps its oldest unread record.
+
+    Args:
+        topic: its name.
+        left: None if it takes none for its age.
+        limit: below it there is something to warn of.
+        ages: of what is unread.
+        size: `retention.bytes`, if that is limited: it may take the record at any time.
+    """
+
+    topic: str
+    left: timedelta | None
+    limit: timedelta
+    ages: Ages
+    size: int | None
+
+    @property
+    def margin(self) -> timedelta:
+        """Below 0 it is to be told."""
+        return timedelta.max if self.left is None else self.left - self.limit
+
+    @property
+    def by_size(self) -> str:
+        """What is known of a limit by size."""
+        return "" if self.size is None else f"; retention.bytes={self.size} of {self.topic} may take it before"
+
+
+def _retention_left(asked: Asked) -> Measure | None:
+    """Of the main topic and of every topic whose records are retried the one that is in most danger."""
+    stream = asked.stream
+    found = _all_left(asked)
+    worst = min(found, key=lambda one: one.margin, default=None)
+    known = any(one.topic == stream.topic for one in found) and all(one.ages.sure for one in found)
+    if worst is None or (worst.margin >= timedelta(0) and not known):
+        return None
+    if worst.left is None:
+        sizes = ", ".join(f"retention.bytes={one.size} of {one.topic}" for one in found if one.size is not None)
+        why = f"no age ends a record; when {sizes} takes one is not known" if sizes else "the topics keep all"
+        return Measure.of_nothing(stream.name, "retention before unread records", why)
+    return Measure(
+        stream.name,
+        "retention before unread records",
+        f"{span(worst.left)} until retention takes the oldest unread record of {worst.topic}{worst.by_size}",
+        str(worst.limit),
+        worst.margin < timedelta(0),
+        _read_sooner(stream, worst),
+    )
+
+
+def _all_left(asked: Asked) -> list[_Left]:
+    found = []
+    for topic in (asked.stream.topic, *asked.stream.delays):
+        try:
+            found += [one] if (one := _left(asked, topic)) is not None else []
+        except TopicAbsentError:
+            if topic == asked.stream.topic:
+                raise
+            # Nothing was published to it yet; if it is gone, the age of retries tells.
+    return found
+
+
+def _left(asked: Asked, topic: str) -> _Left | None:
+    """None where the settings of the topic may not be read."""
+    settings = topic_settings(asked.kafka, topic)
+    kept, size = retention(settings), size_limit(settings)
+    if kept is None:
+        return _Left(topic, None, timedelta(0), Ages({}, sure=True), size) if no_age_ends(settings) else None
+    ages = asked.ages(topic)
+    # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
+    limit = min(asked.stream.alerts.retention_left, kept / 2)
+    return _Left(topic, kept - (ages.oldest or timedelta(0)), limit, ages, size)
+
+
+def _read_sooner(stream: Stream, worst: _Left) -> str:
+    waiting = worst.ages.waiting
+    planned = f"highwater explain {waiting[0]} tells why it is planned and not read, or " if waiting else ""
+    runs = f"{stream.name}_planner runs"
+    if worst.topic != stream.topic:
+        runs = f"{stream.name}_dlq_retries runs, that {worst.topic} is not paused,"
+    return f"{planned}see that {runs} and what its ticks say, or raise retention.ms of {worst.topic}"
+
+
+def _breaker(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found = asked.ledger.breakers.circuit(stream.name)
+    return Measure(
+        stream.name,
+        "circuit breaker",
+        found.text,
+        "closed",
+        not found.closed,
+        f"mend what is rejected or fails; highwater status {stream.name} names the slices that are refused, "
+        "highwater accept-rejects lets one through as it is",
+    )
+
+
+def _held(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found = asked.ledger.holds.open(stream.name)
+    return Measure(
+        stream.name,
+        "held",
+        "; ".join(hold.text for hold in found) or "nothing is held",
+        "nothing is held",
+        bool(found),
+        "mend what the records lack, and the slice is decided; highwater release-hold lets it go on without them",
+    )
+
+
+def _given_up(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found = asked.ledger.given_up.open(stream.name)
+    return Measure(
+        stream.name,
+        "given up",
+        f"{len(found):,} slices; {found[0].text}" if found else "no slice is given up",
+        "no slice is given up",
+        bool(found),
+        f"highwater explain {found[0].slice_key} tells its runs: mend what they fail by, then materialise it, or "
+        f"highwater retry-slice {found[0].slice_key}"
+        if found
+        else "nothing is to be done",
+    )
+
+
+def _in_vain(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found = asked.ledger.in_vain.open(stream.name)
+    return Measure(
+        stream.name,
+        "tried in vain",
+        f"{len(found):,} slices; {found[0].text}" if found else "no slice is tried again and again",
+        "no slice is tried again and again",
+        bool(found),
+        f"highwater explain {found[0].slice_key} tells its runs: mend what they fail by, and {stream.name}_repair "
+        "requests it within the hour, or materialise it"
+        if found
+        else "nothing is to be done",
+    )
+
+
+def _published_late(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    now = datetime.now(UTC)
+    found = behind(asked.ledger, asked.lake, stream)
+    if found is None:
+        return Measure.of_nothing(stream.name, "age of accepted events", "the stream sends none")
+    late, limit = found.age(now), stream.alerts.published_late
+    return Measure(
+        stream.name,
+        "age of accepted events",
+        f"the oldest that is not sent to {found.topic} was accepted {span(late)} ago"
+        if found.waits
+        else "none waits to be sent",
+        str(limit),
+        late > limit,
+        found.held_up or "nothing is to be done",
+    )
+
+
+def _reclaimed_late(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found, limit = taken_back.waiting(asked.ledger, asked.lake, stream), stream.alerts.reclaimed_late
+    age = datetime.now(UTC) - found[0].since if found else timedelta(0)
+    records = sum(one.records for one in found)
+    return Measure(
+        stream.name,
+        "taken back",
+        f"{records:,} records of {len(found):,} slices wait to be decided anew, the first for {span(age)}"
+        if found
+        else "none waits to be decided anew",
+        str(limit),
+        age > limit,
+        taken_back.remedy(stream, found) if found else "nothing is to be done",
+    )
+
+
+def _asked_by(streams: Sequence[Stream]) -> list[str]:
+    """The dependencies of these streams."""
+    return [KAFKA, LAKE, *(stream.lookup.dependency for stream in streams if stream.lookup)]
+
+
+def _gone(ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], now: datetime) -> list[Measure]:
+    """Ends the alerts of streams and reference tables that no code location declares any more."""
+    about = {alert: alert.what if alert.stream == DEPLOYMENT else alert.stream for alert in alerts}
+    breakers = [f"circuit breaker of {name}"[:100] for name in _asked_by(streams)]
+    found = watch([*about.values()], [*(stream.name for stream in streams), *breakers], ledger.watched(), now)
+    if found.anew:
+        ledger.watch(sorted(found.anew), now)
+    why = "nothing declares it any more: it was not measured for a day"
+    return [Measure.of_nothing(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
+
+
+def _dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Measure]:
+    """The breakers of the dependencies, which are the deployment's, not a stream's.
+
+    That of a reference table which no stream has any more stays as it is for ever, since nobody asks for the table.
+    """
+    names = _asked_by(streams)
+    return [
+        Measure(
+            DEPLOYMENT,
+            f"circuit breaker of {one.name}"[:100],
+            guards.told(one),
+            "closed",
+            one.state != CLOSED,
+            f"bring {one.name} back; highwater doctor tries every connection",
+        )
+        for one in ledger.breakers.dependencies()
+        if one.name in names
+    ]
+
+
+MEASURES: tuple[Measuring, ...] = (
+    _breaker,
+    _held,
+    _given_up,
+    _in_vain,
+    _reject_ratio,
+    _parked,
+    _parked_topic,
+    _late_retries,
+    _retention_left,
+    _published_late,
+    _reclaimed_late,
+)
+ASKS: Mapping[Measuring, Sequence[str]] = {
+    _reject_ratio: (LAKE,),
+    _parked: (LAKE,),
+    _parked_topic: (LAKE, KAFKA),
+    _late_retries: (KAFKA,),
+    _retention_left: (KAFKA,),
+    _published_late: (LAKE,),
+    _reclaimed_late: (LAKE,),
+}
