@@ -1,32 +1,22 @@
 """What a stream declares: topic, schema, key and version, transitions, lookup, limits, tiers, alerts, breaker.
 
-What belongs here: the types of a declaration and the checks that it does not contradict itself.
-What does not: the declared streams (`assets/streams/`) and what is done with a declaration.
+What belongs here: the types of a declaration. What does not: its rules (`highwater.declaration_rules`), the declared
+streams (`assets/streams/`), and what is done with it.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import Enum
-from itertools import combinations
 from types import MappingProxyType
 from typing import Literal
 
 from highwater.errors import DeclarationError
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
-_TOPIC = re.compile(TOPIC_NAME)
-_TYPE = re.compile(r"string|integer|long|boolean|timestamp|decimal\((\d+),(\d+)\)")
-# What neither a path into the JSON value, nor SQL, nor a Delta table's column takes amiss.
-_FIELD = re.compile(r"[\w@-]+")
-# Dagster's rule; what it refuses would fail all streams as they load, without naming the file.
-_OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}")
-_MOST_DECIMAL_DIGITS = 38
 
 # Columns that every events table has beside the declared fields.
 RESERVED_COLUMNS = frozenset(
@@ -186,8 +176,6 @@ class Metrics:
     mean_of: tuple[str, ...]
 
 
-# Columns are named after the values.
-_COLUMN = re.compile(r"[A-Za-z0-9_]+")
 # A sum has ten digits more, and a table's decimals have 38.
 MOST_DIGITS = 28
 # Begins the names of the columns of the moving hour.
@@ -392,7 +380,9 @@ class Stream:
     retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
-        for problem in _problems(self):
+        from highwater.declaration_rules import problems
+
+        for problem in problems(self):
             raise DeclarationError(
                 f"stream {self.name!r}: {problem}",
                 remedy="mend the declaration in assets/streams/; docs/streams.md lists what it may say",
@@ -481,268 +471,3 @@ class Stream:
     def group(self) -> str:
         """The consumer group that mirrors the progress (I12)."""
         return f"highwater.{self.name}"
-
-
-def _problems(stream: Stream) -> list[str]:
-    names = [f.name for f in stream.fields]
-    found = []
-    if not _NAME.fullmatch(stream.name):
-        found.append("the name must be lower case letters, digits and _")
-    found += [_no_topic(topic) for topic in (stream.topic, *stream.dlq_topics) if not _is_topic(topic)]
-    if not _OWNER.fullmatch(stream.owner):
-        found.append(f"the owner {stream.owner!r} is neither a mail address nor team: and a name")
-    found += _name_problems(names)
-    found += [problem for declared in stream.fields for problem in _field_problems(declared)]
-    used = [*stream.key, stream.version, stream.event_time]
-    used += [stream.lookup.field] if stream.lookup else []
-    used += [stream.transitions.field] if stream.transitions else []
-    used += [stream.metrics.status, stream.metrics.amount] if stream.metrics else []
-    found += [f"field {name!r} is used and not declared" for name in used if name not in names]
-    found += _key_problems(stream)
-    found += _limit_problems(stream.limits)
-    found += _start_problems(stream.start)
-    found += _reject_problems(stream)
-    found += _check_problems(stream)
-    found += _alert_problems(stream.alerts)
-    found += _breaker_problems(stream.breaker)
-    found += _accepted_problems(stream)
-    found += _upkeep_problems(stream.upkeep)
-    found += _retention_problems(stream.retention)
-    if not found:
-        found += _typed_problems(stream)
-    return found
-
-
-def _is_topic(name: str) -> bool:
-    return bool(_TOPIC.fullmatch(name)) and name not in {".", ".."}
-
-
-def _no_topic(name: str) -> str:
-    return (
-        f"{name!r} is no topic name: that is letters, digits, '.', '_' and '-', 249 at the most (found {len(name)}), "
-        "and neither '.' nor '..'"
-    )
-
-
-def _name_problems(names: Sequence[str]) -> list[str]:
-    found = [
-        f"field {name!r}: a name is letters, digits, '_', '-' and '@', one at least"
-        for name in names
-        if not _FIELD.fullmatch(name)
-    ]
-    # Spark does not tell upper from lower case.
-    found += [
-        f"the fields {first!r} and {second!r} would be one column: they must differ in more than case"
-        for first, second in combinations(names, 2)
-        if first.lower() == second.lower()
-    ]
-    taken = [name for name in names if name.lower() in RESERVED_COLUMNS and name not in {"version", "event_time"}]
-    return found + [f"field {name!r}: the name is taken by the column {name.lower()!r} of Highwater" for name in taken]
-
-
-def _field_problems(declared: Field) -> list[str]:
-    kind = _TYPE.fullmatch(declared.type)
-    if kind is None:
-        return [f"field {declared.name!r}: unknown type {declared.type!r}"]
-    if kind[1] and not (1 <= int(kind[1]) <= _MOST_DECIMAL_DIGITS and int(kind[2]) <= int(kind[1])):
-        rule = f"a decimal has 1 to {_MOST_DECIMAL_DIGITS} digits, and no more behind the point than in all"
-        return [f"field {declared.name!r}: there is no {declared.type}: {rule}"]
-    return _bound_problems(declared, _greatest(declared, kind)) + _choice_problems(declared)
-
-
-def _greatest(declared: Field, kind: re.Match[str]) -> int | None:
-    """The greatest whole number that fits the type and 64 bits; None where it is no number."""
-    if kind[1]:
-        whole_digits = int(kind[1]) - int(kind[2])
-        return min(int("9" * whole_digits or 0), 2**63 - 1)
-    return {"integer": 2**31 - 1, "long": 2**63 - 1}.get(declared.type)
-
-
-def _bound_problems(declared: Field, greatest: int | None) -> list[str]:
-    least = declared.at_least
-    if least is None:
-        return []
-    if greatest is None:
-        return [f"field {declared.name!r}: at_least is for numbers, and a {declared.type} is none"]
-    if least > greatest:
-        return [f"field {declared.name!r}: at_least is {least:,}, and {declared.type} takes {greatest:,} at the most"]
-    return []
-
-
-def _choice_problems(declared: Field) -> list[str]:
-    wanted = {"string": str, "integer": int, "long": int}.get(declared.type)
-    if declared.one_of and wanted is None:
-        return [f"field {declared.name!r}: one_of is for strings and whole numbers, and a {declared.type} is neither"]
-    unfit = [value for value in declared.one_of if type(value) is not wanted]
-    return [f"field {declared.name!r}: one_of has {value!r}, which is no {declared.type}" for value in unfit]
-
-
-def _key_problems(stream: Stream) -> list[str]:
-    if not stream.key:
-        return ["no key is declared"]
-    found = [f"the key has field {name!r} {n} times" for name, n in Counter(stream.key).items() if n > 1]
-    separator = stream.key_separator
-    if len(stream.key) > 1 and (not separator or "\\" in separator):
-        found.append(f"the key separator {separator!r} must be one character at least, and hold no backslash")
-    return found
-
-
-def _limit_problems(limits: Limits) -> list[str]:
-    counts = {name: value for name, value in vars(limits).items() if name != "longest_wait"}
-    found = [f"limits: {name} is {value}, and must be 1 or more" for name, value in counts.items() if value < 1]
-    if limits.longest_wait < timedelta(0):
-        found.append(f"limits: longest_wait is {limits.longest_wait}, and cannot be negative")
-    if limits.fewest_records > limits.most_records:
-        found.append(f"limits: fewest_records is {limits.fewest_records}, above most_records {limits.most_records}")
-    return found
-
-
-def _alert_problems(alerts: Alerts) -> list[str]:
-    found = []
-    if not 0 <= alerts.reject_ratio <= 1 or alerts.parked < 0:
-        found.append("alerts: the reject ratio must be between 0 and 1, the number of parked records 0 or more")
-    times = {name: value for name, value in vars(alerts).items() if isinstance(value, timedelta)}
-    negative = {name: value for name, value in times.items() if value < timedelta(0)}
-    return found + [f"alerts: {name} is {value}, and cannot be negative" for name, value in negative.items()]
-
-
-def _breaker_problems(breaker: Breaker) -> list[str]:
-    found = []
-    if not 0 < breaker.reject_ratio <= 1:
-        found.append("breaker: the reject ratio must be above 0 and at most 1")
-    if min(breaker.least_records, breaker.slices, breaker.failures) < 1:
-        found.append("breaker: least_records, slices and failures must be 1 or more")
-    if breaker.cool_down < timedelta(0):
-        found.append("breaker: the cool-down cannot be negative")
-    return found
-
-
-def _accepted_problems(stream: Stream) -> list[str]:
-    accepted = stream.publishes
-    if accepted is None:
-        return []
-    found = []
-    if not _is_topic(accepted.topic):
-        found.append(f"publishes: {_no_topic(accepted.topic)}")
-    if accepted.topic in stream.all_topics:
-        found.append(f"publishes: {accepted.topic!r} is read by the stream itself")
-    if accepted.horizon < timedelta(0):
-        found.append("publishes: the horizon cannot be negative")
-    return found
-
-
-def _upkeep_problems(upkeep: Upkeep) -> list[str]:
-    found = ["upkeep: live_slices must be 1 or more"] if upkeep.live_slices < 1 else []
-    if upkeep.live_for is not None and upkeep.live_for <= timedelta(0):
-        found.append("upkeep: live_for must be longer than nothing")
-    if not timedelta(0) < upkeep.horizon <= LONGEST_HORIZON:
-        found.append("upkeep: the horizon must be longer than nothing, and seven days at the most")
-    if upkeep.runs_for is not None and upkeep.runs_for < LEAST_RUNS_FOR:
-        found.append("upkeep: runs_for must be two days or more: repair goes by the runs of the last one")
-    return found
-
-
-def _retention_problems(retention: Retention) -> list[str]:
-    found = []
-    if retention.raw is not None and retention.raw < SHORTEST_RETENTION:
-        found.append("retention: raw is kept for a day at least")
-    if retention.events is not None:
-        found.append(
-            "retention: events are kept forever: current, the versions and the ends of records are told by them, and "
-            "a second delivery of one that is gone would be taken for new; highwater erase removes those of a key"
-        )
-    if retention.rejects is not None:
-        found.append(
-            "retention: rejects are kept forever: by them it is told what waits, is parked or was given up; "
-            "highwater erase removes those of a key"
-        )
-    return found
-
-
-def _reject_problems(stream: Stream) -> list[str]:
-    found = []
-    if any(not SHORTEST_DELAY <= delay <= LONGEST_DELAY for delay in stream.tiers):
-        found.append("a tier's delay must be between a second and seven days")
-    found += [
-        f"the foreign topic {one.topic!r} must wait between a second and seven days"
-        for one in stream.foreign
-        if not SHORTEST_DELAY <= one.delay <= LONGEST_DELAY
-    ]
-    named = stream.foreign_topics
-    found += [f"the foreign topic {_no_topic(name)}" for name in named if not _is_topic(name)]
-    if list(stream.tiers) != sorted(set(stream.tiers)):
-        found.append("each tier must wait longer than the one before it")
-    found += [f"on_reject says nothing of {reason!r}" for reason in ON_REJECT if reason not in stream.on_reject]
-    found += [
-        f"on_reject speaks of {reason!r}, which is no reason; there are {', '.join(ON_REJECT)}"
-        for reason in stream.on_reject
-        if reason not in ON_REJECT
-    ]
-    if not stream.tiers and OnReject.RETRY in {how for r, how in stream.on_reject.items() if how != ON_REJECT.get(r)}:
-        found.append("on_reject asks for retries, and no tier is declared")
-    return found
-
-
-def _check_problems(stream: Stream) -> list[str]:
-    unknown = [
-        f"checks speaks of {name!r}, which is no check; there are {', '.join(CHECKS)}"
-        for name in stream.checks
-        if name not in CHECKS
-    ]
-    late = [
-        f"{name} cannot block, since it needs what is downstream; {', '.join(sorted(CAN_BLOCK))} can"
-        for name, severity in stream.checks.items()
-        if severity == Severity.BLOCK and name in CHECKS and name not in CAN_BLOCK
-    ]
-    return unknown + late
-
-
-def _start_problems(start: Start | str) -> list[str]:
-    if start in {*Start}:
-        return []
-    wanted = "earliest, latest or a time in ISO 8601 with its zone, such as 2026-03-01T00:00:00Z"
-    try:
-        zone = datetime.fromisoformat(start).tzinfo
-    except ValueError:
-        return [f"the start {start!r} is none of {wanted}"]
-    return [] if zone else [f"the start {start!r} names no zone; give {wanted}"]
-
-
-def _typed_problems(stream: Stream) -> list[str]:
-    found = []
-    if stream.field_named(stream.version).type not in {"integer", "long", "timestamp"}:
-        found.append("the version must be an integer, a long or a timestamp")
-    if stream.field_named(stream.event_time).type != "timestamp":
-        found.append("the event time must be a timestamp")
-    found += [
-        f"a field named {name!r} must be the stream's {name}"
-        for name in ("version", "event_time")
-        if name in [f.name for f in stream.fields] and getattr(stream, name) != name
-    ]
-    if stream.first_version is not None and not stream.versions_count:
-        found.append("first_version is for versions that count: an integer or a long")
-    return [*found, *_metrics_problems(stream)]
-
-
-def _metrics_problems(stream: Stream) -> list[str]:
-    if stream.metrics is None:
-        return []
-    found, status = [], stream.field_named(stream.metrics.status)
-    if status.type != "string" or not status.one_of:
-        found.append(f"metrics: field {status.name!r} must be a string with one_of: its values become columns")
-    unfit = [value for value in status.one_of if not _COLUMN.fullmatch(str(value))]
-    found += [f"metrics: {value!r} cannot be part of a column's name: letters, digits and _" for value in unfit]
-    if len({str(value).lower() for value in (*status.one_of, HOUR)}) <= len(status.one_of):
-        found.append(f"metrics: values of {status.name!r} must differ in more than case, and none be {HOUR!r}")
-    found += [
-        f"metrics: mean_of: {v!r} is no value of {status.name!r}"
-        for v in stream.metrics.mean_of
-        if v not in status.one_of
-    ]
-    digits = _TYPE.fullmatch(stream.field_named(stream.metrics.amount).type)
-    summed = digits and (digits[0] in {"integer", "long"} or (digits[1] and int(digits[1]) <= MOST_DIGITS))
-    if not summed:
-        found.append(
-            f"metrics: the amount must be an integer, a long, or a decimal of {MOST_DIGITS} digits at the most"
-        )
-    return found
