@@ -19,7 +19,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from assets import events, rejects, sent
+from assets import events, kept, rejects, sent
 from assets.commit import Clock, Standing, require_newer
 from assets.event_records import EventRecords
 from assets.events import require
@@ -207,7 +207,7 @@ class _Run:
 
         The lock is waited for before the transaction begins: that one lasts for a minute at the most.
         """
-        with sent.alone(self.work) as lease:
+        with kept.alone(self.work) as lease:
 
             def meanwhile() -> None:
                 batch.book.write_down()

@@ -1,7 +1,7 @@
 """The table `published`: what became of each event on its way to the topic of accepted events.
 
 What belongs here: its columns, and the steps by which it follows what Kafka holds. What does not: what is to be sent
-(`assets.outgoing`), and the transactions (`assets.published`).
+(`assets.outgoing`), the transactions (`assets.published`), and what decisions must keep (`assets.kept`).
 
 A batch of slices is first written down as it will be sent, in the partition SENDING, each record with its number. The
 mark in Kafka counts the records of the batch. So after a crash the records below the mark were sent, with the content
@@ -12,8 +12,7 @@ the slices stands what is settled alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from assets import accepted_copies
 from assets.commit import LEASE_SECONDS
 from highwater.envelope import ORIGIN, ORIGIN_TYPES, Origin
-from highwater.errors import ConfigurationError, LeaseHeldError, SupersededAttemptError, TopicRecreatedError
+from highwater.errors import ConfigurationError, SupersededAttemptError, TopicRecreatedError
 from highwater.proof import Proof
-from highwater.publishing import Known, State, lets_go, see_none_retracted
+from highwater.publishing import Known, State
 from highwater.slices import SliceKey
 from resources.lake import open_table, proofs_in, query, query_all, query_arrow, slice_is_one_of
 from resources.small_tables import opened, replace_partitions
@@ -31,13 +30,11 @@ from resources.small_tables import opened, replace_partitions
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
-    from pyspark.sql import DataFrame, Row
 
     from assets.work import Work
     from highwater.declaration import Stream
     from highwater.slices import Slice
     from resources.lake import Lake
-    from resources.leases import Lease
 
 TABLE = "published"
 # The partition of what is under way; no slice key is without an @.
@@ -50,12 +47,6 @@ LOOK_AGAIN = -1
 FORMAT = 1
 # Columns of which hardly two rows are alike: as it is written, a dictionary would cost more than it saves.
 UNLIKE = ("origin_offset", "fingerprint", "number")
-# So many are looked at before an error names some of them.
-MOST_RETRACTED = 1_000
-# For so long nothing is sent after a run died as it committed a decision: Spark may go on with it. A Connect server
-# notices within 120 s that a client is gone, and ends its query 300 s later (`detachedTimeout`) or 330 s. That
-# is 450 s, what is left at least of a term that was renewed a quarter of it ago.
-ABANDONED_SECONDS = 600
 
 
 def schema() -> pa.Schema:
@@ -175,10 +166,10 @@ def under_way(lake: Lake, stream: Stream) -> set[str]:
         DependencyAwayError: the lake could not be read.
     """
     table = open_table(lake.path(stream.name, TABLE))
-    return set() if table is None else _under_way(table)
+    return set() if table is None else under_way_in(table)
 
 
-def _under_way(table: DeltaTable) -> set[str]:
+def under_way_in(table: DeltaTable) -> set[str]:
     asked = f"SELECT DISTINCT of_slice FROM t WHERE proof IS NULL AND {slice_is_one_of([SENDING])}"
     return {str(row["of_slice"]) for row in query(table, asked)}
 
@@ -200,7 +191,7 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
     table = open_table(path) if origins else None
     if table is None:
         return
-    if sending := _under_way(table) & origins.keys():
+    if sending := under_way_in(table) & origins.keys():
         raise SupersededAttemptError(
             f"{', '.join(sorted(sending))}: a publication of them is under way, or broke off",
             remedy=f"let it end, or materialise {work.stream.name}/{TABLE} of these slices; then erase the key again",
@@ -215,108 +206,6 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
             parts += [kept, _proof_row(key, found[key].to_json())]
     if found:
         _commit(work, table, parts, [*found], [*found.values()])
-
-
-def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame, refused: DataFrame) -> None:
-    """See that a new decision of slices accepts all that was sent of them, or may have been, before it is committed.
-
-    Args:
-        work: the connections.
-        keys: slices that are about to be decided.
-        accepted: what is accepted of them now: slice and origin.
-        refused: what is rejected of them now, and was not left to the DLQ before: the same columns.
-
-    Raises:
-        RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
-        DependencyAwayError: the lake could not be read.
-    """
-    found: dict[str, dict[Origin, datetime | None]] = {}
-    for row in (*_gone(work, _reached(work, keys), accepted), *accepted_copies.refused(work, keys, refused)):
-        at = None if row["us"] is None else datetime.fromtimestamp(row["us"] / 1e6, UTC)
-        found.setdefault(row["slice"], {}).setdefault(Origin.of_row(row.asDict()), at)
-    leaves = work.ledger.breakers.accepted([*found])
-    for key, origins in found.items():
-        leave = leaves[key].accepted_at if key in leaves else None
-        see_none_retracted(key, origins, allowed=lets_go(leave, origins.values()))
-
-
-def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
-    """What was sent of slices and is not accepted of them now: the slice, the origin, and when it was sent."""
-    from pyspark.sql import functions as F
-
-    if not keys:
-        return []
-    rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
-    there = F.col("slice").isin(*keys) | ((F.col("slice") == SENDING) & F.col("of_slice").isin(*keys))
-    was = rows.where("proof IS NULL").where(there).where(F.col("state") == State.SENT.value)
-    micros = F.unix_micros("published_at").alias("us")
-    told = was.select(F.coalesce("of_slice", "slice").alias("slice"), *ORIGIN, micros)
-    # The last that were sent first: a leave that covers them covers the rest.
-    gone = told.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")
-    return gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_RETRACTED).collect()
-
-
-def exposed(work: Work, standing: Mapping[str, Proof]) -> set[str]:
-    """Those of the slices of which events may be sent as they stand, until they are decided anew.
-
-    Of a slice that was sent as it stands nothing follows but second deliveries, where their first one is retracted.
-
-    Args:
-        work: the connections.
-        standing: what stands of slices in events. What was never decided was never sent.
-
-    Raises:
-        DependencyAwayError: the lake could not be read.
-    """
-    if work.stream.publishes is None or not standing:
-        return set()
-    found = proofs(work.lake, work.stream, [*standing])
-    return {
-        key
-        for key, proof in standing.items()
-        if key not in found or found[key].attempt != proof.attempt or found[key].counts.get("second_deliveries")
-    }
-
-
-def alone(work: Work, seconds: float = LEASE_SECONDS) -> AbstractContextManager[Lease]:
-    """The lock between writing a batch down and committing a decision that may reject what is in it: one at a time."""
-    return work.ledger.lease(f"sending {work.stream.name}", seconds=seconds, wait=2 * ABANDONED_SECONDS)
-
-
-@contextmanager
-def kept(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Keep batches from being written down while slices are committed, and see once more what was sent of them.
-
-    Whoever writes a batch down looks at events after it. So the batch is seen here, or the decision there.
-
-    Args:
-        work: the connections.
-        see: sees that what was sent of slices stays an event; of those of which events may be sent as they stand.
-
-    Raises:
-        RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
-        LeaseHeldError: somebody else kept the lock, or took it; nothing was committed.
-        DependencyAwayError: the lake or the ledger could not be read.
-    """
-    with alone(work, ABANDONED_SECONDS) as lease:
-        see()
-        lease.left = True  # a run that dies, or is told nothing of the outcome, leaves a query that may still commit
-        try:
-            yield lease.check
-        except (SupersededAttemptError, LeaseHeldError):
-            lease.left = False  # nothing was written, and nothing will be
-            raise
-        lease.left = False
-
-
-def _reached(work: Work, keys: Sequence[str]) -> list[str]:
-    """Those of the slices of which anything was sent, or may have been, whatever stands in events of them."""
-    table = None if work.stream.publishes is None else open_table(work.lake.path(work.stream.name, TABLE))
-    if table is None:
-        return []
-    there = {str(one["slice"]) for one in table.partitions()}
-    there |= _under_way(table)
-    return [key for key in keys if key in there]
 
 
 def batch_of(table: DeltaTable) -> Sending | None:

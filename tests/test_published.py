@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from assets import event_json, event_records, outgoing, published, sent
+from assets import event_json, event_records, kept, outgoing, published, sent
 from assets.erasing import origins_of
 from assets.window import RUN, Window
 from assets.window import schema as window_schema
@@ -388,7 +388,7 @@ def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that
 ) -> None:
     pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
     keys = [piece.key for piece in pieces]
-    assert sent._reached(tables.work(*pieces), keys) == []
+    assert kept._reached(tables.work(*pieces), keys) == []
     for n, piece in enumerate(pieces):
         tables.decide(piece, orders(0, n, n + 1))
     tables.publish(pieces[0])
@@ -398,14 +398,14 @@ def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that
     events = tables.lake.table("orders", "events")
     assert events is not None
     events.delete()
-    assert sent._reached(tables.work(*pieces), keys) == keys[:2]
+    assert kept._reached(tables.work(*pieces), keys) == keys[:2]
 
 
 def commit(tables: Tables, piece: Slice, rows: list[Event], rejected: list[Event]) -> None:
     """What the run of events does at its end."""
     accepted: Any = {(one.partition, one.offset) for one in rows}
     work = tables.work(piece)
-    with sent.kept(work, lambda: sent.see_kept(work, [piece.key], accepted, accepted)) as see_held:
+    with kept.kept(work, lambda: kept.see_kept(work, [piece.key], accepted, accepted)) as see_held:
         see_held()
         tables.decide(piece, rows, rejected)
 
@@ -419,8 +419,8 @@ def seen_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         if any((row["origin_partition"], row["origin_offset"]) not in accepted for row in gone):
             raise RetractionError("sent", remedy="none")
 
-    monkeypatch.setattr(sent, "see_kept", see_kept)
-    monkeypatch.setattr(sent, "ABANDONED_SECONDS", 0.2)
+    monkeypatch.setattr(kept, "see_kept", see_kept)
+    monkeypatch.setattr(kept, "ABANDONED_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("seen_without_spark")
@@ -485,11 +485,11 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
     piece = tables.plan(0, p0=(0, 2))
     tables.decide(piece, orders(0, 0, 2))
     for error, left in ((SupersededAttemptError("first", remedy="none"), False), (Broken("no answer"), True)):
-        monkeypatch.setattr(sent, "ABANDONED_SECONDS", 600)
-        with pytest.raises(type(error)), sent.kept(tables.work(piece), lambda: None):
+        monkeypatch.setattr(kept, "ABANDONED_SECONDS", 600)
+        with pytest.raises(type(error)), kept.kept(tables.work(piece), lambda: None):
             raise error
         assert ("sending orders" in tables.ledger.leases()) == left
-    monkeypatch.setattr(sent, "ABANDONED_SECONDS", 0.01)
+    monkeypatch.setattr(kept, "ABANDONED_SECONDS", 0.01)
     with pytest.raises(LeaseHeldError):
         tables.publish(piece)
     assert log.records == []
@@ -517,7 +517,7 @@ def test_only_what_may_still_be_sent_as_it_stands_is_locked_for_a_decision(table
 
     def exposed() -> set[str]:
         work = tables.work(*pieces)
-        return sent.exposed(work, tables.lake.committed("orders", "events", work.keys))
+        return kept.exposed(work, tables.lake.committed("orders", "events", work.keys))
 
     assert exposed() == {piece.key for piece in pieces[:3]}, "what was never decided cannot have been sent"
     tables.publish(*pieces[:3])
