@@ -286,6 +286,7 @@ def test_what_is_undelivered_is_told_beside_the_error_of_a_callback(nobody: str)
     with pytest.raises(RuntimeError, match="the caller cannot take") as raised:
         producer.close(0.1)
     assert "not delivered: id-2; unknown: id-0, id-1" in "".join(raised.value.__notes__)
+    producer.client.poll(0)  # what it says of itself, that nobody answers, counts too
     assert (len(callback.told), producer.counts.outstanding, len(producer.client)) == (3, 0, 0)
 
 
