@@ -1,0 +1,66 @@
+"""The stages on a Spark with the settings that users get: queries run as generated code, and adapted.
+
+All other tests have `SMALL_QUERIES`, which nobody else has. What belongs here: those of their tests in which Spark's
+errors are the fence, or its parsing decides. What does not: tests that are nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import test_history, test_stages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dev.spark_connect import SparkConnect
+
+pytestmark = [pytest.mark.slow, pytest.mark.records]
+
+
+@pytest.fixture(scope="module")
+def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnect]:
+    """A Connect server as `make up` starts it."""
+    from dev.spark_connect import SparkConnect
+
+    with SparkConnect(tmp_path_factory.mktemp("generated")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def spark(spark_server: SparkConnect) -> Iterator[SparkSession]:
+    """A session on it; every fixture of the tests below has this one."""
+    from pyspark.sql import SparkSession
+
+    from resources.spark import close, prepare
+
+    session = prepare(SparkSession.builder.remote(spark_server.remote).create())
+    yield session
+    close(session)
+
+
+def test_queries_are_run_as_generated_code(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "numbers")
+    spark.range(9).write.parquet(path)
+    plan = spark.sql(f"EXPLAIN CODEGEN SELECT id + 1 FROM parquet.`{path}` WHERE id > 3").collect()[0][0]
+    assert "Found 1 WholeStageCodegen subtrees" in plan
+    assert spark.conf.get("spark.sql.codegen.factoryMode") == "FALLBACK"
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+
+
+taken = test_stages.taken
+test_raw = test_stages.test_raw_holds_every_record_of_the_topic_byte_by_byte
+test_split = test_stages.test_the_split_is_conserved_and_told_by_reason
+test_malformed = test_stages.test_whatever_is_not_exactly_the_declared_record_is_malformed
+test_sound = test_stages.test_sound_variants_are_events
+test_no_record = test_stages.test_a_slice_without_any_record_is_committed_and_proved
+test_current = test_stages.test_current_follows_events_and_repeats_nothing
+test_late_starter = test_stages.test_a_late_starter_cannot_overwrite_a_younger_commit
+test_many_unchanged = test_stages.test_a_commit_may_rest_on_hundreds_of_slices
+test_fingerprint = test_history.test_a_plan_keeps_the_last_record_of_each_range_and_raw_agrees_with_it
+test_other_record = test_history.test_another_record_under_the_mark_is_not_read
+test_known_rows = test_stages.test_rows_that_are_known_come_as_they_were_given
