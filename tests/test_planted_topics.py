@@ -119,7 +119,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     world.write()
     # Topics of the DLQ have as many partitions as the main one; what was published to one that is gone would be told.
     ends = world.topics.ends
-    world.topics.ends = {**ends, TIER: {**ends[TIER], 1: 0}, STREAM.parked_topic: {0: 0, 1: 0}}
+    world.topics.ends = {**ends, TIER: {**ends[TIER], 1: 0}, STREAM.parked_topic: {0: 1, 1: 0}}
     monkeypatch.setattr(topic_facts, "_brokers", lambda _: BROKERS)
     monkeypatch.setattr(topic_facts, "_settings", made.told)
     # Our own producer is no part of a topic, and what slices sent is counted elsewhere.
