@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dev.spark_connect import SparkConnect
+    from tests.support import Bench
 
 pytestmark = [pytest.mark.slow, pytest.mark.records]
 
@@ -43,19 +44,28 @@ def spark(spark_server: SparkConnect) -> Iterator[SparkSession]:
     close(session)
 
 
-def test_queries_are_run_as_generated_code(spark: SparkSession, tmp_path: Path) -> None:
-    path = str(tmp_path / "numbers")
-    spark.range(9).write.parquet(path)
+taken = test_stages.taken
+
+
+def test_fences_split_and_current_hold_on_generated_code(
+    spark: SparkSession, taken: test_stages.Taken, bench: Bench, tmp_path: Path
+) -> None:
+    """One test of several, so that one worker alone starts this server."""
+    see_generated(spark, tmp_path / "numbers")
+    for holds in (
+        test_stages.test_raw_holds_every_record_of_the_topic_byte_by_byte,
+        test_stages.test_the_split_is_conserved_and_told_by_reason,
+        test_stages.test_whatever_is_not_exactly_the_declared_record_is_malformed,
+        test_stages.test_current_follows_events_and_repeats_nothing,
+        test_stages.test_a_late_starter_cannot_overwrite_a_younger_commit,
+    ):
+        holds(taken)
+    test_history.test_another_record_under_the_mark_is_not_read(bench)
+
+
+def see_generated(spark: SparkSession, path: Path) -> None:
+    spark.range(9).write.parquet(str(path))
     plan = spark.sql(f"EXPLAIN CODEGEN SELECT id + 1 FROM parquet.`{path}` WHERE id > 3").collect()[0][0]
     assert "Found 1 WholeStageCodegen subtrees" in plan
     assert spark.conf.get("spark.sql.codegen.factoryMode") == "FALLBACK"
     assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
-
-
-taken = test_stages.taken
-test_raw = test_stages.test_raw_holds_every_record_of_the_topic_byte_by_byte
-test_split = test_stages.test_the_split_is_conserved_and_told_by_reason
-test_malformed = test_stages.test_whatever_is_not_exactly_the_declared_record_is_malformed
-test_current = test_stages.test_current_follows_events_and_repeats_nothing
-test_late_starter = test_stages.test_a_late_starter_cannot_overwrite_a_younger_commit
-test_other_record = test_history.test_another_record_under_the_mark_is_not_read
