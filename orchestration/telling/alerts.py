@@ -56,6 +56,15 @@ class Asked:
         """The slices that stand in raw, read once; None if the lake cannot be asked now."""
         return in_raw(self.ledger, self.lake, self.stream)
 
+    @cached_property
+    def parked(self) -> int:
+        """How many records wait for a person, counted once.
+
+        Raises:
+            DependencyAwayError: the lake is away.
+        """
+        return count_parked(self.ledger, self.lake, self.stream)
+
     def ages(self, topic: str) -> Ages:
         """Of what is not in raw of a topic, asked once.
 
@@ -152,7 +161,7 @@ def _reject_ratio(asked: Asked) -> Measure | None:
 
 def _parked(asked: Asked) -> Measure | None:
     stream = asked.stream
-    count, limit = count_parked(asked.ledger, asked.lake, stream), stream.alerts.parked
+    count, limit = asked.parked, stream.alerts.parked
     return Measure(
         stream.name,
         "parked records",
@@ -164,14 +173,11 @@ def _parked(asked: Asked) -> Measure | None:
 
 
 def _parked_topic(asked: Asked) -> Measure | None:
-    stream = asked.stream
-    waiting = count_parked(asked.ledger, asked.lake, stream, published=True)
-    error: HighwaterError | None = None
-    if waiting:
-        try:
-            error = parked_lost(asked.kafka, stream, waiting)
-        except TopicAbsentError:
-            error = vanished(asked.ledger, stream, stream.parked_topic)
+    stream, error = asked.stream, None
+    # A topic that holds as many as all that wait has those that are published, which need not be counted then.
+    if asked.parked and _lost_on_parked(asked, asked.parked):
+        waiting = count_parked(asked.ledger, asked.lake, stream, published=True)
+        error = _lost_on_parked(asked, waiting) if waiting else None
     return Measure(
         stream.name,
         "parked topic",
@@ -180,6 +186,13 @@ def _parked_topic(asked: Asked) -> Measure | None:
         error is not None,
         "nothing is to be done" if error is None else error.remedy,
     )
+
+
+def _lost_on_parked(asked: Asked, waiting: int) -> HighwaterError | None:
+    try:
+        return parked_lost(asked.kafka, asked.stream, waiting)
+    except TopicAbsentError:
+        return vanished(asked.ledger, asked.stream, asked.stream.parked_topic)
 
 
 def _late_retries(asked: Asked) -> Measure | None:
