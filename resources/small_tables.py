@@ -1,8 +1,8 @@
-"""Tables that are small enough to be written without a JVM: partitions replaced in one commit, one writer at a time.
+"""Writing without a JVM: small tables, whose partitions one commit replaces, and the first version of every table.
 
-What belongs here: creating such a table, the compare-and-set of its commit, adding to one that only grows, and trying
-whether any could be written. What
-does not: what its rows mean (`assets`), or the commits of Spark (`resources.lake`).
+What belongs here: creating a table, the compare-and-set of a small one's commit, adding to one that only grows, and
+trying whether any could be written. What does not: what its rows mean (`assets`), or the commits of Spark
+(`resources.spark_tables`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
@@ -18,9 +19,11 @@ from resources.lake import in_one_line, open_table, query, slice_is_one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Schema
 
     from highwater.proof import Mark
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def opened(path: str, schema: pa.Schema, description: str) -> DeltaTable:
@@ -35,20 +38,51 @@ def opened(path: str, schema: pa.Schema, description: str) -> DeltaTable:
         DependencyAwayError: the storage could not be read or written.
     """
     from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
 
     found = open_table(path)
     if found is not None and found.metadata().description == description:
         return found
-    mode = "error" if found is None else "overwrite"
+    if found is None:
+        create(path, schema, description=description)
+    else:
+        with storage(path):
+            DeltaTable.create(path, schema, mode="overwrite", partition_by=["slice"], description=description)
+    with storage(path):
+        return DeltaTable(path)
+
+
+def create(
+    path: str, schema: Schema | pa.Schema, *, description: str | None = None, configuration: Mapping[str, str] = _NONE
+) -> None:
+    """Write the first version of a table that is partitioned by slice, unless somebody else does at the same moment.
+
+    It is one file, there or not, whoever else writes it and wherever one is killed. The client's own retries would
+    write what was too late as the second version, with another identity of the table, over what came between.
+
+    Args:
+        path: where it lies; that it is absent was seen.
+        schema: its columns, `slice` among them.
+        description: what its rows rest on.
+        configuration: Delta's table properties.
+
+    Raises:
+        DependencyAwayError: the storage could not be written.
+    """
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    once = CommitProperties(max_commit_retries=0)
+    given: dict[str, Any] = {
+        "description": description,
+        "configuration": dict(configuration),
+        "commit_properties": once,
+    }
     with storage(path):
         try:
-            DeltaTable.create(path, schema, mode=mode, partition_by=["slice"], description=description)  # type: ignore[arg-type]
+            DeltaTable.create(path, schema, partition_by=["slice"], **given)
         except DeltaError:
-            # Another run may have created it at the same moment.
-            if found is not None or not DeltaTable.is_deltatable(path):
+            if not DeltaTable.is_deltatable(path):
                 raise
-        return DeltaTable(path)
 
 
 def has_rows(table: DeltaTable) -> bool:

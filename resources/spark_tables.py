@@ -17,6 +17,7 @@ from highwater.balancing import balanced
 from highwater.errors import DependencyAwayError, SupersededAttemptError
 from highwater.proof import user_metadata
 from resources.lake import open_table, slice_is_one_of
+from resources.small_tables import create
 from resources.spark import ADAPTIVE, delta_errors, translated
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 SUPERSEDED = "HIGHWATER_SUPERSEDED"
 # Taken around a commit; what it guards against is `assets.commit`'s to know.
 Lock = Callable[[], AbstractContextManager[object]]
-# Two first runs at once: the one that lost finds the table at its second try.
-CREATE_TRIES = 3
+# Runs that change a table at once: one that was too late finds the change at its second try.
+CHANGE_TRIES = 3
 # What is read is cut into this many tasks or more, so that one slice has work for as many cores.
 TASKS = 8
 
@@ -44,26 +45,42 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
         path: where it lies.
         columns: the columns in SQL, without `proof`, which every table has.
         searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
-        lock: keeps out whoever commits to the table from another driver; it is taken when something is to be done.
+        lock: keeps out whoever commits to the table from another driver; it is taken when columns are to be added.
     """
-    for tries in range(1, CREATE_TRIES + 1):
-        if _statement(path, columns, searched) is None:
+    if open_table(path) is None:
+        _create(path, spark.createDataFrame([], f"{columns}, proof STRING").schema.json(), searched)
+    for tries in range(1, CHANGE_TRIES + 1):
+        if _change(path, columns) is None:
             return
         with lock():
             # Another run may have done it meanwhile.
-            text = _statement(path, columns, searched)
-            if text is None or _done(spark, path, text, last=tries == CREATE_TRIES):
+            text = _change(path, columns)
+            if text is None or _done(spark, path, text, last=tries == CHANGE_TRIES):
                 return
 
 
-def _statement(path: str, columns: str, searched: Sequence[str]) -> str | None:
+def _create(path: str, schema: str, searched: Sequence[str]) -> None:
+    """Write a table's first version, not with Spark.
+
+    Spark makes the log's folder first, and refuses a table where there is a folder: the second of two runs at once
+    would fail, and so would every run after one that was killed in between.
+    """
+    from deltalake import Schema
+
+    # With the proof among them, a look at the proofs opens only files that hold one.
+    create(
+        path,
+        Schema.from_json(schema),
+        configuration={"delta.dataSkippingStatsColumns": ",".join([*searched, "proof"])},
+    )
+
+
+def _change(path: str, columns: str) -> str | None:
     """What is to be done to the table as it stands now; None for nothing."""
     table = open_table(path)
     if table is None:
-        return (
-            f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({columns}, proof STRING) USING delta PARTITIONED BY (slice) "
-            # With the proof among them, a look at the proofs opens only files that hold one.
-            f"TBLPROPERTIES ('delta.dataSkippingStatsColumns' = '{','.join([*searched, 'proof'])}')"
+        raise DependencyAwayError(
+            f"the table at {path} is gone", remedy="see who removed it; the next run makes it anew"
         )
     there = {field.name.lower() for field in table.schema().fields}
     lacking = [column for column in parts_of(columns) if name_of(column) not in there]

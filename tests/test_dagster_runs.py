@@ -115,7 +115,9 @@ def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deploymen
         ]
         assert metadata["dagster/partition_row_count"].value == 10
         assert metadata["lag_at_planning"].value == piece.lag
-        assert {"delta_version", "rejects/malformed", "event_span_seconds", "seconds/commit"} <= set(metadata)
+        assert {"delta_version", "rejects/malformed", "event_span_seconds"} <= set(metadata)
+        # A run that a busy machine had repeated found its slices committed, and says so.
+        assert "seconds/commit" in metadata or "note" in metadata
         assert metadata["slices_in_run"].value == together[record.run_id]
     with deployment.instance() as instance:
         for stage in COMMITTED:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,8 +19,12 @@ from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from resources.lake import Lake, Written, query, written
 from resources.ledger import Ledger
+from resources.small_tables import create
 from resources.spark_tables import create_table, name_of, parts_of
 from tests.support import make_stream
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Barrier
 
 STREAM, TABLE = "orders", "raw"
 
@@ -185,14 +190,37 @@ class Watched:
         return self.asked
 
 
-def test_a_change_of_a_table_is_a_commit_like_others_and_takes_their_lock(lake: Lake, tmp_path: Path) -> None:
+def test_of_many_that_make_a_table_at_once_one_does(tmp_path: Path) -> None:
+    """A second one would give the table another identity; whoever committed meanwhile would be told of a conflict."""
+    from deltalake import DeltaTable
+
+    paths, many = [str(tmp_path / str(number)) for number in range(60)], 3
+    anew = multiprocessing.get_context("spawn")
+    together = anew.Barrier(many)
+    makers = [anew.Process(target=_make_together, args=(paths, together)) for _ in range(many)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join(120)
+    assert [maker.exitcode for maker in makers] == [0] * many
+    assert {DeltaTable(path).version() for path in paths} == {0}
+
+
+def _make_together(paths: list[str], together: Barrier) -> None:
+    import pyarrow as pa
+
+    for path in paths:
+        together.wait(60)
+        create(path, pa.schema([("slice", pa.string())]), description="what it rests on")
+
+
+def test_a_change_of_a_table_is_a_commit_like_others_and_takes_their_lock(lake: Lake) -> None:
     """A driver beside it that was told of the same version of the table would lose its commit."""
     added = Watched(lake.path(STREAM, TABLE)).have("slice STRING, first STRING")
     assert added == ["lock", "ALTER (first STRING)", "unlock"]
-    assert Watched(str(tmp_path / "none")).have("slice STRING") == ["lock", "CREATE", "unlock"]
 
 
-def test_a_stage_makes_its_table_under_the_lease_of_its_commits(tmp_path: Path) -> None:
+def test_a_stage_adds_columns_under_the_lease_of_its_commits(lake: Lake, tmp_path: Path) -> None:
     ledger, held = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), []
 
     class Session:
@@ -203,8 +231,8 @@ def test_a_stage_makes_its_table_under_the_lease_of_its_commits(tmp_path: Path) 
 
     spark: Any = Session()
     kafka: Any = None
-    work = Work(make_stream("orders"), (), spark, Lake(str(tmp_path)), ledger, kafka, print)
-    have_table(work, TABLE, "slice STRING", ["slice"])
+    work = Work(make_stream("orders"), (), spark, lake, ledger, kafka, print)
+    have_table(work, TABLE, "slice STRING, first STRING", ["slice"])
     assert held == [{"commit orders/raw"}]
     assert not ledger.leases()
 

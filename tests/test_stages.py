@@ -8,12 +8,12 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from assets.work import SliceReport
+    from assets.work import SliceReport, Work
     from dev.spark_connect import SparkConnect
     from highwater.slices import Slice
 
@@ -342,15 +342,30 @@ def test_two_runs_of_a_slice_that_commit_at_once_leave_one_copy(
     piece = bench.plan(0, p0=(0, 3))
     other = prepare(SparkSession.builder.remote(spark_server.remote).create())
     works = [bench.work(piece), bench.work(piece, spark=other)]
+
+    def run(materialise: Callable[[Work], list[SliceReport]], work: Work) -> SliceReport:
+        try:
+            [report] = materialise(work)
+        except BaseException:
+            both_there.abort()  # the other one would wait for a run that is over
+            raise
+        return report
+
     for stage in (raw, events, rejects, current):
         with ThreadPoolExecutor(2) as both:
-            notes = [report.note for [report] in both.map(stage.materialise, works)]
+            ended = [both.submit(run, stage.materialise, work) for work in works]
+        notes = [one.result().note for one in sorted(ended, key=_waited)]
         assert sorted(note is None for note in notes) == [False, True], (stage.TABLE, notes)
         assert bench.versions(stage.TABLE) == 1
     close(other)
     assert len(met) == 2 * len((raw, events, rejects, current)), "no run took over without trying"
     bench.materialise(piece)
     see_one_copy(bench)
+
+
+def _waited(run: Future[SliceReport]) -> bool:
+    """Whether a run only failed because the other one did."""
+    return isinstance(run.exception(), BrokenBarrierError)
 
 
 def see_one_copy(bench: Bench) -> None:
@@ -663,6 +678,16 @@ def test_whoever_saw_the_table_before_a_fold_writes_nothing(bench: Bench) -> Non
     decision = bench.lake.committed(bench.stream.name, "events", [slices[1].key])[slices[1].key]
     assert Layout.read(work).attempt(slices[1].key) == decision.attempt
     assert bench.current()["o1"]["version"] == 3
+
+
+def test_a_table_is_made_where_one_that_made_it_was_killed(spark: SparkSession, tmp_path: Path) -> None:
+    """It left the folder of the log, in which Spark would make no table any more."""
+    path = tmp_path / "raw"
+    (path / "_delta_log").mkdir(parents=True)
+    (path / "_delta_log" / ".00000000000000000000.json.tmp").write_text("half")
+    create_table(spark, str(path), raw.COLUMNS, raw.SEARCHED, nullcontext)
+    assert spark.read.format("delta").load(str(path)).count() == 0
+    assert [*read_rows(str(path))] == []
 
 
 def test_a_commit_may_rest_on_hundreds_of_slices(bench: Bench) -> None:
