@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -33,10 +33,13 @@ from highwater.plans import Publication
 from highwater.portions import Ahead, cuts
 from highwater.publishing import Judged, State, batches, in_order
 from resources.dlq_topics import ensure_accepted
+from resources.lake import reading
 from resources.producer import Record
 from resources.transactions import Mark, Transactions
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
     from highwater.envelope import Header
     from highwater.proof import Proof
     from highwater.slices import Slice
@@ -137,6 +140,7 @@ class _Run:
                         if following is not None:
                             following.read_ahead(beside)
                         self._send(batch, transactions, target, beside)
+                book.commit_settled()
         if waits is not None:
             raise TemporaryError(
                 f"{waits} is not published yet, and slices that were asked for come after it",
@@ -223,17 +227,32 @@ class _Run:
         Raises:
             SupersededAttemptError: a slice was decided anew; nothing of the batch was sent, or will be.
         """
+        if self._none_decided():
+            return
         pieces = {piece.key: piece for piece in batch.pieces}
         now = self.work.lake.committed(self.work.stream.name, events.TABLE, [*pieces])
         moved = [key for key in pieces if key not in now or now[key].attempt != self.decided.attempt(key)]
         if moved:
             batch.book.settle(0, pieces)
+            batch.book.commit_settled()
             raise SupersededAttemptError(
                 f"{', '.join(moved)}: decided anew before anything was sent of the decision that was read",
                 stored=f"attempt {self.decided.attempt(moved[0])}",
                 found=f"attempt {now[moved[0]].attempt}" if moved[0] in now else "no decision",
                 remedy="nothing: the next run sends what is decided now",
             )
+
+    def _none_decided(self) -> bool:
+        """Whether nobody committed to events since this run read them: a short look at the log's end."""
+        path = self.work.lake.path(self.work.stream.name, events.TABLE)
+        with reading(path):
+            self._newest.update_incremental()
+        return bool(self._newest.version() == self.decided.version)
+
+    @cached_property
+    def _newest(self) -> DeltaTable:
+        """Events as they were opened first, which follow its log from there on."""
+        return self.work.lake.table_at(self.work.stream.name, events.TABLE, self.decided.version)
 
     def _record_sent(self, topic: str, number: int, count: int) -> None:
         """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""

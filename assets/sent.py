@@ -214,6 +214,15 @@ def batch_of(table: DeltaTable) -> Sending | None:
     return Sending.from_json(str(found[0]["proof"])) if found else None
 
 
+@dataclass(frozen=True)
+class _Settled:
+    """What a batch leaves that ended, or broke off: proofs of slices, the rows of these, and that it is over."""
+
+    proofs: Mapping[str, Proof]
+    rows: Sequence[pa.Table]
+    batch: Sending
+
+
 class Book:
     """The table, as one run reads and writes it: it takes the version after the one it has read, or fails.
 
@@ -237,6 +246,8 @@ class Book:
         self.before = accepted_copies.opened(work.lake, work.stream)
         # The batch that this run has taken up.
         self._taken_up: pa.Table | None = None
+        # What is settled of the one before, until it is committed.
+        self._settled: _Settled | None = None
         self._see_same_topic()
 
     @property
@@ -272,15 +283,17 @@ class Book:
 
     def standing(self, keys: Sequence[str]) -> dict[str, Proof]:
         """The proofs of slices, those among them whose first publication is not complete."""
+        if self._settled is not None and not self._settled.proofs.keys().isdisjoint(keys):
+            self.commit_settled()
         return proofs_in(self._table, keys)
 
     def last_published(self) -> str | None:
         """As the function of this name, of the table as it was read or written last."""
-        return last_in(self._table, self._work.stream.topic)
+        return last_in(self._whole, self._work.stream.topic)
 
     def known(self, where: str) -> dict[Origin, Known]:
         """What became of the origins that a condition picks."""
-        return _known(query(self._table, f"SELECT {_KNOWN} FROM t p WHERE {_SETTLED} AND {where}"))
+        return _known(query(self._whole, f"SELECT {_KNOWN} FROM t p WHERE {_SETTLED} AND {where}"))
 
     def known_among(self, events: DeltaTable, origins: str, keys: Sequence[str] | None = None) -> dict[Origin, Known]:
         """What became of the origins that a question to events, named `e` in it, gives.
@@ -293,20 +306,20 @@ class Book:
         same = " AND ".join(f"p.{name} = o.{name}" for name in ORIGIN)
         where = "" if keys is None else f" AND p.{slice_is_one_of(keys)}"
         asked = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same} WHERE {_SETTLED}{where}"
-        found = _known(query_all({"p": self._table, "e": events}, asked))
+        found = _known(query_all({"p": self._whole, "e": events}, asked))
         return found if self.before is None else self.before.beside(found, events, origins)
 
     def follow(self, batch: int) -> None:
         """Let batches be numbered from the one behind this on: the last that a table had sent which was lost."""
         self.sending = replace(self.sending, attempt=max(batch, self.sending.attempt))
-        self._commit([_proof_row(SENDING, self.sending.to_json())], [SENDING], [self.sending])
+        self._commit([], self.sending)
 
     def left_out(self, keys: Collection[str]) -> set[tuple[str, Origin]]:
         """The second deliveries of slices, by slice and origin."""
         if not keys:
             return set()
         asked = f"SELECT slice, {', '.join(ORIGIN)} FROM t WHERE {_LEFT_OUT} AND {slice_is_one_of([*keys])}"
-        return {(str(row["slice"]), Origin.of_row(row)) for row in query(self._table, asked)}
+        return {(str(row["slice"]), Origin.of_row(row)) for row in query(self._whole, asked)}
 
     def begin(self, rows: pa.Table, slices: Mapping[str, int], batch: int) -> None:
         """Take up a batch, which `write_down` writes; one without any record is only kept in mind."""
@@ -317,10 +330,13 @@ class Book:
     def write_down(self) -> None:
         """Write the batch down: before the first record of it is committed, which may be under way already."""
         assert self._taken_up is not None, "a batch begins before it is written down"
-        self._commit([self._taken_up, _proof_row(SENDING, self.sending.to_json())], [SENDING], [self.sending])
+        self._commit([self._taken_up], self.sending)
 
-    def settle(self, sent: int, pieces: Mapping[str, Slice]) -> dict[str, Proof]:
-        """Take over what was sent of the batch that is written down; returns the proofs of the slices it reached.
+    def settle(self, sent: int, pieces: Mapping[str, Slice]) -> None:
+        """Take over what was sent of the batch that is written down.
+
+        It is committed as the next batch is written down, by `commit_settled`, or when the table is asked for it: what
+        dies before finds the batch written down and its mark, and settles it again.
 
         Of a slice that was not reached to its end the attempt stays as it was, so that it is looked at again. So is any
         slice with second deliveries of contents that are retracted or revised: these are forgotten.
@@ -352,12 +368,25 @@ class Book:
         if lost:
             settled |= self._without(lost, settled)
         found = {key: _proof(*one) for key, one in settled.items()}
-        parts = [part for key, one in settled.items() for part in (one[2], _proof_row(key, found[key].to_json()))]
-        header = replace(self.sending, total=0, slices={})
-        parts.append(_proof_row(SENDING, header.to_json()))
-        self._commit(parts, [SENDING, *found], [header, *found.values()])
-        self.sending, self._taken_up = header, None
-        return found
+        self.sending, self._taken_up = replace(self.sending, total=0, slices={}), None
+        self._settled = _Settled(found, [one[2] for one in settled.values()], self.sending)
+
+    def commit_settled(self) -> None:
+        """Commit what is settled, if it is not committed yet."""
+        if self._settled is not None:
+            self._commit([], self._settled.batch)
+
+    def _commit(self, rows: Sequence[pa.Table], batch: Sending) -> None:
+        """Replace what is under way by a batch, and what stands of the slices that are settled, by one commit."""
+        parts: list[pa.Table] = [*rows]
+        marks: list[Sending | Proof] = [batch]
+        if self._settled is not None:
+            parts += self._settled.rows
+            marks += self._settled.proofs.values()
+        parts += [_proof_row(mark.key, mark.to_json()) for mark in marks]
+        _commit(self._work, self._table, parts, [mark.key for mark in marks], marks)
+        self._table.update_incremental()
+        self._settled = None
 
     def _lost(self, mine: pa.Table, stood: pa.Table) -> set[str]:
         """The fingerprints of contents of which rows of a slice take the place.
@@ -386,7 +415,7 @@ class Book:
         """Slices with second deliveries of such contents, without these, to be looked at again."""
         import pyarrow as pa
 
-        rows = query(self._table, f"SELECT slice, fingerprint FROM t WHERE {_LEFT_OUT}")
+        rows = query(self._whole, f"SELECT slice, fingerprint FROM t WHERE {_LEFT_OUT}")
         others = {str(row["slice"]) for row in rows if row["fingerprint"] in lost} - settled.keys()
         proofs = self.standing([*others]) if others else {}
         stood = {key: (one.piece, one.attempt, self._rows([key])) for key, one in proofs.items()}
@@ -420,11 +449,13 @@ class Book:
         return pa.concat_tables([stays, mine.filter(pc.not_equal(mine["state"], State.GONE.value))])
 
     def _rows(self, keys: Sequence[str]) -> pa.Table:
-        return _rows(self._table, keys)
+        return _rows(self._whole, keys)
 
-    def _commit(self, parts: Sequence[pa.Table], partitions: Collection[str], marks: Sequence[Any]) -> None:
-        _commit(self._work, self._table, parts, partitions, marks)
-        self._table.update_incremental()
+    @property
+    def _whole(self) -> DeltaTable:
+        """The table with all that is settled."""
+        self.commit_settled()
+        return self._table
 
 
 def _rows(table: DeltaTable, keys: Sequence[str]) -> pa.Table:

@@ -32,7 +32,8 @@ def main(task: dict[str, Any]) -> int:
 def _arm(point: str | None, sign: signal.Signals, tables: Tables) -> None:
     Dying.point, Dying.sign = point, sign
     vars(published)["Transactions"] = Dying
-    record, write_down, settle = tables.ledger.record_publication, sent.Book.write_down, sent.Book.settle
+    record, write_down = tables.ledger.record_publication, sent.Book.write_down
+    settle, commit_settled = sent.Book.settle, sent.Book.commit_settled
 
     def recording(stream: str, key: str, publication: Publication) -> None:
         Dying.die("unrecorded")
@@ -43,15 +44,19 @@ def _arm(point: str | None, sign: signal.Signals, tables: Tables) -> None:
         write_down(book, *given)
         Dying.die("written down")
 
-    def settling(book: sent.Book, *given: Any) -> Any:
+    def settling(book: sent.Book, *given: Any) -> None:
         whole = given[0] == book.sending.total
         if whole:
             Dying.die("settling")
-        found = settle(book, *given)
-        if whole:
+        settle(book, *given)
+
+    def committing(book: sent.Book) -> None:
+        anything = book._settled is not None
+        commit_settled(book)
+        if anything:
             Dying.die("settled")
-        return found
 
     vars(tables.ledger)["record_publication"] = recording
     setattr(sent.Book, "write_down", writing)  # noqa: B010 - a method, which an assignment may not replace
     setattr(sent.Book, "settle", settling)  # noqa: B010
+    setattr(sent.Book, "commit_settled", committing)  # noqa: B010

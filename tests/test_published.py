@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import replace
@@ -568,6 +569,61 @@ def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
     assert {row["slice"] for row in rows_of(tables)} == {piece.key for piece in pieces}
 
 
+@pytest.mark.parametrize(
+    "point",
+    [*(f"{point} {number}" for number in range(1, 5) for point in ("handed over", "before", "committed"))]
+    + [f"{step} {number}" for number in range(1, 4) for step in ("settle", "write_down")],
+)
+def test_a_batch_is_settled_as_the_next_one_is_written_down(
+    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Three slices, each a batch of its own; wherever a run breaks off, the next one finds what was sent."""
+    monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
+    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
+    pieces = [tables.plan(n, p0=(4 * n, 4 * n + 4)) for n in range(3)]
+    for n, piece in enumerate(pieces):
+        tables.decide(piece, orders(0, 4 * n, 4 * n + 2 + n))
+    step, _, number = point.rpartition(" ")
+    if step in {"settle", "write_down"}:
+        break_once(monkeypatch, step, after=True, at=int(number))
+    else:
+        log.breaks = point
+    with pytest.raises(Broken):
+        tables.publish(*pieces)
+    tables.publish(*pieces)
+    assert places(log.records) == [(0, at) for at in (0, 1, 4, 5, 6, 8, 9, 10, 11)]
+    assert not any("highwater.late" in one.headers for one in log.records)
+    assert Counter(row["slice"] for row in rows_of(tables)) == {piece.key: 2 + n for n, piece in enumerate(pieces)}
+    assert sent.under_way(tables.lake, tables.stream) == set()
+
+
+def test_what_is_settled_and_what_is_sent_next_are_one_commit(
+    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
+    pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
+    for n, piece in enumerate(pieces):
+        tables.decide(piece, orders(0, n, n + 1))
+    tables.publish(*pieces)
+    assert places(log.records) == [(0, n) for n in range(3)]
+    table = tables.lake.table("orders", "published")
+    assert table is not None
+    assert table.version() == len(pieces) + 1, "each batch as it was written down, and the last one as it ended"
+
+
+def test_what_the_batch_before_has_sent_is_not_sent_again(
+    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is settled before it is looked for second deliveries of it."""
+    monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
+    pieces = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
+    tables.decide(pieces[0], orders(0, 0, 2))
+    tables.decide(pieces[1], [Event(0, 2, "o0-1", minute=1, changes={"n": 1}), *orders(0, 3, 4)])
+    tables.publish(*pieces)
+    assert places(log.records) == [(0, n) for n in (0, 1, 3)]
+    assert Counter(row["state"] for row in rows_of(tables)) == {"sent": 3, "second delivery": 1}
+
+
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
     """How often each batch reads each of its portions."""
     found: Counter[tuple[int, str]] = Counter()
@@ -583,10 +639,12 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
     return found
 
 
-def break_once(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool) -> None:
-    step = getattr(sent.Book, name)
+def break_once(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool, at: int = 1) -> None:
+    step, calls = getattr(sent.Book, name), itertools.count(1)
 
     def breaking(self: sent.Book, *given: Any) -> Any:
+        if next(calls) < at:
+            return step(self, *given)
         monkeypatch.setattr(sent.Book, name, step)
         if after:
             step(self, *given)
