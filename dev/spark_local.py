@@ -49,6 +49,8 @@ SHORT_LIVED = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m",
     # What a plan learns while it runs does not pay where the plan takes longer than the run: a fifth of a small slice.
     "spark.sql.adaptive.enabled": "false",
+    # Spark's page shows plans in their short form: to write the long one of each query took a tenth of a small slice.
+    "spark.sql.ui.explainMode": "simple",
 }
 
 # For drivers whose queries have a few thousand rows at the most.

@@ -34,7 +34,7 @@ STATIC_CONF: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Whether Spark plans the rest of a query anew behind each shuffle.
+# Whether Spark plans the rest of a query anew behind each shuffle, which it does unless somebody set it up otherwise.
 ADAPTIVE = "spark.sql.adaptive.enabled"
 
 # What may be set on a running session, so that a Connect server that others set up serves as well.
@@ -42,15 +42,14 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
     {
         # Event times and timestamps mean the same on every machine.
         "spark.sql.session.timeZone": "UTC",
-        # Shuffles that do not say how many tasks they want get hundreds; Spark merges the small ones.
-        ADAPTIVE: "true",
         # The rows of raw are counted by the statistics of its commits.
         "spark.databricks.delta.stats.collect": "true",
         # What we have Spark hold is read once more and let go; packing it took longer than making it.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # The pages of Spark would show the secrets of Kafka's client in clear (I13). A password may hold any character
-        # and a key has many lines, so everything behind the first such name is hidden.
-        "spark.sql.redaction.string.regex": r"(?is)(sasl\.jaas\.config|password|secret|keystore\.key).*",
+        # and a key has many lines, so everything behind the first such name is hidden. Spark looks through the plan of
+        # each query, character by character: the first look spares the four others.
+        "spark.sql.redaction.string.regex": r"(?is)(?=[spk])(sasl\.jaas\.config|password|secret|keystore\.key).*",
     }
 )
 

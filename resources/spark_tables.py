@@ -220,6 +220,9 @@ def _as_planned(spark: SparkSession) -> Iterator[None]:
     To find out what a shuffle holds Spark makes a job of it and then plans the rest anew: a tenth of a small commit.
     Without that a shuffle that does not say how many tasks it wants gets hundreds, so this is not for every query.
     """
+    if spark.conf.get(ADAPTIVE) == "false":
+        yield
+        return
     spark.conf.set(ADAPTIVE, "false")
     try:
         yield

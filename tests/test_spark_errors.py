@@ -63,8 +63,8 @@ class _Conf(dict[str, str]):
 
 
 class _Session:
-    def __init__(self) -> None:
-        self.conf = _Conf({ADAPTIVE: "true"})
+    def __init__(self, adaptive: str = "true") -> None:
+        self.conf = _Conf({ADAPTIVE: adaptive})
 
 
 def test_plans_are_adapted_again_after_a_small_commit_unless_spark_is_away() -> None:
@@ -80,3 +80,10 @@ def test_plans_are_adapted_again_after_a_small_commit_unless_spark_is_away() -> 
         with pytest.raises(OSError, match=re.escape(text)), _as_planned(session):
             raise OSError(text)
         assert session.conf.get(ADAPTIVE) == after
+
+
+def test_plans_of_a_spark_that_adapts_none_are_left_so() -> None:
+    session = cast("SparkSession", _Session("false"))
+    with _as_planned(session):
+        assert session.conf.get(ADAPTIVE) == "false"
+    assert session.conf.get(ADAPTIVE) == "false"
