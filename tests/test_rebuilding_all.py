@@ -160,6 +160,24 @@ def test_a_lost_ledger_is_not_taken_for_a_new_stream(topic: TopicFactory, bootst
     assert len(scene.tick().slices) == 1
 
 
+def test_a_lost_ledger_is_known_by_the_events_that_were_sent(
+    topic: TopicFactory, bootstrap: str, tmp_path: Path
+) -> None:
+    """A stream that rejected nothing has no copies on its DLQ; what others wrote to the accepted topic is no sign."""
+    scene = Scene(bootstrap, topic(), tmp_path)
+    accepted_topic = topic("accepted", partitions=2)
+    scene.stream = replace(scene.stream, publishes=Accepted(accepted_topic))
+    scene.write(3)
+    send(bootstrap, accepted_topic, [Message(b"k", b"v"), Message(b"k", b"v", 1, [("by", b"another program")])])
+    planner = Planner(scene.ledger, scene.kafka)
+    assert planner.tick(scene.stream, NOW, dry=True).slices, "nothing was published"
+    key = f"{scene.topic}@0000000"
+    send(bootstrap, accepted_topic, [Message(b"k", b"v", 1, [(envelope.SLICE, key)])])
+    with pytest.raises(ConfigurationError, match="its accepted events were published before") as caught:
+        scene.tick()
+    assert caught.value.found == f"records of {key} on {accepted_topic}"
+
+
 @pytest.fixture
 def lost(bench: Bench) -> Iterator[Bench]:
     """A stream whose records wait one second, then two; in the end every check of what is whole passes."""

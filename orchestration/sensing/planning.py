@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from highwater.declaration import Start, Stream
+from highwater.envelope import SLICE
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError, TopicAbsentError
 from highwater.history import Fingerprint
 from highwater.plans import Generation, Loss, Planned
-from highwater.slices import Slice
+from highwater.slices import OffsetRange, Slice
 from orchestration.sensing.cutting import PlanResult, plan, see_same_topic
 from resources.history import fingerprints, look_back
 from resources.vanished_topics import state_of
@@ -33,6 +34,8 @@ TRIES = 5
 MARK_SECONDS = 5.0
 # Each look connects anew, which takes longer than what it reads.
 LOOKS_AT_ONCE = 4
+# So many offsets at the end of each partition are looked through for what was sent: the last are transactions' markers.
+TAIL = 100
 
 Due = Callable[["TopicState", Planned], "TopicState"]
 
@@ -262,22 +265,48 @@ def _see_own(ledger: Ledger, stream: Stream) -> None:
 def _see_never_published(kafka: Kafka, stream: Stream) -> None:
     """See that nothing was published of a stream that is planned for the first time.
 
-    A stream whose ledger was lost looks like a new one. Planned from the beginning, it would publish its rejects again.
+    A stream whose ledger was lost looks like a new one. Planned from the beginning, it would publish all of it again.
 
     Raises:
-        ConfigurationError: a tier or the parked topic holds records, or did.
+        ConfigurationError: a tier or the parked topic holds records, or did; the accepted topic ends with ours.
     """
     for topic in stream.dlq_topics:
-        try:
-            state = kafka.topic_state(topic)
-        except TopicAbsentError:
-            continue
-        held = sum(seen.last_stable or 0 for seen in state.partitions.values())
+        state = _state_if_there(kafka, topic)
+        held = 0 if state is None else sum(seen.last_stable or 0 for seen in state.partitions.values())
         if held:
-            raise ConfigurationError(
-                f"the ledger knows nothing of {stream.name}, and its rejects were published before",
-                stored="no plan of any slice",
-                found=f"{held:,} offsets on {topic}",
-                remedy="the ledger was lost, or another one plans this topic: restore it, or highwater rebuild-ledger "
-                f"{stream.name}; if the lake is lost too, highwater rebuild-all {stream.name}",
-            )
+            raise _published_before(stream, "its rejects were", f"{held:,} offsets on {topic}")
+    if stream.publishes is not None and (key := _sent_last(kafka, stream)):
+        raise _published_before(stream, "its accepted events were", f"records of {key} on {stream.publishes.topic}")
+
+
+def _published_before(stream: Stream, what: str, found: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the ledger knows nothing of {stream.name}, and {what} published before",
+        stored="no plan of any slice",
+        found=found,
+        remedy="the ledger was lost, or another one plans this topic: restore it, or highwater rebuild-ledger "
+        f"{stream.name}; if the lake is lost too, highwater rebuild-all {stream.name}",
+    )
+
+
+def _sent_last(kafka: Kafka, stream: Stream) -> str | None:
+    """A slice of the stream of which the end of the accepted topic tells; others may have written there before us."""
+    assert stream.publishes is not None, "only streams that publish have the topic"
+    state = _state_if_there(kafka, stream.publishes.topic)
+    ends = {} if state is None else {p: seen for p, seen in state.partitions.items() if seen.known}
+    tails = {
+        p: OffsetRange(max(seen.log_start or 0, (seen.last_stable or 0) - TAIL), seen.last_stable or 0)
+        for p, seen in ends.items()
+    }
+    for message in kafka.read(stream.publishes.topic, tails):
+        headers: Any = message.headers()
+        if key := dict(headers or ()).get(SLICE):
+            return str(key, errors="replace")
+    return None
+
+
+def _state_if_there(kafka: Kafka, topic: str) -> TopicState | None:
+    try:
+        return kafka.topic_state(topic)
+    except TopicAbsentError:
+        return None
