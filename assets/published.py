@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -122,12 +122,12 @@ class _Run:
         work = self.work
         publishes = work.stream.publishes
         assert publishes is not None, "only streams that publish have the asset"
-        target = ensure_accepted(work.kafka, work.stream)
         name = f"highwater.pub.{publishes.topic}"
         # What is sent next is read while Kafka is waited for.
         with ThreadPoolExecutor(2, "publication") as beside:
             likely = self._batches([piece for piece in work.slices if not self.stands(piece.key, before)])[0]
             likely.read_ahead(beside)
+            target = ensure_accepted(work.kafka, work.stream)
             with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
                 self.book = book = sent.Book(work, _topic_id(work, publishes.topic))
                 last = self._settle(book, transactions.mark())
@@ -182,44 +182,59 @@ class _Run:
         batch.book.begin(batch.written_down(), attempts, number)
 
     def _send(self, batch: Batch, transactions: Transactions, target: Shape, beside: Executor) -> None:
-        """Send a batch. While the client sends a portion, the batch is written down, and the next portion is made."""
+        """Send a batch. While the client sends a portion, the next one is made; behind the last one the end is."""
         book, pieces, count = batch.book, batch.pieces, 0
         sending, recorded = book.sending, None
         parts = (part for window in batch.outgoing() for part in portions(window))
         ahead = Ahead((part, Outgoing(part, sending.topic, target.partitions)) for part in parts)
 
+        def prepare() -> None:
+            if count + len(portion) < sending.total:
+                ahead.prepare()
+            else:  # it is committed after the portion is
+                book.settle(sending.total, {piece.key: piece for piece in pieces})
+
         for portion, made in ahead:
             mark = Mark(sending.attempt, count + len(portion), book.identity)
             if count:
-                transactions.commit(made, mark, ahead.prepare)
+                transactions.commit(made, mark, prepare)
             else:
-                self._send_first(batch, partial(transactions.commit, made, mark), ahead.prepare)
+                self._send_first(batch, partial(transactions.commit, made, mark), prepare, beside)
             count = mark.sent
             if recorded is not None:
                 recorded.result()
             recorded = beside.submit(self._record_sent, sending.topic, sending.attempt, count)
             self.sent_now.update(portion.by_slice())
             self.work.log(f"{count:,} of {sending.total:,} events sent of {pieces[0].key} .. {pieces[-1].key}")
-        if recorded is not None:
+        if recorded is None:  # none of it goes out
+            book.settle(0, {piece.key: piece for piece in pieces})
+        else:
             recorded.result()
-        book.settle(sending.total, {piece.key: piece for piece in pieces})
 
     def _send_first(
-        self, batch: Batch, commit: Callable[[Callable[[], object]], object], prepare: Callable[[], object]
+        self,
+        batch: Batch,
+        commit: Callable[[Callable[[], object]], object],
+        prepare: Callable[[], object],
+        beside: Executor,
     ) -> None:
         """Commit the first portion, once the batch is written down and its slices still stand as it says.
 
         The lock is waited for before the transaction begins: that one lasts for a minute at the most.
         """
         with kept.alone(self.work) as lease:
+            written = beside.submit(batch.book.write_down)
 
             def meanwhile() -> None:
-                batch.book.write_down()
+                written.result()
                 self._see_standing(batch)
                 lease.check()
                 prepare()
 
-            commit(meanwhile)
+            try:
+                commit(meanwhile)
+            finally:
+                wait([written])  # nothing is written once the lock is let go
 
     def _see_standing(self, batch: Batch) -> None:
         """See that a batch is of the decisions that stand, once it is written down: those that come later see it.
