@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
@@ -37,6 +38,11 @@ processes.PATIENCE = 5.0
 # How long an example takes says something of the machine alone.
 hypothesis.register_profile("untimed", deadline=None)
 hypothesis.load_profile("untimed")
+
+
+# A shell that starts the tests behind it has them ignore Ctrl-C, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
