@@ -138,11 +138,16 @@ class Transactions:
         self._trying(lambda: self._producer.init_transactions(CALL_SECONDS), INIT_SECONDS)
 
     def _connect(self) -> None:
-        """Let the client find a broker first: with none, it would ask for the coordinator again after half a second."""
+        """Let the client find a broker first: with none, it would ask for the coordinator again after half a second.
+
+        The first answer comes by a connection that the client gives up as it learns the brokers' names (librdkafka
+        2.16), the second one by one that stays.
+        """
         from confluent_kafka import KafkaException
 
         with suppress(KafkaException):  # what is wrong is told by the call that needs it
-            self._producer.list_topics(self._topic, CONNECT_SECONDS)
+            for _ in range(2):
+                self._producer.list_topics(self._topic, CONNECT_SECONDS)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
