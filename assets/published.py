@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -33,13 +33,11 @@ from highwater.plans import Publication
 from highwater.portions import Ahead, cuts
 from highwater.publishing import Judged, State, batches, in_order
 from resources.dlq_topics import ensure_accepted
-from resources.lake import reading
+from resources.lake import proofs_in
 from resources.producer import Record
 from resources.transactions import Mark, Transactions
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
-
     from highwater.envelope import Header
     from highwater.proof import Proof
     from highwater.slices import Slice
@@ -123,8 +121,8 @@ class _Run:
         publishes = work.stream.publishes
         assert publishes is not None, "only streams that publish have the asset"
         name = f"highwater.pub.{publishes.topic}"
-        # What is sent next is read while Kafka is waited for.
-        with ThreadPoolExecutor(2, "publication") as beside:
+        # What is sent next is read, by two of them, while Kafka is waited for; the third writes down what is sent.
+        with ThreadPoolExecutor(3, "publication") as beside:
             likely = self._batches([piece for piece in work.slices if not self.stands(piece.key, before)])[0]
             likely.read_ahead(beside)
             target = ensure_accepted(work.kafka, work.stream)
@@ -182,9 +180,10 @@ class _Run:
         batch.book.begin(batch.written_down(), attempts, number)
 
     def _send(self, batch: Batch, transactions: Transactions, target: Shape, beside: Executor) -> None:
-        """Send a batch. While the client sends a portion, the next one is made; behind the last one the end is."""
-        book, pieces, count = batch.book, batch.pieces, 0
+        """Send a batch. While the client sends a portion, the next one is made; beside the last one it is settled."""
+        book, pieces, count = batch.book, {piece.key: piece for piece in batch.pieces}, 0
         sending, recorded = book.sending, None
+        first, last = batch.pieces[0].key, batch.pieces[-1].key
         parts = (part for window in batch.outgoing() for part in portions(window))
         ahead = Ahead((part, Outgoing(part, sending.topic, target.partitions)) for part in parts)
 
@@ -192,7 +191,7 @@ class _Run:
             if count + len(portion) < sending.total:
                 ahead.prepare()
             else:  # it is committed after the portion is
-                book.settle(sending.total, {piece.key: piece for piece in pieces})
+                book.settle(sending.total, pieces)
 
         for portion, made in ahead:
             mark = Mark(sending.attempt, count + len(portion), book.identity)
@@ -205,9 +204,9 @@ class _Run:
                 recorded.result()
             recorded = beside.submit(self._record_sent, sending.topic, sending.attempt, count)
             self.sent_now.update(portion.by_slice())
-            self.work.log(f"{count:,} of {sending.total:,} events sent of {pieces[0].key} .. {pieces[-1].key}")
+            self.work.log(f"{count:,} of {sending.total:,} events sent of {first} .. {last}")
         if recorded is None:  # none of it goes out
-            book.settle(0, {piece.key: piece for piece in pieces})
+            book.settle(0, pieces)
         else:
             recorded.result()
 
@@ -242,10 +241,11 @@ class _Run:
         Raises:
             SupersededAttemptError: a slice was decided anew; nothing of the batch was sent, or will be.
         """
-        if self._none_decided():
-            return
+        table = self.work.lake.table_at(self.work.stream.name, events.TABLE)
+        if table.version() == self.decided.version:
+            return  # nobody committed since; proofs take longer to read, and decisions wait for the lock meanwhile
         pieces = {piece.key: piece for piece in batch.pieces}
-        now = self.work.lake.committed(self.work.stream.name, events.TABLE, [*pieces])
+        now = proofs_in(table, [*pieces])
         moved = [key for key in pieces if key not in now or now[key].attempt != self.decided.attempt(key)]
         if moved:
             batch.book.settle(0, pieces)
@@ -256,18 +256,6 @@ class _Run:
                 found=f"attempt {now[moved[0]].attempt}" if moved[0] in now else "no decision",
                 remedy="nothing: the next run sends what is decided now",
             )
-
-    def _none_decided(self) -> bool:
-        """Whether nobody committed to events since this run read them: a short look at the log's end."""
-        path = self.work.lake.path(self.work.stream.name, events.TABLE)
-        with reading(path):
-            self._newest.update_incremental()
-        return bool(self._newest.version() == self.decided.version)
-
-    @cached_property
-    def _newest(self) -> DeltaTable:
-        """Events as they were opened first, which follow its log from there on."""
-        return self.work.lake.table_at(self.work.stream.name, events.TABLE, self.decided.version)
 
     def _record_sent(self, topic: str, number: int, count: int) -> None:
         """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""

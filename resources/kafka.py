@@ -78,6 +78,23 @@ class TopicState:
     topic_id: str
     partitions: Mapping[int, PartitionState]
 
+    def log(self) -> dict[int, OffsetRange]:
+        """What each partition holds, up to its last stable offset.
+
+        Raises:
+            DependencyAwayError: a partition could not be asked.
+        """
+        found = {}
+        for partition, seen in self.partitions.items():
+            if seen.log_start is None or seen.last_stable is None:
+                raise DependencyAwayError(
+                    f"partition {partition} of {self.topic} could not be asked",
+                    found="it has no leader, or its broker did not answer",
+                    remedy="try again when `highwater status` shows a leader for each partition; nothing was written",
+                )
+            found[partition] = OffsetRange(seen.log_start, seen.last_stable)
+        return found
+
 
 _OPENING = Lock()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
 
     from highwater.proof import Mark
-
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def opened(path: str, schema: pa.Schema, description: str) -> DeltaTable:
@@ -52,7 +49,11 @@ def opened(path: str, schema: pa.Schema, description: str) -> DeltaTable:
 
 
 def create(
-    path: str, schema: Schema | pa.Schema, *, description: str | None = None, configuration: Mapping[str, str] = _NONE
+    path: str,
+    schema: Schema | pa.Schema,
+    *,
+    description: str | None = None,
+    configuration: Mapping[str, str | None] | None = None,
 ) -> None:
     """Write the first version of a table that is partitioned by slice, unless somebody else does at the same moment.
 
@@ -71,15 +72,16 @@ def create(
     from deltalake import CommitProperties, DeltaTable
     from deltalake.exceptions import DeltaError
 
-    once = CommitProperties(max_commit_retries=0)
-    given: dict[str, Any] = {
-        "description": description,
-        "configuration": dict(configuration),
-        "commit_properties": once,
-    }
     with storage(path):
         try:
-            DeltaTable.create(path, schema, partition_by=["slice"], **given)
+            DeltaTable.create(
+                path,
+                schema,
+                partition_by=["slice"],
+                description=description,
+                configuration=configuration,
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
         except DeltaError:
             if not DeltaTable.is_deltatable(path):
                 raise

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from operator import and_
 from typing import TYPE_CHECKING
 
@@ -47,15 +48,16 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
         searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
         lock: keeps out whoever commits to the table from another driver; it is taken when columns are to be added.
     """
-    if open_table(path) is None:
+    lacking = _lacking(path, columns)
+    if lacking is None:
         _create(path, spark.createDataFrame([], f"{columns}, proof STRING").schema.json(), searched)
+        lacking = _lacking(path, columns)
     for tries in range(1, CHANGE_TRIES + 1):
-        if _change(path, columns) is None:
+        if not lacking:
             return
         with lock():
-            # Another run may have done it meanwhile.
-            text = _change(path, columns)
-            if text is None or _done(spark, path, text, last=tries == CHANGE_TRIES):
+            # Another run may have added them meanwhile.
+            if (lacking := _lacking(path, columns)) and _added(spark, path, lacking, last=tries == CHANGE_TRIES):
                 return
 
 
@@ -75,27 +77,24 @@ def _create(path: str, schema: str, searched: Sequence[str]) -> None:
     )
 
 
-def _change(path: str, columns: str) -> str | None:
-    """What is to be done to the table as it stands now; None for nothing."""
+def _lacking(path: str, columns: str) -> list[str] | None:
+    """The columns in SQL that a table lacks as it stands now; None if there is no table."""
     table = open_table(path)
     if table is None:
-        raise DependencyAwayError(
-            f"the table at {path} is gone", remedy="see who removed it; the next run makes it anew"
-        )
+        return None
     there = {field.name.lower() for field in table.schema().fields}
-    lacking = [column for column in parts_of(columns) if name_of(column) not in there]
-    return f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(lacking)})" if lacking else None
+    return [column for column in parts_of(columns) if name_of(column) not in there]
 
 
 # Delta's two ways to say that a column is there, by where it notices: as it plans a change, and as it carries it out.
 _THERE_ALREADY = ("FIELD_ALREADY_EXISTS", "DELTA_DUPLICATE_COLUMNS_FOUND")
 
 
-def _done(spark: SparkSession, path: str, statement: str, *, last: bool) -> bool:
-    """Change a table; another run that makes the same change at the same moment is no error before the last try."""
+def _added(spark: SparkSession, path: str, lacking: Sequence[str], *, last: bool) -> bool:
+    """Add columns; another run that adds the same at the same moment is no error before the last try."""
     try:
         with delta_errors(path):
-            spark.sql(statement)
+            spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(lacking)})")
     except Exception as error:
         same = isinstance(error, SupersededAttemptError) or any(it in str(error) for it in _THERE_ALREADY)
         if not same or last:
@@ -220,7 +219,7 @@ def _as_planned(spark: SparkSession) -> Iterator[None]:
     To find out what a shuffle holds Spark makes a job of it and then plans the rest anew: a tenth of a small commit.
     Without that a shuffle that does not say how many tasks it wants gets hundreds, so this is not for every query.
     """
-    if spark.conf.get(ADAPTIVE) == "false":
+    if not _adapts(spark):
         yield
         return
     spark.conf.set(ADAPTIVE, "false")
@@ -232,6 +231,12 @@ def _as_planned(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(ADAPTIVE, "true")
         raise
     spark.conf.set(ADAPTIVE, "true")
+
+
+@lru_cache(maxsize=4)
+def _adapts(spark: SparkSession) -> bool:
+    """Whether a session's plans are adapted, as it was set up: what a commit that broke down left set says nothing."""
+    return spark.conf.get(ADAPTIVE) != "false"
 
 
 def last_version(spark: SparkSession) -> int:

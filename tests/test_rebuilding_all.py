@@ -21,14 +21,14 @@ from highwater import envelope
 from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Origin
 from highwater.erasing import Erased, Erasure
-from highwater.errors import ConfigurationError
+from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.mirroring import Mark
 from highwater.plans import Discard
 from highwater.slices import OffsetRange, Slice
 from orchestration.checking.origin_counts import count_ends
 from orchestration.cli.terminal import PERMANENT
 from orchestration.operating.rebuilding_all import Copies, act, begun, number_of
-from orchestration.sensing.planning import Planner
+from orchestration.sensing.planning import Planner, _see_never_published
 from orchestration.sensing.retries import plan_tier
 from resources.groups import commit, see_no_member
 from resources.kafka import PartitionState, TopicState
@@ -158,6 +158,15 @@ def test_a_lost_ledger_is_not_taken_for_a_new_stream(topic: TopicFactory, bootst
     assert "highwater rebuild-all orders" in caught.value.remedy
     assert scene.run("rebuild-all", "orders", "--yes", "--by", "ann").exit_code == 0
     assert len(scene.tick().slices) == 1
+
+
+def test_a_topic_that_cannot_be_asked_is_not_taken_for_an_empty_one() -> None:
+    def without_leader(topic: str) -> TopicState:
+        return TopicState(topic, "A" * 22, {0: PartitionState(None, None, None, None)})
+
+    kafka: Any = SimpleNamespace(topic_state=without_leader)
+    with pytest.raises(DependencyAwayError, match="could not be asked"):
+        _see_never_published(kafka, STREAM)
 
 
 def test_a_lost_ledger_is_known_by_the_events_that_were_sent(

@@ -80,6 +80,9 @@ def test_plans_are_adapted_again_after_a_small_commit_unless_spark_is_away() -> 
         with pytest.raises(OSError, match=re.escape(text)), _as_planned(session):
             raise OSError(text)
         assert session.conf.get(ADAPTIVE) == after
+    with _as_planned(session):
+        assert session.conf.get(ADAPTIVE) == "false"
+    assert session.conf.get(ADAPTIVE) == "true", "what was left is set by the next one"
 
 
 def test_plans_of_a_spark_that_adapts_none_are_left_so() -> None:

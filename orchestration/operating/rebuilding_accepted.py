@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from assets import accepted_copies, sent
 from assets.work import Work
-from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError
+from highwater.errors import ConfigurationError, TopicAbsentError
 from highwater.slices import OffsetRange
 from resources.topic_facts import topic_settings
 from resources.transactions import Mark, Transactions
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from highwater.declaration import Stream
-    from resources.kafka import Kafka, TopicState
+    from resources.kafka import Kafka
     from resources.lake import Lake
     from resources.ledger import Ledger
 
@@ -124,38 +124,20 @@ def keep(
         return OnAccepted()
     _see_not_compacted(kafka, topic)
     if not sure:
-        found = OnAccepted(log_of(state))
+        found = OnAccepted(state.log())
         for _ in _portions(kafka, stream, topic, found, see):
             pass  # read to be counted
         return found
     with Transactions(kafka, f"highwater.pub.{topic}", topic) as transactions:
         mark, state = transactions.mark(), kafka.topic_state(topic)
-        found = OnAccepted(log_of(state))
+        found = OnAccepted(state.log())
         # Whoever is fenced now had read no further.
-        ends = {stream.topic: {p: held.end for p, held in log_of(kafka.topic_state(stream.topic)).items()}}
+        ends = {stream.topic: {p: held.end for p, held in kafka.topic_state(stream.topic).log().items()}}
         accepted_copies.write(lake, stream.name, _portions(kafka, stream, topic, found, see), ends)
         work = Work(stream, [], cast("SparkSession", None), lake, ledger, kafka, lambda _: None)
         book = sent.Book(work, state.topic_id)
         book.follow(0 if mark is None else mark.attempt)
         transactions.commit([], Mark(book.sending.attempt, 0, book.identity))
-    return found
-
-
-def log_of(state: TopicState) -> dict[int, OffsetRange]:
-    """What each partition of a topic holds, up to its last stable offset.
-
-    Raises:
-        DependencyAwayError: a partition could not be asked.
-    """
-    found = {}
-    for partition, seen in state.partitions.items():
-        if seen.log_start is None or seen.last_stable is None:
-            raise DependencyAwayError(
-                f"partition {partition} of {state.topic} could not be asked",
-                found="it has no leader, or its broker did not answer",
-                remedy="try again when `highwater status` shows a leader for each partition; nothing was written",
-            )
-        found[partition] = OffsetRange(seen.log_start, seen.last_stable)
     return found
 
 

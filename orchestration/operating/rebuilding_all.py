@@ -28,7 +28,7 @@ from highwater.plans import Generation, Loss
 from highwater.slices import OffsetRange, SliceKey
 from orchestration.operating import rebuilding_accepted
 from orchestration.operating.rebuilding import PUBLICATIONS, highest
-from orchestration.operating.rebuilding_accepted import OnAccepted, log_of
+from orchestration.operating.rebuilding_accepted import OnAccepted
 from orchestration.sensing.standing import committed
 from resources.groups import described, held
 
@@ -240,7 +240,7 @@ def act(
         raise ConfigurationError("nobody is named who decides it", remedy="name a person: --by NAME, or `by` in the UI")
     see_nothing_there(ledger, lake, stream)
     states = _states(kafka, stream)
-    logs = {topic: log_of(state) for topic, state in states.items()}
+    logs = {topic: state.log() for topic, state in states.items()}
     seen = Copies()
     accepted = rebuilding_accepted.keep(
         ledger,
