@@ -85,9 +85,12 @@ def reads(stream: Stream, topic: str) -> bool:
 
 
 def on_tier(stream: Stream, topic: str) -> Stream:
-    """The stream as the planner sees it when it plans retries: another topic, read from its beginning at once."""
+    """The stream as the planner sees it when it plans retries: another topic, read from its beginning at once.
+
+    It publishes nothing: that events were accepted before the first retry is planned is no sign of a lost ledger.
+    """
     limits = replace(stream.limits, fewest_records=1)
-    return replace(stream, topic=topic, start=Start.EARLIEST, limits=limits)
+    return replace(stream, topic=topic, start=Start.EARLIEST, limits=limits, publishes=None)
 
 
 def due_after(delay: timedelta, slice_key: str) -> timedelta:

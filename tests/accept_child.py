@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assets import published, sent
 from highwater.errors import SupersededAttemptError
 from highwater.plans import Publication
+from resources import ledger_schema
 from tests.accepted import Tables
 from tests.publish_child import FENCED, RECORDS, Dying
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
 
 # Steps of a transaction as in `tests.publish_child`, and those of the table around them.
 # Each is a process that begins anew, so the others of these steps are left to `tests.test_published`.
@@ -21,12 +28,31 @@ def main(task: dict[str, Any]) -> int:
     """Send; the point says where this process ends."""
     published.RECORDS_A_TRANSACTION = RECORDS
     tables = Tables(Path(task["folder"]), task["topic"], bootstrap=task["bootstrap"])
+    _stop_outside_of_the_ledger()
     _arm(task["point"], signal.Signals(task["sign"]), tables)
     try:
         tables.publish(*tables.ledger.get(task["slices"]))
     except SupersededAttemptError:
         return FENCED
     return 0
+
+
+def _stop_outside_of_the_ledger() -> None:
+    """Stop only when no thread is in a transaction of the ledger: stopped in one it would lock it for all others."""
+    free = threading.RLock()
+    transaction, die = ledger_schema.transaction, Dying.die
+
+    @contextmanager
+    def alone(engine: Engine, *, writes: bool) -> Iterator[Connection]:
+        with free, transaction(engine, writes=writes) as connection:
+            yield connection
+
+    def dying(now: str) -> None:
+        with free:
+            die(now)
+
+    vars(ledger_schema)["transaction"] = alone
+    setattr(Dying, "die", staticmethod(dying))  # noqa: B010 - a method, which an assignment may not replace
 
 
 def _arm(point: str | None, sign: signal.Signals, tables: Tables) -> None:

@@ -176,7 +176,8 @@ def _arm(task: Task) -> None:
     elif point == "logged":
         _patch_commit(table, lambda path, send: _after_answer(task, path, send))
     else:
-        _slow_proofs(table, seconds=6)
+        # On a busy machine Spark's page took seconds to tell of the job.
+        _slow_proofs(table, seconds=15)
         _patch_commit(table, lambda path, send: _outlived(task, path, send, wait=point == "late"))
 
 

@@ -100,6 +100,7 @@ def test_slices_of_a_tier_do_not_come_back_together() -> None:
 def test_a_tier_is_planned_from_its_beginning_and_at_once() -> None:
     tier = on_tier(replace(ORDERS, start=Start.LATEST), "orders.dlq.2")
     assert (tier.topic, tier.start, tier.limits.fewest_records) == ("orders.dlq.2", Start.EARLIEST, 1)
+    assert tier.publishes is None, "what the stream has published is no sign that the tier was planned before"
     assert [tier_of(ORDERS, topic) for topic in ("orders", *ORDERS.tier_topics)] == [0, 1, 2, 3]
     assert named(ORDERS, "orders.dlq.2").topic == "orders.dlq.2"
     assert named(ORDERS, None) is named(ORDERS, "orders") is ORDERS
