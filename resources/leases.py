@@ -22,6 +22,7 @@ from highwater.errors import HighwaterError, LeaseHeldError
 from resources import ledger_schema as schema
 
 if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
     from sqlalchemy.engine import Connection, Engine
 
 _TABLE = schema.leases
@@ -49,28 +50,41 @@ class Lease:
 
     def take(self) -> bool:
         """Take or renew it; False if somebody else holds it."""
+        return self._sure_after(self._take)
+
+    def renew(self) -> bool:
+        """Renew it; False if somebody else has had it since, also one that gave it back: their work came in between."""
+        return self._sure_after(self._prolong)
+
+    def _sure_after(self, asked: Callable[[], bool]) -> bool:
         before = time.monotonic()
         with schema.told(self._engine):
-            taken = self._take()
+            ours = asked()
         # Counted from before the call: in the database the term began later.
-        self._sure_until = before + self.seconds if taken else 0.0
-        return taken
+        self._sure_until = before + self.seconds if ours else 0.0
+        return ours
 
     def _take(self) -> bool:
         try:
             with schema.transaction(self._engine, writes=True) as connection:
                 now = _now(connection)
-                ours_or_over = (_TABLE.c.owner == self._owner) | (_TABLE.c.until < now)
-                values = {"owner": self._owner, "until": now + self.seconds}
-                taken = update(_TABLE).where(_TABLE.c.name == self.name, ours_or_over).values(values)
-                if connection.execute(taken).rowcount == 1:
+                if self._updated(connection, (_TABLE.c.owner == self._owner) | (_TABLE.c.until < now)):
                     return True
                 if connection.execute(select(_TABLE.c.name).where(_TABLE.c.name == self.name)).first():
                     return False
+                values = {"owner": self._owner, "until": now + self.seconds}
                 connection.execute(insert(_TABLE).values(name=self.name, **values))
                 return True
         except IntegrityError:
             return False
+
+    def _prolong(self) -> bool:
+        with schema.transaction(self._engine, writes=True) as connection:
+            return self._updated(connection, _TABLE.c.owner == self._owner)
+
+    def _updated(self, connection: Connection, where: ColumnElement[bool]) -> bool:
+        values = {"owner": self._owner, "until": _now(connection) + self.seconds}
+        return connection.execute(update(_TABLE).where(_TABLE.c.name == self.name, where).values(values)).rowcount == 1
 
     def give_back(self) -> None:
         """Let go of it, if it is still ours."""
@@ -185,7 +199,7 @@ def _renew(lease: Lease, done: threading.Event) -> None:
     """Renew until done; a renewal that fails is tried again, and `check` tells when it was too late."""
     while not done.wait(lease.seconds / RENEWALS_A_TERM):
         try:
-            if not lease.take():
+            if not lease.renew():
                 return
         except HighwaterError:
             continue

@@ -3,84 +3,81 @@
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from assets import published, sent
+from dev.processes import wait_until
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.plans import Publication
-from resources import ledger_schema
 from tests.accepted import Tables
 from tests.publish_child import FENCED, RECORDS, Dying
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine
 
 # Steps of a transaction as in `tests.publish_child`, and those of the table around them.
 # Each is a process that begins anew, so the others of these steps are left to `tests.test_published`.
 POINTS = ("written down", "half", "marked", "committing", "unrecorded", "settling")
+LAPSED = 8
+# What is written beside the half of a transaction, and has passed when it is written.
+BESIDE = {"half": "written down", "half of the second": "recorded"}
+
+
+class Stopping(Dying):
+    """Transactions whose process stands still only when nothing is written beside them.
+
+    A process that stood still in a transaction of the ledger would lock it for all others.
+    """
+
+    passed: ClassVar[set[str]] = set()
+
+    @classmethod
+    def die(cls, now: str) -> None:
+        """End or stop this process if it is to do so here."""
+        cls.passed.add(now)
+        if cls.point == now and cls.sign == signal.SIGSTOP:
+            wait_until(lambda: BESIDE[now] in cls.passed, 60, BESIDE[now])
+        super().die(now)
 
 
 def main(task: dict[str, Any]) -> int:
     """Send; the point says where this process ends."""
     published.RECORDS_A_TRANSACTION = RECORDS
     tables = Tables(Path(task["folder"]), task["topic"], bootstrap=task["bootstrap"])
-    _stop_outside_of_the_ledger()
     _arm(task["point"], signal.Signals(task["sign"]), tables)
     try:
         tables.publish(*tables.ledger.get(task["slices"]))
-    except (SupersededAttemptError, LeaseHeldError):  # Kafka keeps it out, or the lease that ran out while it stood
+    except SupersededAttemptError:
         return FENCED
+    except LeaseHeldError:
+        return LAPSED
     return 0
 
 
-def _stop_outside_of_the_ledger() -> None:
-    """Stop only when no thread is in a transaction of the ledger: stopped in one it would lock it for all others."""
-    free = threading.RLock()
-    transaction, die = ledger_schema.transaction, Dying.die
-
-    @contextmanager
-    def alone(engine: Engine, *, writes: bool) -> Iterator[Connection]:
-        with free, transaction(engine, writes=writes) as connection:
-            yield connection
-
-    def dying(now: str) -> None:
-        with free:
-            die(now)
-
-    vars(ledger_schema)["transaction"] = alone
-    setattr(Dying, "die", staticmethod(dying))  # noqa: B010 - a method, which an assignment may not replace
-
-
 def _arm(point: str | None, sign: signal.Signals, tables: Tables) -> None:
-    Dying.point, Dying.sign = point, sign
-    vars(published)["Transactions"] = Dying
+    Stopping.point, Stopping.sign = point, sign
+    vars(published)["Transactions"] = Stopping
     record, write_down = tables.ledger.record_publication, sent.Book.write_down
     settle, commit_settled = sent.Book.settle, sent.Book.commit_settled
 
     def recording(stream: str, key: str, publication: Publication) -> None:
-        Dying.die("unrecorded")
+        Stopping.die("unrecorded")
         record(stream, key, publication)
-        Dying.die("recorded")
+        Stopping.die("recorded")
 
     def writing(book: sent.Book, *given: Any) -> None:
         write_down(book, *given)
-        Dying.die("written down")
+        Stopping.die("written down")
 
     def settling(book: sent.Book, *given: Any) -> None:
         whole = given[0] == book.sending.total
         if whole:
-            Dying.die("settling")
+            Stopping.die("settling")
         settle(book, *given)
 
     def committing(book: sent.Book) -> None:
         anything = book._settled is not None
         commit_settled(book)
         if anything:
-            Dying.die("settled")
+            Stopping.die("settled")
 
     vars(tables.ledger)["record_publication"] = recording
     setattr(sent.Book, "write_down", writing)  # noqa: B010 - a method, which an assignment may not replace

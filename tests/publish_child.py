@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 FENCED = 7
 RECORDS = 5
 POINTS = ("before", "half", "sent", "marked", "committing", "committed", "unrecorded", "recorded")
+HALVES = {RECORDS // 2: "half", RECORDS + RECORDS // 2: "half of the second"}
 # The calls that `Transactions` repeats until they work, in their order.
 INIT, MARK, OFFSETS, COMMIT = range(4)
 
@@ -84,9 +85,9 @@ class Dying(Transactions):
         for record in records:
             super()._produce([record])
             self.produced += 1
-            if self.point == "half" and self.produced == RECORDS // 2:
+            if self.point is not None and self.point == HALVES.get(self.produced):
                 self._producer.flush(10)
-                self.die("half")
+                self.die(self.point)
 
     def _trying(self, call: Callable[[], Any], seconds: float) -> Any:
         if self.calls == OFFSETS and self.point == "sent":

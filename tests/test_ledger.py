@@ -436,6 +436,21 @@ def test_the_lease_of_a_process_that_died_ends_by_itself(url: str, ledger: Ledge
         lease.check()
 
 
+def test_a_lease_that_another_had_meanwhile_is_not_renewed(ledger: Ledger) -> None:
+    """Its holder stood still, and what it had looked at may have changed, although the other gave it back."""
+    lease, other = (Lease(ledger._engine, "commit", seconds) for seconds in (0.1, 30))
+    assert lease.take()
+    time.sleep(0.2)
+    assert lease.renew(), "nobody came in between"
+    lease.check()
+    time.sleep(0.2)
+    assert other.take()
+    other.give_back()
+    assert not lease.renew()
+    with pytest.raises(LeaseHeldError, match="ran out"):
+        lease.check()
+
+
 def test_a_holder_that_stood_still_learns_that_its_lease_is_gone(url: str) -> None:
     """A holder that was suspended went on committing beside its successor."""
     holder = python(
