@@ -21,7 +21,7 @@ demo: setup ## From nothing to slices in Delta tables, checked against the gener
 up: setup ## Broker, Spark, Dagster's UI and daemon, generator, until Ctrl-C
 	@$(RUN) dev.up $(ARGS)
 
-# Each worker has a broker and a Spark driver of its own; while two wait for them, two cores have work for two others.
+# They share a broker and a Spark server; while two wait for these, two cores have work for two others.
 WORKERS ?= 4
 
 TEST := pytest -n $(WORKERS) --dist worksteal --durations 40

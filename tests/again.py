@@ -1,6 +1,6 @@
 """Run what failed in a whole run once more, by itself: `python -m tests.again RESULTS`.
 
-Two workers with a broker and a Spark each leave a machine of two cores no rest, and one that is shared stands still for
+Four workers with a broker and a Spark leave a machine of two cores no rest, and one that is shared stands still for
 seconds. What then passes alone has told of the machine; it is named, and its first failure stays in the output above.
 
 Not repeated is what no machine excuses: a process that crashed, and what was asserted of records, which a race loses or

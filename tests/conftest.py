@@ -18,14 +18,12 @@ import pytest
 from hypothesis import settings as hypothesis
 
 from dev import processes
-from dev.spark_local import SMALL_QUERIES
 from highwater import settings
 from tests.records import of_records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dev.broker import EmbeddedBroker
     from dev.spark_connect import SparkConnect
     from resources.ledger import Ledger
     from tests.support import Bench
@@ -93,34 +91,25 @@ def ledger(url: str) -> Ledger:
 
 @pytest.fixture(scope="session")
 def session_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The services' data and logs."""
-    return tmp_path_factory.mktemp("services")
+    """The data and logs of the services that all workers share."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "services"
 
 
 @pytest.fixture(scope="session")
-def broker(session_home: Path) -> Iterator[EmbeddedBroker]:
-    """A real broker of the session; tests that kill one start their own."""
-    from dev.broker import EmbeddedBroker
+def bootstrap(session_home: Path) -> str:
+    """The address of a real broker, shared by all workers; tests that kill one start their own."""
+    from tests.services import joined_broker
 
-    # Nobody kills it, so nobody waits for its session to end: on a machine that stood still for five seconds its own
-    # controller took it for dead, and every partition was without a leader.
-    with EmbeddedBroker(session_home, extra={"broker.session.timeout.ms": "600000"}) as started:
-        yield started
+    return joined_broker(session_home).bootstrap
 
 
 @pytest.fixture(scope="session")
-def bootstrap(broker: EmbeddedBroker) -> str:
-    """The address of the session's broker."""
-    return broker.bootstrap
+def spark_server(session_home: Path) -> SparkConnect:
+    """A warm Spark Connect server, shared by all workers; tests that kill one start their own."""
+    from tests.services import joined_spark
 
-
-@pytest.fixture(scope="session")
-def spark_server(session_home: Path) -> Iterator[SparkConnect]:
-    """A warm Spark Connect server of the session; tests that kill one start their own."""
-    from dev.spark_connect import SparkConnect
-
-    with SparkConnect(session_home, extra=SMALL_QUERIES) as started:
-        yield started
+    return joined_spark(session_home)
 
 
 @pytest.fixture(scope="session")

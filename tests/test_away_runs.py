@@ -17,6 +17,7 @@ import dagster as dg
 import pytest
 
 from dev.processes import LOOPBACK, free_port
+from dev.spark_local import SMALL_QUERIES
 from highwater import settings
 from resources.spark_tables import replace_slices
 from tests.records import of_records
@@ -79,10 +80,19 @@ def stopped_at_the_commit(server: SparkConnect) -> Iterator[None]:
     assert stopped, "it was asked to commit"
 
 
+@pytest.fixture
+def standing_still(tmp_path: Path) -> Iterator[SparkConnect]:
+    """A server of its own: every worker of the tests would wait for theirs."""
+    from dev.spark_connect import SparkConnect
+
+    with SparkConnect(tmp_path / "spark", extra=SMALL_QUERIES) as started:
+        yield started
+
+
 def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
-    bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, standing_still: SparkConnect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configure(bench, spark_server, monkeypatch)
+    configure(bench, standing_still, monkeypatch)
     bench.send(*MESSAGES)
     piece = bench.plan(0, p0=(0, 5), p1=(0, 3), p2=(0, 3))
     dlq = {bench.stream.parked_topic, *bench.stream.tier_topics}
@@ -109,7 +119,7 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
             assert not Path(bench.lake.root).exists(), "it was not begun anew"
         with moved(bench.lake.reference("reference/customers")):
             fails("events", "the reference table reference/customers is not in the lake")
-        with stopped_at_the_commit(spark_server):
+        with stopped_at_the_commit(standing_still):
             fails("events", "Spark failed", "see that the Spark server runs (SPARK_REMOTE)")
         assert runs.run([piece.key], "events").success
         with moved(bench.lake.reference("reference/customers")):

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dev import class_archives
 from dev.class_archives import options
 from dev.java import Java, find_java
-
-if TYPE_CHECKING:
-    from dev.broker import EmbeddedBroker
-    from dev.spark_connect import SparkConnect
 
 SOME = Java(Path("there"), 17, "a test")
 
@@ -93,29 +88,29 @@ def test_they_are_made_once_and_by_a_java_that_can(
 
 
 @pytest.mark.slow
-def test_a_running_broker_and_spark_have_their_archives_in_memory(
-    broker: EmbeddedBroker, spark_server: SparkConnect
-) -> None:
+@pytest.mark.usefixtures("bootstrap", "spark_server")
+def test_a_running_broker_and_spark_have_their_archives_in_memory(session_home: Path) -> None:
     """A JVM says nothing where it goes on without: one whose class path differs by a folder does."""
     java = find_java(os.environ)
-    running: dict[class_archives.Name, int | None] = {"broker": broker.pid, "spark": spark_server.pid}
-    for name, pid in running.items():
+    running: dict[class_archives.Name, str] = {"broker": "kafka.Kafka", "spark": "SparkConnectServer"}
+    for name, main in running.items():
         if not options(name, java):
             pytest.skip("this Java has no archive of its own classes")
-        assert f"{name}.jsa" in "".join(maps(group) for group in members(pid))
+        assert f"{name}.jsa" in "".join(maps(pid) for pid in running_in(session_home, main))
 
 
-def members(group: int | None) -> list[int]:
-    """The processes of a group."""
-    found = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()]
-    return [pid for pid in found if group_of(pid) == group]
+def running_in(home: Path, main: str) -> list[int]:
+    """The processes of this class on this folder, by their command lines."""
+    pids = [one.name for one in Path("/proc").iterdir() if one.name.isdigit()]
+    told = {int(pid): command_of(pid) for pid in pids}
+    return [pid for pid, command in told.items() if main in command and str(home) in command]
 
 
-def group_of(pid: int) -> int | None:
+def command_of(pid: str) -> str:
     try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def maps(pid: int) -> str:

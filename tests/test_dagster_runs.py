@@ -45,7 +45,9 @@ def deployed(
     create_topic(bootstrap, name, 2, {})
     limits = Limits(most_records=10, slices_a_run=3)
     root = tmp_path_factory.mktemp("deployed")
-    deployment = Deployment.make(root, name, bootstrap, spark_server.remote, limits, sensors=True)
+    # Other workers have the server too: by the user its jobs are told apart from theirs.
+    remote = f"{spark_server.remote}/;user_id={name}"
+    deployment = Deployment.make(root, name, bootstrap, remote, limits, sensors=True)
     deployment.send([order_message(f"o{n % 7}", n // 7 + 1, partition=n % 2) for n in range(50)])
     with Running(deployment) as services:
         with deployment.instance() as instance:
@@ -204,12 +206,12 @@ def test_a_run_that_is_terminated_stops_its_work_on_the_server(
     deployment.slow.touch()
     try:
         run = _launch(deployment, services, deployment.keys()[:1])
-        wait_for(lambda: _running_jobs(spark_server) > 0, SECONDS, "Spark's work on the slow slice")
+        wait_for(lambda: _running_jobs(spark_server, deployment) > 0, SECONDS, "Spark's work on the slow slice")
         services.ask(TERMINATE, {"run": run})
         with deployment.instance() as instance:
             wait_for(lambda: instance.get_run_by_id(run).is_finished, 60, "the end of the run")
             assert instance.get_run_by_id(run).status is dg.DagsterRunStatus.CANCELED
-        wait_for(lambda: _running_jobs(spark_server) == 0, 20, "the end of Spark's work")
+        wait_for(lambda: _running_jobs(spark_server, deployment) == 0, 20, "the end of Spark's work")
     finally:
         deployment.slow.unlink()
     assert len(deployment.commits("raw")) == commits
@@ -266,10 +268,12 @@ def _records_read(server: SparkConnect, topic: str) -> list[int]:
     ]
 
 
-def _running_jobs(server: SparkConnect) -> int:
-    """Jobs that run on the server now, by Spark's own REST interface."""
+def _running_jobs(server: SparkConnect, deployment: Deployment) -> int:
+    """The deployment's jobs that run on the server now, by Spark's own REST interface."""
     [application] = rest(server, "applications")
-    return len(rest(server, f"applications/{application['id']}/jobs?status=running"))
+    running = rest(server, f"applications/{application['id']}/jobs?status=running")
+    mine = f"User_{deployment.stream.topic}_"
+    return sum(any(mine in tag for tag in job["jobTags"]) for job in running)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
@@ -290,10 +294,10 @@ def test_an_interrupted_command_stops_its_work_too(
                 stdout=out,
                 stderr=out,
             )
-            wait_for(lambda: _running_jobs(spark_server) > 0, SECONDS, "Spark's work on the slow slice")
+            wait_for(lambda: _running_jobs(spark_server, deployment) > 0, SECONDS, "Spark's work on the slow slice")
             child.send_signal(number)
             assert child.wait(60) != 0
-        wait_for(lambda: _running_jobs(spark_server) == 0, 20, "the end of Spark's work")
+        wait_for(lambda: _running_jobs(spark_server, deployment) == 0, 20, "the end of Spark's work")
     finally:
         deployment.slow.unlink()
     assert len(deployment.commits("raw")) == commits
