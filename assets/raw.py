@@ -39,7 +39,7 @@ from resources.spark_tables import TASKS, known_rows
 from resources.vanished_topics import state_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from highwater.declaration import Stream
     from highwater.plans import Generation
@@ -336,16 +336,14 @@ def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
 
 def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
     """The rows without the records of erased keys, wherever they come back from."""
-    from pyspark.sql import functions as F
-
     gone = until(work.ledger.erasures.of(work.stream.name))
     if not gone:
         return rows
     # What is left out must be known for as long as what stays.
     erased.keep(work.ledger, work.lake, work.stream.name, of_keys=True)
     moments = _literal_map({digest: microseconds(moment) for digest, moment in gone.items()})
-    last = F.try_element_at(moments, F.sha2("key", 256))
-    return rows.where(last.isNull() | (F.unix_micros("timestamp") > last))
+    last = f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))"
+    return rows.where(f"{last} IS NULL OR UNIX_MICROS(timestamp) > {last}")
 
 
 def _marked(work: Work, piece: Slice) -> Slice:
@@ -374,30 +372,27 @@ def _fenced(rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
     marks = {p: mark for piece in ordered for p, mark in piece.marks.items() if mark.offset in piece.ranges[p]}
     if not marks:
         return rows
-    at, expected = (
-        _literal_map({p: m.offset for p, m in marks.items()}),
-        _literal_map({p: m.digest for p, m in marks.items()}),
-    )
-    text = F.concat(F.lit(f"{DIVERGED}: partition "), "partition", F.lit(" offset "), "offset")
-    checked = F.when(_digest() == F.try_element_at(expected, F.col("partition")), F.col("value"))
-    marked = F.col("offset") == F.try_element_at(at, F.col("partition"))
-    return rows.withColumn("value", F.when(marked, checked.otherwise(F.raise_error(text))).otherwise(F.col("value")))
+    at = _literal_map({p: mark.offset for p, mark in marks.items()})
+    expected = _literal_map({p: mark.digest for p, mark in marks.items()})
+    diverged = f"RAISE_ERROR(CONCAT('{DIVERGED}: partition ', partition, ' offset ', offset))"
+    checked = f"IF({_DIGEST} = TRY_ELEMENT_AT({expected}, partition), value, {diverged})"
+    return rows.withColumn("value", F.expr(f"IF(offset = TRY_ELEMENT_AT({at}, partition), {checked}, value)"))
 
 
-def _literal_map(values: Mapping[int, int | str] | Mapping[str, int]) -> Column:
-    from pyspark.sql import functions as F
+def _literal_map(values: Mapping[int, int | str] | Mapping[str, int]) -> str:
+    """A map in SQL, of numbers and of digests in hexadecimal; expressions of PySpark take a call of the JVM a part."""
+    return f"MAP({', '.join(_literal(part) for pair in values.items() for part in pair)})"
 
-    return F.create_map(*[F.lit(part) for pair in values.items() for part in pair])
+
+def _literal(value: int | str) -> str:
+    return f"'{value}'" if isinstance(value, str) else f"{value}L"
 
 
-def _digest() -> Column:
-    """`highwater.history.digest` as an expression of Spark."""
-    from pyspark.sql import functions as F
-
-    none, some = F.unhex(F.lit("00")), F.unhex(F.lit("01"))
-    key, value = (F.coalesce(F.concat(some, name), none) for name in ("key", "value"))
-    moment = F.unix_millis("timestamp").cast("string").cast("binary")
-    return F.sha2(F.concat(moment, key, value), 256)
+# `highwater.history.digest` as an expression of Spark.
+_DIGEST = (
+    "SHA2(CONCAT(CAST(CAST(UNIX_MILLIS(timestamp) AS STRING) AS BINARY), "
+    "COALESCE(CONCAT(X'01', key), X'00'), COALESCE(CONCAT(X'01', value), X'00')), 256)"
+)
 
 
 def _topic_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:

@@ -90,6 +90,8 @@ def local_conf(home: Path, *, driver_memory_mb: int = 2048) -> dict[str, str]:
         # one JVM only (`resources.lake.Lake.takes_one_driver`).
         "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
         "spark.databricks.delta.writeChecksumFile.enabled": "false",
+        # What would be listed for those files is looked up by a job of its own at a table's first commit.
+        "spark.databricks.delta.allFilesInCrc.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
 
