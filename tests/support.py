@@ -322,6 +322,13 @@ def rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:
     return found
 
 
+def jobs_tagged(server: SparkConnect, mark: str, *, status: str = "") -> list[dict[str, Any]]:
+    """The jobs with a tag that holds the mark, `User_<id>_` or `Session_<id>_`: other workers have the server too."""
+    [application] = rest(server, "applications")
+    jobs = rest(server, f"applications/{application['id']}/jobs" + (f"?status={status}" if status else ""))
+    return [job for job in jobs if any(mark in tag for tag in job["jobTags"])]
+
+
 # No test lasts until such a retry: what is rejected stays rejected, unless a test declares tiers of its own.
 LONG_TIERS = (timedelta(days=1), timedelta(days=2))
 

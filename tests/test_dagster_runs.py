@@ -19,7 +19,7 @@ from orchestration.sensing.requests import RANGE_END, RANGE_START
 from orchestration.stream_assets import TABLES, table_key, topic_key
 from tests.deployment import LAUNCH_BACKFILL, TERMINATE, Deployment, Running, wait_for
 from tests.records import of_records
-from tests.support import order_message, read_rows, read_topic, rest
+from tests.support import jobs_tagged, order_message, read_rows, read_topic, rest
 
 # Nothing is rejected here, so nothing is published.
 COMMITTED = [table for table in TABLES if table.name != "dlq"]
@@ -270,10 +270,7 @@ def _records_read(server: SparkConnect, topic: str) -> list[int]:
 
 def _running_jobs(server: SparkConnect, deployment: Deployment) -> int:
     """The deployment's jobs that run on the server now, by Spark's own REST interface."""
-    [application] = rest(server, "applications")
-    running = rest(server, f"applications/{application['id']}/jobs?status=running")
-    mine = f"User_{deployment.stream.topic}_"
-    return sum(any(mine in tag for tag in job["jobTags"]) for job in running)
+    return len(jobs_tagged(server, f"User_{deployment.stream.topic}_", status="running"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])

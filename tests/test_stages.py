@@ -42,6 +42,7 @@ from tests.support import (
     Bench,
     Message,
     customers,
+    jobs_tagged,
     make_bench,
     make_stream,
     order,
@@ -188,28 +189,26 @@ def test_a_partition_that_holds_most_records_is_read_by_many_tasks(
 ) -> None:
     monkeypatch.setattr(raw, "LEAST_RECORDS_A_TASK", 100)
     bench.send(*[order_message(f"o{n}", 1, partition=0 if n % 10 else n // 10 % 2 + 1) for n in range(1000)])
-    raw.materialise(bench.work(bench.plan(0, p0=(0, 900), p1=(0, 50), p2=(0, 50))))
-    before = tasks_of_stages(bench, spark_server)
-    assert max(before.values()) >= TASKS
+    assert most_tasks(bench, spark_server, bench.plan(0, p0=(0, 900), p1=(0, 50), p2=(0, 50))) >= TASKS
     assert len(bench.rows("raw")) == 1000
     assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == 1
     monkeypatch.setattr(raw, "RECORDS_A_FILE", 400)
     bench.send(*[order_message(f"o{n}", 2, partition=0) for n in range(1000)])
-    raw.materialise(bench.work(bench.plan(1, p0=(900, 1900))))
-    after = tasks_of_stages(bench, spark_server)
-    assert max(tasks for stage, tasks in after.items() if stage > max(before)) >= TASKS
+    assert most_tasks(bench, spark_server, bench.plan(1, p0=(900, 1900))) >= TASKS
     assert len(bench.rows("raw")) == 2000
     assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == 1 + 3, "a slice of three files"
 
 
-def tasks_of_stages(bench: Bench, server: SparkConnect) -> dict[int, int]:
-    """How many tasks each stage of this session had; other workers have sessions on the server as well."""
+def most_tasks(bench: Bench, server: SparkConnect, piece: Slice) -> int:
+    """The most tasks of any stage that takes the slice into raw."""
+    mark = f"Session_{bench.spark.session_id}_"  # type: ignore[attr-defined]
+    before = {job["jobId"] for job in jobs_tagged(server, mark)}
+    raw.materialise(bench.work(piece))
     [application] = rest(server, "applications")
-    mine = f"Session_{bench.spark.session_id}_"  # type: ignore[attr-defined]
-    jobs = rest(server, f"applications/{application['id']}/jobs")
-    stages = {at for job in jobs if any(mine in tag for tag in job["jobTags"]) for at in job["stageIds"]}
-    every = rest(server, f"applications/{application['id']}/stages")
-    return {stage["stageId"]: stage["numTasks"] for stage in every if stage["stageId"] in stages}
+    mine = {at for job in jobs_tagged(server, mark) if job["jobId"] not in before for at in job["stageIds"]}
+    stages = rest(server, f"applications/{application['id']}/stages")
+    tasks: list[int] = [stage["numTasks"] for stage in stages if stage["stageId"] in mine]
+    return max(tasks)
 
 
 def test_a_second_try_of_a_run_keeps_what_the_first_committed(bench: Bench) -> None:
