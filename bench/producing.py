@@ -42,7 +42,7 @@ class Settings(NamedTuple):
     most_with_client: int = MOST_WITH_CLIENT
 
 
-FAR = {SMALL: Settings(2, 1.5 * ADDED_SECONDS, 70_000), USUAL: Settings(6, 4 * ADDED_SECONDS)}
+FAR = {SMALL: Settings(2, 2 * ADDED_SECONDS, 140_000), USUAL: Settings(6, 4 * ADDED_SECONDS)}
 # Of small records so many times more are sent: the last round trip is no throughput, and would be a good part of it.
 TIMES = {SMALL: 3, USUAL: 1}
 RELIABLE, RELIABLE_FAR = "reliable", "reliable, set for far"

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import count, islice, repeat
+from itertools import islice, repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import WeakMethod
@@ -34,7 +34,7 @@ MOST_WITH_CLIENT = 50_000
 MOST_QUEUED = 10_000
 # `send` takes in reports that often. At each record, taking in would cost more than sending.
 TAKE_IN_SECONDS = 0.005
-# `send_all` looks whether it is time for that once in so many records.
+# `send_all` takes so many records at a time: those share one delivery report's recipient, where their keys differ.
 PORTION = 100
 PURGE_SECONDS = 10.0
 # The client's own words for what a record leaves open.
@@ -115,7 +115,7 @@ class Counts:
     @property
     def outstanding(self) -> int:
         """Records without a delivery report yet."""
-        return self.sent - self.delivered - self.failed.total()
+        return self.sent - self.delivered - (self.failed.total() if self.failed else 0)
 
     def __str__(self) -> str:
         errors = "".join(f", {count:,} {name}" for name, count in sorted(self.failed.items()))
@@ -126,6 +126,9 @@ class Counts:
 OnDelivered = Callable[[str], None]
 OnOutcome = Callable[[Outcome], None]
 Key = tuple[str, bytes]
+_KEY_TYPES = frozenset({bytes, type(None)})
+# Key and value of a record, and its id.
+_Pair = tuple[tuple[bytes | None, bytes | None], str | None]
 
 
 _Callbacks = tuple[OnDelivered | None, OnOutcome | None]
@@ -146,24 +149,50 @@ class _Sent(NamedTuple):
 
 
 class _Ticket:
-    """What the client calls with the delivery report of the record that it stands for at the time.
+    """What the client calls with the delivery reports of the records that it stands for at the time.
+
+    Where it can, it stands for a portion of `send_all`: with one for each record, a report waits for memory that the
+    processor last saw some ten thousand records ago, which was a fifth of a producer's time. Which of them a report
+    is of, its key tells, so their keys differ; it is asked only if the record failed.
 
     Tickets are used again. One made for each record would be one more object for the interpreter's collector, which
     then walks through all that a process has loaded: in a worker of Dagster that took a third of a producer's time.
     """
 
-    __slots__ = ("callbacks", "number", "record_id")
+    __slots__ = ("callbacks", "failed", "first", "ids", "keys", "left")
 
-    number: int
-    record_id: str | None
+    first: int
+    ids: Sequence[str | None]
+    keys: Sequence[bytes | None] | None
     callbacks: _Callbacks | None
+    left: int
+    """Reports to come."""
+    failed: list[int] | None
+    """The places of those that failed."""
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         raise NotImplementedError
 
-    @property
-    def sent(self) -> _Sent:
-        return _Sent(self.number, self.record_id, self.callbacks)
+    def stand_for(
+        self, first: int, ids: Sequence[str | None], keys: Sequence[bytes | None] | None, callbacks: _Callbacks | None
+    ) -> Self:
+        """Stand for records from the number `first` on; `keys` are theirs, None for one record alone."""
+        self.first, self.ids, self.keys, self.callbacks = first, ids, keys, callbacks
+        self.left, self.failed = len(ids), None
+        return self
+
+    def take_back(self) -> bool:
+        """Stand for its last record no more, which the client did not take; returns whether it is free then."""
+        self.ids = self.ids[:-1]
+        self.left -= 1
+        return not self.left
+
+    def place(self, key: bytes | None) -> int:
+        """Of the record with this key."""
+        return 0 if self.keys is None else self.keys.index(key)
+
+    def sent(self, place: int) -> _Sent:
+        return _Sent(self.first + place, self.ids[place], self.callbacks)
 
 
 def _key(topic: str, key: bytes | None) -> Key | None:
@@ -211,10 +240,10 @@ class ReliableProducer:
         self.transactional = "transactional.id" in properties
         """Whether its records count only once a transaction is committed; delivery reports come before."""
         self._produce = self._client.produce
-        self._produce_of = self._client.produce_of if isinstance(self._client, SeveralClients) else None
+        self._produces_of = self._client.produces_of if isinstance(self._client, SeveralClients) else None
         self.counts = Counts()
-        self._numbers = count()
-        # A record that the client has holds one of the tickets; the others are free.
+        self._next_number = 0
+        # A record that the client has holds one of the tickets, or shares it; the others are free.
         self._tickets: list[_Ticket] = []
         self._free: list[_Ticket] = []
         self._new_ticket = _tickets(self._free, self.counts, WeakMethod(self._reported))
@@ -272,10 +301,11 @@ class ReliableProducer:
         if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
             self.poll()
         callbacks = None if on_delivered is None and on_outcome is None else (on_delivered, on_outcome)
-        sent = _Sent(next(self._numbers), record_id, callbacks)
+        sent = _Sent(self._next_number, record_id, callbacks)
+        self._next_number += 1
         if self.stopped:
             self._see_not_stopped(record, sent)
-        if self._queue or not self._room:
+        if self._queue or self._with_client >= self._most_with_client:
             self._wait_for_room()
             self.counts.sent += 1
             self._queue.append((record, sent))
@@ -296,7 +326,7 @@ class ReliableProducer:
 
         Args:
             topic: the topic of all of them.
-            records: key and value of each. Best at hand: delivery reports are taken in after some of them only.
+            records: key and value of each. Best at hand: they are taken some at a time, and go when those are there.
             record_ids: the caller's name of each, as many as there are records; numbers if None.
 
         Raises:
@@ -307,34 +337,63 @@ class ReliableProducer:
         """
         ids: Iterable[str | None] = repeat(None) if record_ids is None else record_ids
         pairs = zip(records, ids, strict=record_ids is not None)
-        while self._send_portion(topic, islice(pairs, PORTION)):
+        while self._send_portion(topic, pairs):
             if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
                 self.poll()
 
-    def _send_portion(
-        self, topic: str, portion: Iterator[tuple[tuple[bytes | None, bytes | None], str | None]]
-    ) -> bool:
+    def _send_portion(self, topic: str, pairs: Iterator[_Pair]) -> bool:
         """Returns whether there was a record."""
-        counts, numbers, free, stopped, queue = self.counts, self._numbers, self._free, self.stopped, self._queue
-        produce, produce_of = self._produce, self._produce_of
-        some = False
-        for (key, value), record_id in portion:
-            some = True
-            # All that needs a closer look is for `send`; here is what all other records need, and no more.
-            while not (free or queue or self._room):
-                self.poll(POLL_SECONDS)
-            if stopped or queue:
-                self.send(Record(topic, key, value), record_id)
-                continue
-            ticket = free.pop() if free else self._another_ticket()
-            ticket.number, ticket.record_id, ticket.callbacks = next(numbers), record_id, None
-            counts.sent += 1
-            try:
-                (produce if produce_of is None else produce_of(key))(topic, value, key, ANY_PARTITION, ticket)
-            except Exception as error:  # noqa: BLE001 - what is not for the queue is raised there
-                free.append(ticket)
-                self._not_taken(Record(topic, key, value), ticket.sent, error)
-        return some
+        portion: list[_Pair] = []
+        try:
+            portion.extend(islice(pairs, PORTION))  # those before an error are in it
+        finally:
+            at = 0
+            while at < len(portion):
+                at += self._send_some(topic, portion[at:] if at else portion)
+        return bool(portion)
+
+    def _send_some(self, topic: str, portion: list[_Pair]) -> int:
+        """Send the first of them, as many as there is room for; returns how many that were."""
+        room = self._most_with_client - self._with_client
+        if room <= 0 and not self._queue:
+            self.poll(POLL_SECONDS)
+            return 0
+        some = portion[:room] if room < len(portion) else portion
+        keys = [key for (key, _), _ in some]
+        if self.stopped or self._queue or not {*map(type, keys)} <= _KEY_TYPES:  # a closer look is for `send`
+            (key, value), record_id = portion[0]
+            self.send(Record(topic, key, value), record_id)
+            return 1
+        produces = [self._produce] * len(some) if self._produces_of is None else self._produces_of(keys)
+        tickets = self._tickets_of(keys, [record_id for _, record_id in some])
+        taken, refused = 0, None
+        try:
+            # Here is what every record needs, and no more.
+            every = zip(some, tickets, produces, strict=True)
+            for taken, (((key, value), _), ticket, produce) in enumerate(every, 1):  # noqa: B007
+                produce(topic, value, key, ANY_PARTITION, ticket)
+        except Exception as error:  # noqa: BLE001 - what is not for the queue is raised below
+            refused, taken = error, taken - 1
+        finally:
+            self.counts.sent += taken
+            self._next_number += taken
+            self._free.extend(ticket for ticket in tickets[taken:] if ticket.take_back())
+        if refused is None:
+            return taken
+        (key, value), record_id = some[taken]
+        sent = _Sent(self._next_number, record_id, None)
+        self._next_number += 1
+        self.counts.sent += 1
+        self._not_taken(Record(topic, key, value), sent, refused)
+        return taken + 1
+
+    def _tickets_of(self, keys: Sequence[bytes | None], ids: Sequence[str | None]) -> list[_Ticket]:
+        """A ticket for each record: the same one for all where their keys tell them apart."""
+        first = self._next_number
+        # Reports do not tell an empty key from none.
+        if len({*keys}) == len(keys) and all(keys):
+            return [self._ticket().stand_for(first, ids, keys, None)] * len(keys)
+        return [self._ticket().stand_for(number, (one,), None, None) for number, one in enumerate(ids, first)]
 
     def _not_taken(self, record: Record, sent: _Sent, error: Exception) -> None:
         """What becomes of a record that the client did not take from its sender.
@@ -355,18 +414,12 @@ class ReliableProducer:
 
     @property
     def _with_client(self) -> int:
-        return len(self._tickets) - len(self._free)
+        return self.counts.outstanding - len(self._queue)
 
-    @property
-    def _room(self) -> bool:
-        return bool(self._free) or len(self._tickets) < self._most_with_client
-
-    def _ticket(self, sent: _Sent) -> _Ticket:
-        ticket = self._free.pop() if self._free else self._another_ticket()
-        ticket.number, ticket.record_id, ticket.callbacks = sent
-        return ticket
-
-    def _another_ticket(self) -> _Ticket:
+    def _ticket(self) -> _Ticket:
+        """A free one, for as many records as it is told."""
+        if self._free:
+            return self._free.pop()
         ticket = self._new_ticket()
         self._tickets.append(ticket)
         return ticket
@@ -386,7 +439,7 @@ class ReliableProducer:
 
     def _pump(self) -> None:
         """Give the client what waits, as long as it has room; records of stopped keys are handed back instead."""
-        while self._queue and self._room:
+        while self._queue and self._with_client < self._most_with_client:
             record, sent = self._queue.popleft()
             topic, key = record.topic, _key(record.topic, record.key)
             if key is not None and key in self.stopped:
@@ -411,7 +464,7 @@ class ReliableProducer:
     def _hand_over(self, record: Record, sent: _Sent) -> None:
         topic, key, value, headers, partition, timestamp = record
         to = ANY_PARTITION if partition is None else partition
-        ticket = self._ticket(sent)
+        ticket = self._ticket().stand_for(sent.number, (sent.record_id,), None, sent.callbacks)
         try:
             # Most records have neither; what is named here costs each of them time.
             if headers or timestamp is not None:
@@ -425,24 +478,31 @@ class ReliableProducer:
 
     def _reported(self, ticket: _Ticket, error: KafkaError | None, message: Message) -> None:
         """Take in the client's delivery report of a record that failed, or has callbacks."""
-        sent = ticket.sent
-        if sent.callbacks is NO_CALLBACKS:  # it has its end
-            self._free.append(ticket)
+        if ticket.callbacks is NO_CALLBACKS:  # it has its end
+            self._took_report(ticket)
             return
-        on_delivered, on_outcome = sent.callbacks or NO_CALLBACKS
+        on_delivered, on_outcome = ticket.callbacks or NO_CALLBACKS
         if error is None and on_outcome is None:
-            self._free.append(ticket)
+            sent = ticket.sent(0)
+            self._took_report(ticket)
             self.counts.delivered += 1
             if on_delivered is not None:
                 self._call(on_delivered, sent.name)
             return
         topic, key = message.topic() or "", message.key()
-        outcome = _outcome(topic, error, message)
+        outcome, place = _outcome(topic, error, message), ticket.place(key)
+        sent = ticket.sent(place)
+        ticket.failed = [*(ticket.failed or ()), place]
         # Only now: a client that broke down for good may report with its own error pending, which ends this above.
-        self._free.append(ticket)
+        self._took_report(ticket)
         if self._late is not None and error is not None:
             self._late[topic] += 1
         self._ended(sent, key, outcome)
+
+    def _took_report(self, ticket: _Ticket) -> None:
+        ticket.left -= 1
+        if not ticket.left:
+            self._free.append(ticket)
 
     def _ended(self, sent: _Sent, key: bytes | None, outcome: Outcome) -> None:
         if outcome.end is not End.DELIVERED:
@@ -560,9 +620,16 @@ class ReliableProducer:
                 self._client.poll(POLL_SECONDS)
         self._drop_free_tickets()
         for ticket in self._without_report():
-            sent, ticket.callbacks = ticket.sent, NO_CALLBACKS
-            self._settle(sent, nowhere("", NEVER_TOLD))
+            self._end_untold(ticket)
         return late
+
+    def _end_untold(self, ticket: _Ticket) -> None:
+        """End records without a report as unknown, and with them those of which it is not told apart who had one."""
+        untold = [ticket.sent(place) for place in range(len(ticket.ids)) if place not in (ticket.failed or ())]
+        self.counts.delivered -= len(untold) - ticket.left
+        ticket.callbacks = NO_CALLBACKS
+        for sent in untold:
+            self._settle(sent, nowhere("", NEVER_TOLD))
 
     def _drop_free_tickets(self) -> None:
         """By themselves they would stay until the collector comes: a class like theirs keeps itself alive."""
@@ -586,12 +653,12 @@ class ReliableProducer:
         )
 
     def _without_report(self) -> list[_Ticket]:
-        """Of the records that the client never told of, in the order in which they were sent; once the free are gone.
+        """Of records that the client never told of, in the order in which they were sent; once the free are gone.
 
         What a callback sends meanwhile takes another ticket.
         """
         silent = (ticket for ticket in self._tickets if ticket.callbacks is not NO_CALLBACKS)
-        return sorted(silent, key=lambda ticket: ticket.number)
+        return sorted(silent, key=lambda ticket: ticket.first)
 
     def __enter__(self) -> Self:
         return self
@@ -611,7 +678,7 @@ def _tickets(
     """Makes the tickets of a producer.
 
     Args:
-        free: where a ticket goes when its record was delivered.
+        free: where a ticket goes when all its records were delivered.
         counts: where that is counted.
         reported: takes in what is more than that. Weak, or no client would end before the collector comes.
     """
@@ -622,7 +689,9 @@ def _tickets(
         def __call__(self, error: KafkaError | None, message: Message) -> None:
             if error is None and self.callbacks is None:
                 counts.delivered += 1
-                free.append(self)
+                self.left -= 1
+                if not self.left:
+                    free.append(self)
             elif (more := reported()) is not None:
                 more(self, error, message)
 

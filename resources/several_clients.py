@@ -7,7 +7,7 @@ reports (`resources.producer`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -61,11 +61,12 @@ class SeveralClients:
         **more: Any,
     ) -> None:
         """Hand a record to the client to which its key belongs; errors are that client's."""
-        self.produce_of(key)(topic, value, key, partition, on_delivery, **more)
+        self.produces_of([key])[0](topic, value, key, partition, on_delivery, **more)
 
-    def produce_of(self, key: bytes | None) -> Callable[..., None]:
-        """What hands a record of this key to the client to which it belongs."""
-        return self._produces[crc32(key or b"") % len(self._produces)]
+    def produces_of(self, keys: Sequence[bytes | None]) -> list[Callable[..., None]]:
+        """For each key what hands its record to the client to which it belongs."""
+        produces, number = self._produces, len(self._produces)
+        return [produces[crc32(key or b"") % number] for key in keys]
 
     def poll(self, seconds: float) -> int:
         """Take in the reports that are there, waiting so long at the most for the first one."""

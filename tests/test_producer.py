@@ -666,6 +666,66 @@ def test_many_records_are_named_and_counted_like_one(nobody: str) -> None:
     assert sorted(producer.counts.unknown) == ["a", "b", "c"]
 
 
+SEVERAL = {
+    "keys that differ": [b"a", b"b", b"c", b"d"],
+    "a key twice": [b"a", b"a", b"c", b"d"],
+    "none": [None, None, None, None],
+    "an empty one": [b"", b"b", b"c", None],
+}
+
+
+@pytest.mark.parametrize("keys", SEVERAL.values(), ids=[*SEVERAL])
+def test_the_one_of_many_that_failed_is_named(client: Client, keys: list[bytes | None]) -> None:
+    client.room, client.ends = 4, [None, None, fault("_MSG_TIMED_OUT"), None]
+    producer = producing()
+    producer.send_all("t", [(key, b"v") for key in keys])
+    for _ in range(4):
+        producer.poll()
+    assert str(producer.counts) == "4 sent: 3 delivered, 0 outstanding, 1 _MSG_TIMED_OUT, 1 of them unknown"
+    assert producer.counts.unknown == ["2"]
+    assert producer.stopped == ({("t", keys[2]): "2"} if keys[2] else {})
+
+
+def test_of_many_that_the_client_never_tells_of_those_that_it_told_of_are_as_unknown(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts the delivered ones of a portion only: to call one delivered that is not would lose it."""
+    monkeypatch.setattr(resources.producer, "PURGE_SECONDS", 0.0)
+    client.silent, client.room = True, 4
+    client.ends = [None, fault("INVALID_MSG")]
+    producer = producing()
+    producer.send_all("t", pairs(4), "abcd")
+    producer.poll()
+    producer.poll()
+    assert (producer.counts.delivered, producer.counts.outstanding) == (1, 2)
+    with pytest.raises(UndeliveredError, match="4 sent: 0 delivered, 0 outstanding, 1 INVALID_MSG, 3 NEVER_TOLD"):
+        producer.close(0)
+    assert (producer.counts.not_delivered, producer.counts.unknown) == (["b"], ["a", "c", "d"])
+    client.report(None)
+    client.report(fault("_PURGE_QUEUE"))
+    assert producer.counts.delivered == 0
+
+
+def test_many_records_before_one_whose_key_is_of_a_wrong_type_are_sent(client: Client) -> None:
+    client.room = 4
+    wrong: Any = bytearray(b"k")
+    producer = producing()
+    producer.send_all("t", [(b"a", b"1"), (wrong, b"2"), (b"c", b"3")])
+    assert client.sent == [b"1", b"2", b"3"]
+
+
+def test_many_records_before_an_error_of_their_source_are_sent(client: Client) -> None:
+    def failing() -> Iterator[tuple[bytes | None, bytes | None]]:
+        yield from pairs(3)
+        raise OSError("the source is gone")
+
+    client.room = 4
+    producer = producing()
+    with pytest.raises(OSError, match="the source is gone"):
+        producer.send_all("t", failing())
+    assert (len(client.sent), producer.counts.sent) == (3, 3)
+
+
 @pytest.mark.parametrize("ids", ["ab", "abcd"], ids=["fewer", "more"])
 def test_ids_that_are_not_as_many_as_the_records_are_told(nobody: str, ids: str) -> None:
     producer = ReliableProducer(producer_properties(nobody))
@@ -713,7 +773,7 @@ def test_what_takes_in_reports_is_used_again() -> None:
         for _ in range(50):
             producer.send_all("t", pairs(100))
             producer.flush()
-        assert len(producer._tickets) == 100
+        assert len(producer._tickets) == 1
     assert producer.counts.delivered == 5_000
 
 
