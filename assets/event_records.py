@@ -7,7 +7,7 @@ What belongs here: reading events, and the columns of their records. What does n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Events that are read at once: those of a slice of usual size.
 WINDOW = 200_000
+# Of them so many are written as JSON at a time, without the interpreter's lock; their fingerprints need it.
+PART = 25_000
 _ORIGIN = ", ".join(ORIGIN)
 
 
@@ -109,10 +111,19 @@ class EventRecords:
         return query_arrow({"t": self.events}, asked)
 
     def _written(self, rows: pa.Table) -> pa.Table:
+        """The columns of the window. While one part's fingerprints are taken, the next one is written as JSON."""
         import pyarrow as pa
 
-        values = event_json.values(self.stream, rows)
-        prints = event_json.fingerprints(values)
-        made = {"key": event_json.keys(rows), "value": values, "fingerprint": pa.array(prints, pa.string())}
+        parts = [rows.slice(at, PART) for at in range(0, len(rows), PART)] or [rows]
+        values, prints = [], []
+        with ThreadPoolExecutor(1, "JSON") as beside:
+            for written in [beside.submit(event_json.values, self.stream, part) for part in parts]:
+                values.append(written.result())
+                prints.append(pa.array(event_json.fingerprints(values[-1]), pa.string()))
+        made = {
+            "key": event_json.keys(rows),
+            "value": pa.chunked_array(values),
+            "fingerprint": pa.chunked_array(prints),
+        }
         plain = rows.select(["slice", *ORIGIN, "origin_us"])
         return pa.table({**dict(zip(plain.column_names, plain.columns, strict=True)), **made}, schema=schema())

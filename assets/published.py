@@ -303,7 +303,9 @@ class Outgoing(Iterable[Record]):
         for shared, partition, run in self._runs:
             for key, value, offset, ms, which in run.each():
                 origin = (envelope.ORIGIN_OFFSET, offset), (envelope.ORIGIN_TIMESTAMP, ms)
-                yield Record(self._topic, key, value, [*shared, *origin, *self._own[which]], partition)
+                headers = [*shared, *origin, *self._own[which]]
+                # As `Record` makes one, without a call of Python's for each.
+                yield tuple.__new__(Record, (self._topic, key, value, headers, partition, None))
 
 
 def _run(run: Window, partitions: int) -> tuple[Sequence[Header], int, Window]:
