@@ -12,6 +12,7 @@ and what was published is left to the DLQ, until a person takes it back (`orches
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -57,7 +58,7 @@ SENT = "sent"
 RECORDS_A_TRANSACTION = 20_000
 BYTES_A_TRANSACTION = 16 * 1024 * 1024
 # So many are read at once, of as many bytes: each reading opens the slice's files again.
-RECORDS_A_READ = 20_000
+RECORDS_A_READ = 100_000
 _ORDER = ", ".join(ORIGIN)
 _RECORD = (
     f"slice, {_ORDER}, {MICROSECONDS}, coalesce(retries, 0) AS retries, reason, "
@@ -119,25 +120,38 @@ def _publish(work: Work, piece: Slice, decision: Proof, topics: Mapping[str, Sha
     name = f"highwater.pub.{piece.key}"
     least = min(topic.room for topic in topics.values())
     parked = work.stream.parked_topic
-    with uncollected(), Transactions(work.kafka, name, parked, most_bytes=least) as transactions:
-        mark = transactions.mark()
-        # From now on no other run publishes the slice. One that did may have sent records elsewhere than rejects told.
-        table = _still_decided(work, piece, decision)
-        waiting = _Waiting(work, piece, table)
-        _see_whole(piece, decision, waiting.rejects)
-        sent = _sent(work, piece, decision, mark)
-        total = len(waiting)
-        _record_sent(work, piece, decision, sent)
-        if sent < total:
-            work.log(f"{piece.key}: publishing {total - sent:,} of {total:,} rejects")
-        sending = Sending(work, decision, table.version(), topics, transactions)
-        ahead = Ahead(waiting.portions(sent))
-        for portion in ahead:
-            before, sent = Mark(decision.attempt, sent, piece.identity), sent + len(portion)
-            sending.send(portion, before, replace(before, sent=sent), ahead.prepare)
+    # What is sent next is read beside: first while Kafka is waited for, then while a portion goes out.
+    with uncollected(), ThreadPoolExecutor(1, "rejects") as beside:
+        likely = beside.submit(_Waiting, work, piece, decision)
+        with Transactions(work.kafka, name, parked, most_bytes=least) as transactions:
+            mark = transactions.mark()
+            # From now on no other run publishes the slice. One that did may have sent records elsewhere than rejects
+            # told: what was read before stands only if nobody wrote since.
+            waiting = _as_it_stands(likely) or _Waiting(work, piece, decision)
+            _see_whole(piece, decision, waiting.rejects)
+            sent = _sent(work, piece, decision, mark)
+            total = len(waiting)
             _record_sent(work, piece, decision, sent)
-            work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
+            if sent < total:
+                work.log(f"{piece.key}: publishing {total - sent:,} of {total:,} rejects")
+            sending = Sending(work, decision, waiting.version, topics, transactions)
+            ahead = waiting.portions(sent)
+            for portion in ahead:
+                following = beside.submit(ahead.prepare)
+                before, sent = Mark(decision.attempt, sent, piece.identity), sent + len(portion)
+                sending.send(portion, before, replace(before, sent=sent))
+                _record_sent(work, piece, decision, sent)
+                work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
+                following.result()
     return total, sending.version
+
+
+def _as_it_stands(likely: Future[_Waiting]) -> _Waiting | None:
+    """What was read ahead, if that still is what the tables hold; whatever went wrong with it is told by the next."""
+    if likely.exception() is not None:
+        return None
+    found = likely.result()
+    return found if found.stands() else None
 
 
 def _still_decided(work: Work, piece: Slice, decision: Proof) -> DeltaTable:
@@ -206,10 +220,16 @@ def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
 
 
 class _Waiting:
-    """The rejects of a slice that no publication of an earlier decision holds, in the order of their origins."""
+    """The rejects of a slice that no publication of an earlier decision holds, in the order of their origins.
 
-    def __init__(self, work: Work, piece: Slice, table: DeltaTable) -> None:
-        self._piece, self._table = piece, table
+    Raises:
+        As `_still_decided`.
+    """
+
+    def __init__(self, work: Work, piece: Slice, decision: Proof) -> None:
+        self._work, self._piece = work, piece
+        self._table = _still_decided(work, piece, decision)
+        self._held_by = work.lake.table(work.stream.name, TABLE)
         mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
         # `octet_length` takes text alone here.
         size = "CAST(coalesce(octet_length(encode(value, 'hex')), 0) / 2 AS BIGINT)"
@@ -219,18 +239,38 @@ class _Waiting:
         asked = f"SELECT {copy}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}"
         found = query_arrow({"t": self._table}, asked)
         self.rejects = len(found)
-        held = _published(work, mine)
+        held = _published(self._held_by, mine)
         self._open = found.filter(_is_open(found, held))
+        self._first = self._begun(0)
 
     def __len__(self) -> int:
         """How many they are."""
         return len(self._open)
 
-    def portions(self, sent: int) -> Iterator[list[Reject]]:
-        """The rejects behind the first `sent` ones, in portions for a transaction each.
+    @property
+    def version(self) -> int:
+        """Of the table of rejects, as it was read."""
+        return int(self._table.version())
+
+    def stands(self) -> bool:
+        """Whether the tables still are as they were read."""
+        lake, stream = self._work.lake, self._work.stream.name
+        now = [lake.table(stream, rejects.TABLE), lake.table(stream, TABLE)]
+        return [_identity(one) for one in now] == [_identity(one) for one in (self._table, self._held_by)]
+
+    def portions(self, sent: int) -> Ahead[list[Reject]]:
+        """The rejects behind the first `sent` ones, in portions for a transaction each; the first of them is read.
 
         What is read at once is bounded by the values' sizes, what is sent at once by those of whole records.
         """
+        return self._begun(sent) if sent else self._first
+
+    def _begun(self, sent: int) -> Ahead[list[Reject]]:
+        ahead = Ahead(self._portions(sent))
+        ahead.prepare()
+        return ahead
+
+    def _portions(self, sent: int) -> Iterator[list[Reject]]:
         left = self._open.slice(sent)
         for start, end in cuts(left["bytes"].to_pylist(), RECORDS_A_READ, BYTES_A_TRANSACTION):
             rows = self._read(left.slice(start, end - start))
@@ -323,8 +363,11 @@ def _copies(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     return zip(*(rows[name].to_pylist() for name in (*ORIGIN, NUMBER)), strict=True)
 
 
-def _published(work: Work, where: str) -> set[tuple[Any, ...]]:
-    table = work.lake.table(work.stream.name, TABLE)
+def _identity(table: DeltaTable | None) -> tuple[str, int] | None:
+    return None if table is None else (str(table.metadata().id), int(table.version()))
+
+
+def _published(table: DeltaTable | None, where: str) -> set[tuple[Any, ...]]:
     if table is None:
         return set()
     asked = f"SELECT {_ORDER}, {count_in(table, NUMBER)} AS {NUMBER} FROM t WHERE {where}"

@@ -9,7 +9,7 @@ read the table, know it. That it is parked by reference stands in its headers al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -131,14 +131,13 @@ class Sending:
     transactions: Transactions
     _refused: set[tuple[Origin, str]] = field(default_factory=set)
 
-    def send(self, portion: Sequence[Reject], before: Mark, after: Mark, meanwhile: Callable[[], object]) -> None:
+    def send(self, portion: Sequence[Reject], before: Mark, after: Mark) -> None:
         """Send a portion in one transaction. What broker or client do not take goes another way, in another one.
 
         Args:
             portion: rejects in the order of their origins.
             before: the mark that stands.
             after: the mark that counts these too.
-            meanwhile: called while the client sends them.
 
         Raises:
             RecordTooLargeError: the parked topic does not even take a reference.
@@ -148,7 +147,7 @@ class Sending:
             portion = self._directed(portion, before)
             records = self._records(portion)
             try:
-                return self.transactions.commit(records, after, meanwhile)
+                return self.transactions.commit(records, after)
             except RecordTooLargeError as error:
                 told = {id(record) for record in error.refused}
                 refused = {

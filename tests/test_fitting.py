@@ -12,17 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets import dlq
 from assets.dlq_sending import Reject, Sending
 from assets.references import Original, came_as, original, original_of, originals_of, place_of
-from assets.work import Work
 from highwater import envelope as names
 from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, Reference, opened, wrapped
 from highwater.errors import (
     DependencyAwayError,
     RecordTooLargeError,
     SupersededAttemptError,
-    TemporaryError,
     UnbalancedError,
 )
 from highwater.fitting import Limits, size_of
@@ -35,7 +32,7 @@ from resources.producer import Record
 from resources.transactions import Mark, Transactions, _called
 from tests.conftest import create_topic
 from tests.support import read_topic
-from tests.world import FIRST, STREAM, World
+from tests.world import STREAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -241,7 +238,7 @@ def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path:
     by_size = Refusing({TIER: 20_000, PARKED: 20_000}, compresses=False)
     for transactions, room in ((by_answer, 20_000), (by_size, 20_000)):
         sending = a_sending(lake, transactions, room)
-        sending.send(portion, BEFORE, AFTER, list)
+        sending.send(portion, BEFORE, AFTER)
         moved = [origin.offset for notes in sending.__dict__["moved"] for origin in notes]
         assert sorted(moved) == [2, 3]
         *fences, (records, mark) = transactions.committed
@@ -268,7 +265,7 @@ def test_a_reference_that_is_refused_ends_it(tmp_path: Path) -> None:
     a_raw(lake := Lake(str(tmp_path)), [("orders@0000000", PLACE, one)])
     with pytest.raises(RecordTooLargeError):
         a_sending(lake, Refusing({TIER: 20_000, PARKED: 10}), 20_000).send(
-            [Reject.of(an_envelope(), PARKED, one)], BEFORE, AFTER, list
+            [Reject.of(an_envelope(), PARKED, one)], BEFORE, AFTER
         )
 
 
@@ -279,7 +276,7 @@ def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_p
     assert came_as(found._replace(value=b"mended")) is None
     transactions = Refusing({PARKED: 20_000}, compresses=False)
     again = an_envelope(attempt=2, reference=came_as(found))
-    a_sending(Lake(str(tmp_path)), transactions, 20_000).send([Reject.of(again, PARKED, found)], BEFORE, AFTER, list)
+    a_sending(Lake(str(tmp_path)), transactions, 20_000).send([Reject.of(again, PARKED, found)], BEFORE, AFTER)
     [([record], _)] = transactions.committed
     assert opened(record.headers) == again
 
@@ -378,25 +375,6 @@ def test_only_a_transaction_that_failed_with_a_record_alone_in_its_batch_is_sent
     assert transactions._may_be_too_large(records, away) is again
     away.__cause__ = ConnectionError("of no client")
     assert not transactions._may_be_too_large(records, away)
-
-
-def test_where_records_go_is_read_once_no_other_run_publishes_them(tmp_path: Path) -> None:
-    """Another run may have moved some to the parked topic, and may have decided the slice anew."""
-    world = World(tmp_path)
-    world.write()
-    work = Work(STREAM, [FIRST], cast("Any", None), world.lake, world.ledger, cast("Any", None), lambda _: None)
-    decision = world.proofs["rejects"][FIRST.key]
-    before = dlq._still_decided(work, FIRST, decision).version()
-    world.write()
-    assert dlq._still_decided(work, FIRST, decision).version() > before
-    world.alter_proof("rejects", FIRST, attempt=decision.attempt + 1)
-    world.write()
-    with pytest.raises(SupersededAttemptError, match="decided anew while"):
-        dlq._still_decided(work, FIRST, decision)
-    del world.proofs["rejects"][FIRST.key]
-    world.write()
-    with pytest.raises(TemporaryError, match=f"orders/rejects does not hold {FIRST.key}"):
-        dlq._still_decided(work, FIRST, decision)
 
 
 def test_an_error_of_the_client_that_hits_a_report_is_told_as_the_clients() -> None:

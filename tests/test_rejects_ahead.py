@@ -1,0 +1,162 @@
+"""Rejects are read ahead of their publication, and stand only if the run that is fenced then wrote nothing since."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from assets import dlq, rejects
+from assets.work import nothing
+from highwater.errors import DependencyAwayError, SupersededAttemptError, TemporaryError
+from resources.dlq_topics import Shape
+from resources.transactions import Mark
+from tests.accepted import Event, Log, Tables
+from tests.world import STREAM
+
+if TYPE_CHECKING:
+    from resources.producer import Record
+
+PARKED = STREAM.parked_topic
+
+
+class Fenced(Log):
+    """Transactions in memory: `meanwhile` is what the run did last that is fenced as they are opened."""
+
+    most_bytes, compresses = 1_000_000, False
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        self.meanwhile, self.topics = meanwhile, list[str]()
+
+    def mark(self) -> Mark | None:
+        self.meanwhile()
+        return super().mark()
+
+    def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object] = nothing) -> None:
+        sent = [*records]
+        super().commit(sent, mark, meanwhile)
+        self.topics += [one.topic for one in sent]
+
+
+class AtOnce(Executor):
+    """Does what is submitted before anything else goes on."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def submit(self, act: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(act(*given, **named))
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result has it
+            done.set_exception(error)
+        return done
+
+
+@dataclass
+class ReadBefore:
+    """Three rejects of a slice, which a run reads before it fences the run that did something meanwhile."""
+
+    tables: Tables
+    monkeypatch: pytest.MonkeyPatch
+    sent: int = 0
+    waiting: list[object] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.piece = self.tables.plan(0)
+        self.rejected = [Event(0, n, f"o{n}") for n in range(3)]
+        self.tables.decide(self.piece, [], self.rejected, known=False)
+        self.decision = self.tables.lake.committed("orders", "rejects", [self.piece.key])[self.piece.key]
+
+    def rows(self, number: int, topic: str) -> list[dict[str, Any]]:
+        attempt = self.decision.attempt
+        made = [one.reject(self.tables.stream, self.piece.key, attempt) for one in self.rejected[:number]]
+        return [{**one, "next_topic": topic} for one in made]
+
+    def published(self, meanwhile: Callable[[], object]) -> Fenced:
+        log, read = Fenced(meanwhile), dlq._Waiting.__init__
+
+        def counting(waiting: dlq._Waiting, *given: Any) -> None:
+            self.waiting.append(waiting)
+            read(waiting, *given)
+
+        if self.sent:
+            log.marks[f"highwater.pub.{self.piece.key}"] = Mark(self.decision.attempt, self.sent, self.piece.identity)
+        self.monkeypatch.setattr(dlq, "Transactions", log)
+        self.monkeypatch.setattr(dlq, "ThreadPoolExecutor", AtOnce)
+        self.monkeypatch.setattr(dlq._Waiting, "__init__", counting)
+        stream = self.tables.stream
+        shapes = {topic: Shape(2, 1, {"max.message.bytes": "100000"}) for topic in (*stream.tier_topics, PARKED)}
+        dlq._publish(self.tables.work(self.piece), self.piece, self.decision, shapes)
+        return log
+
+
+@pytest.fixture
+def early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReadBefore:
+    return ReadBefore(Tables(tmp_path), monkeypatch)
+
+
+def test_rejects_are_read_while_kafka_is_waited_for(early: ReadBefore) -> None:
+    log = early.published(lambda: None)
+    assert [one.key for one in log.records] == [b"o0", b"o1", b"o2"]
+    assert log.topics == [PARKED] * 3
+    assert len(early.waiting) == 1
+
+
+def test_what_the_mark_counts_is_not_sent_again(early: ReadBefore) -> None:
+    early.sent = 2
+    assert [one.key for one in early.published(lambda: None).records] == [b"o2"]
+
+
+def test_where_records_go_is_read_again_if_the_run_before_wrote_it(early: ReadBefore) -> None:
+    proof = early.decision
+    tier = early.tables.stream.tier_topics[0]
+    log = early.published(
+        lambda: early.tables._write("rejects", rejects.COLUMNS, early.piece, early.rows(3, tier), proof)
+    )
+    assert log.topics == [tier] * 3
+
+
+def test_what_the_run_before_published_is_not_sent_again(early: ReadBefore) -> None:
+    def end() -> None:
+        early.tables._write("dlq", dlq.COLUMNS, early.piece, early.rows(2, PARKED), early.decision)
+
+    assert [one.key for one in early.published(end).records] == [b"o2"]
+
+
+def test_a_slice_that_was_decided_anew_meanwhile_is_not_published(early: ReadBefore) -> None:
+    def decide() -> None:
+        early.tables.decide(early.piece, [], early.rejected, known=False)
+
+    with pytest.raises(SupersededAttemptError, match="decided anew while"):
+        early.published(decide)
+
+
+def test_a_slice_that_rejects_hold_no_more_waits_for_them(early: ReadBefore) -> None:
+    def forget() -> None:
+        early.tables.lake.table_at("orders", "rejects").delete(f"slice = '{early.piece.key}'")
+
+    with pytest.raises(TemporaryError, match=f"orders/rejects does not hold {re.escape(early.piece.key)}"):
+        early.published(forget)
+
+
+def test_rejects_that_are_gone_once_they_are_to_be_sent_are_an_error(early: ReadBefore) -> None:
+    path = early.tables.lake.path("orders", "rejects")
+    with pytest.raises(DependencyAwayError, match="table rejects of orders is gone"):
+        early.published(lambda: shutil.rmtree(path))
+
+
+def test_an_error_of_reading_ahead_is_forgotten_if_it_passes(
+    early: ReadBefore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(early.tables.lake.path("orders", "rejects"))
+    hidden = path.with_name("hidden")
+    path.rename(hidden)
+    assert len(early.published(lambda: hidden.rename(path)).records) == 3
