@@ -57,8 +57,8 @@ SENT = "sent"
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.
 RECORDS_A_TRANSACTION = 20_000
 BYTES_A_TRANSACTION = 16 * 1024 * 1024
-# So many are read at once, of as many bytes: each reading opens the slice's files again.
-RECORDS_A_READ = 100_000
+# So many are read at once, of as many bytes of values: each reading opens the slice's files again.
+RECORDS_A_READ = 50_000
 _ORDER = ", ".join(ORIGIN)
 _RECORD = (
     f"slice, {_ORDER}, {MICROSECONDS}, coalesce(retries, 0) AS retries, reason, "
@@ -241,7 +241,7 @@ class _Waiting:
         self.rejects = len(found)
         held = _published(self._held_by, mine)
         self._open = found.filter(_is_open(found, held))
-        self._first = self._begun(0)
+        self._first: Ahead[list[Reject]] | None = self._begun(0)
 
     def __len__(self) -> int:
         """How many they are."""
@@ -263,7 +263,8 @@ class _Waiting:
 
         What is read at once is bounded by the values' sizes, what is sent at once by those of whole records.
         """
-        return self._begun(sent) if sent else self._first
+        first, self._first = self._first, None
+        return self._begun(sent) if sent or first is None else first
 
     def _begun(self, sent: int) -> Ahead[list[Reject]]:
         ahead = Ahead(self._portions(sent))

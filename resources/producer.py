@@ -36,6 +36,9 @@ MOST_QUEUED = 10_000
 TAKE_IN_SECONDS = 0.005
 # `send_all` takes so many records at a time: those share one delivery report's recipient, where their keys differ.
 PORTION = 100
+# Records of a portion are delivered at different times, so more portions are open than could be under way. Where there
+# are so many times as many, something is stuck, and each record gets its own.
+SPREAD = 3
 PURGE_SECONDS = 10.0
 # The client's own words for what a record leaves open.
 ANY_PARTITION, NOW = -1, 0
@@ -183,8 +186,9 @@ class _Ticket:
 
     def take_back(self) -> bool:
         """Stand for its last record no more, which the client did not take; returns whether it is free then."""
-        self.ids = self.ids[:-1]
-        self.left -= 1
+        if self.left:
+            self.ids = self.ids[:-1]
+            self.left -= 1
         return not self.left
 
     def place(self, key: bytes | None) -> int:
@@ -327,6 +331,7 @@ class ReliableProducer:
         Args:
             topic: the topic of all of them.
             records: key and value of each. Best at hand: they are taken some at a time, and go when those are there.
+                An error leaves those behind it unsent; of an iterator up to a hundred were taken all the same.
             record_ids: the caller's name of each, as many as there are records; numbers if None.
 
         Raises:
@@ -344,31 +349,36 @@ class ReliableProducer:
     def _send_portion(self, topic: str, pairs: Iterator[_Pair]) -> bool:
         """Returns whether there was a record."""
         portion: list[_Pair] = []
+        failed: Exception | None = None
         try:
-            portion.extend(islice(pairs, PORTION))  # those before an error are in it
-        finally:
-            at = 0
-            while at < len(portion):
-                at += self._send_some(topic, portion[at:] if at else portion)
+            portion.extend(islice(pairs, PORTION))
+        except Exception as error:  # noqa: BLE001 - raised below: those before it are in the portion, and go first
+            failed = error
+        at = 0
+        while at < len(portion):
+            at += self._send_some(topic, portion[at:] if at else portion)
+        if failed is not None:
+            raise failed
         return bool(portion)
 
     def _send_some(self, topic: str, portion: list[_Pair]) -> int:
         """Send the first of them, as many as there is room for; returns how many that were."""
+        if self.stopped or self._queue:  # a closer look is for `send`
+            return self._send_first(topic, portion)
         room = self._most_with_client - self._with_client
-        if room <= 0 and not self._queue:
+        if room <= 0:
             self.poll(POLL_SECONDS)
             return 0
         some = portion[:room] if room < len(portion) else portion
         keys = [key for (key, _), _ in some]
-        if self.stopped or self._queue or not {*map(type, keys)} <= _KEY_TYPES:  # a closer look is for `send`
-            (key, value), record_id = portion[0]
-            self.send(Record(topic, key, value), record_id)
-            return 1
+        if not {*map(type, keys)} <= _KEY_TYPES:
+            return self._send_first(topic, portion)
         produces = [self._produce] * len(some) if self._produces_of is None else self._produces_of(keys)
-        tickets = self._tickets_of(keys, [record_id for _, record_id in some])
+        tickets: list[_Ticket] = []
         taken, refused = 0, None
         try:
             # Here is what every record needs, and no more.
+            self._take_tickets(tickets, keys, [record_id for _, record_id in some])
             every = zip(some, tickets, produces, strict=True)
             for taken, (((key, value), _), ticket, produce) in enumerate(every, 1):  # noqa: B007
                 produce(topic, value, key, ANY_PARTITION, ticket)
@@ -377,7 +387,7 @@ class ReliableProducer:
         finally:
             self.counts.sent += taken
             self._next_number += taken
-            self._free.extend(ticket for ticket in tickets[taken:] if ticket.take_back())
+            self._free.extend({ticket for ticket in tickets[taken:] if ticket.take_back()})
         if refused is None:
             return taken
         (key, value), record_id = some[taken]
@@ -387,13 +397,25 @@ class ReliableProducer:
         self._not_taken(Record(topic, key, value), sent, refused)
         return taken + 1
 
-    def _tickets_of(self, keys: Sequence[bytes | None], ids: Sequence[str | None]) -> list[_Ticket]:
-        """A ticket for each record: the same one for all where their keys tell them apart."""
+    def _send_first(self, topic: str, portion: list[_Pair]) -> int:
+        (key, value), record_id = portion[0]
+        self.send(Record(topic, key, value), record_id)
+        return 1
+
+    def _take_tickets(self, tickets: list[_Ticket], keys: Sequence[bytes | None], ids: Sequence[str | None]) -> None:
+        """Add a ticket for each record: the same one for all where their keys tell them apart.
+
+        Whatever interrupts it, who has the list can give back what is in it.
+        """
         first = self._next_number
-        # Reports do not tell an empty key from none.
-        if len({*keys}) == len(keys) and all(keys):
-            return [self._ticket().stand_for(first, ids, keys, None)] * len(keys)
-        return [self._ticket().stand_for(number, (one,), None, None) for number, one in enumerate(ids, first)]
+        # Reports do not tell an empty key from none. And one stuck record keeps the keys of all that share its ticket.
+        if len({*keys}) == len(keys) and all(keys) and self._busy < SPREAD * self._most_with_client // PORTION + SPREAD:
+            tickets += [self._ticket()] * len(keys)
+            tickets[0].stand_for(first, ids, keys, None)
+            return
+        for number, one in enumerate(ids, first):
+            tickets.append(self._ticket())
+            tickets[-1].stand_for(number, (one,), None, None)
 
     def _not_taken(self, record: Record, sent: _Sent, error: Exception) -> None:
         """What becomes of a record that the client did not take from its sender.
@@ -420,9 +442,14 @@ class ReliableProducer:
         """A free one, for as many records as it is told."""
         if self._free:
             return self._free.pop()
-        ticket = self._new_ticket()
+        ticket = self._new_ticket().stand_for(0, (), None, None)
         self._tickets.append(ticket)
         return ticket
+
+    @property
+    def _busy(self) -> int:
+        """Tickets with reports to come."""
+        return len(self._tickets) - len(self._free)
 
     def _wait_for_room(self) -> None:
         while len(self._queue) >= MOST_QUEUED:
@@ -657,7 +684,7 @@ class ReliableProducer:
 
         What a callback sends meanwhile takes another ticket.
         """
-        silent = (ticket for ticket in self._tickets if ticket.callbacks is not NO_CALLBACKS)
+        silent = (ticket for ticket in self._tickets if ticket.left and ticket.callbacks is not NO_CALLBACKS)
         return sorted(silent, key=lambda ticket: ticket.first)
 
     def __enter__(self) -> Self:

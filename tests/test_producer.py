@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -704,6 +705,53 @@ def test_of_many_that_the_client_never_tells_of_those_that_it_told_of_are_as_unk
     client.report(None)
     client.report(fault("_PURGE_QUEUE"))
     assert producer.counts.delivered == 0
+
+
+@pytest.mark.parametrize("keys", [[b"a", b"b", b"c"], [None, None, None]], ids=["together", "each"])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
+    client: Client, keys: list[bytes | None], at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_for, calls = resources.producer._Ticket.stand_for, itertools.count(1)
+
+    def interrupted(*given: Any) -> object:
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        return stand_for(*given)
+
+    client.room = 3
+    producer = producing()
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(resources.producer._Ticket, "stand_for", interrupted)
+        producer.send_all("t", [(key, b"v") for key in keys])
+    assert producer._with_client == len(client.sent) == producer.counts.sent
+    client.ends = [None] * 3
+    while client.under_way:
+        producer.poll()
+    assert producer.close(0).delivered == len(client.sent)
+
+
+def test_what_an_interrupt_takes_away_between_two_portions_was_delivered_all_the_same(client: Client) -> None:
+    client.room, client.ends = 2, [None, None]
+    producer = producing()
+    producer.send_all("t", pairs(2))
+    producer.poll()
+    producer.poll()
+    producer._free.pop()
+    assert producer.close(0).delivered == 2
+
+
+def test_a_stuck_record_of_each_portion_keeps_only_so_many_keys(client: Client) -> None:
+    """Each kept those of all that were sent with it, whatever had become of them."""
+    client.room = 1_000
+    producer = producing()
+    producer._most_with_client = 100
+    for n in range(50):
+        producer.send_all("t", [(b"stuck", b"v"), (b"%d" % n, b"v")])
+        client.under_way.pop()[2](None, None)
+    shared = [ticket for ticket in producer._tickets if ticket.left and ticket.keys]
+    assert len(shared) == 2 * resources.producer.SPREAD
+    assert (producer.counts.delivered, producer.counts.outstanding) == (50, 50)
 
 
 def test_many_records_before_one_whose_key_is_of_a_wrong_type_are_sent(client: Client) -> None:
