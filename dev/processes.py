@@ -40,17 +40,38 @@ def free_port(prefer: int | None = None) -> int:
     """A port on the loopback address that nothing listens on.
 
     Args:
-        prefer: taken when it is free.
+        prefer: taken when it is free, and no other process of ours is about to listen there.
 
     Raises:
         ChildFailedError: 200 ports tried at random were all taken.
     """
-    if prefer is not None and is_free(prefer):
+    if prefer is not None and is_free(prefer) and _claimed(prefer):
         return prefer
     for port in random.SystemRandom().sample(PORTS, 200):
         if is_free(port):
             return port
     raise ChildFailedError("no free port", found=f"200 of {PORTS} are taken", remedy="end what listens there")
+
+
+# Of this process, by port: each lasts as long as it does, wherever it is killed.
+_claims: dict[int, socket.socket] = {}
+
+
+def _claimed(port: int) -> bool:
+    """Keep a preferred port for this process: a server takes seconds until it listens there.
+
+    Two that began at once both found it free, and one then took the other's webserver for its own. The claim is the
+    UDP port of the same number, which nobody listens on.
+    """
+    if port not in _claims:
+        claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            claim.bind((LOOPBACK, port))
+        except OSError:
+            claim.close()
+            return False
+        _claims[port] = claim
+    return True
 
 
 def is_free(port: int) -> bool:

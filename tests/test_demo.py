@@ -361,7 +361,9 @@ def test_an_interruption_ends_everything(tmp_path: Path, number: signal.Signals)
         start_new_session=True,
     )
     try:
-        wait_until((home / "generator" / "orders.sqlite").exists, 120, "the generator's start")
+        generator = home / "generator" / "orders.sqlite"
+        wait_until(lambda: demo.poll() is not None or generator.exists(), 120, "the generator's start")
+        assert demo.poll() is None, demo.communicate()[0].decode()
         assert len(descendants_of(str(home))) > 2
         demo.send_signal(number)
         output, _ = demo.communicate(timeout=300)

@@ -69,6 +69,19 @@ def test_the_preferred_port_is_taken_only_when_free() -> None:
         assert free_port(prefer=taken.getsockname()[1]) != taken.getsockname()[1]
 
 
+def test_a_preferred_port_is_not_given_to_two_processes_before_one_listens() -> None:
+    """Two stacks that began at once both chose the usual port, and one asked the other's webserver for its runs."""
+    port = free_port()
+    choose = f"from dev.processes import free_port; print(free_port(prefer={port}), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", choose], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert int(first.stdout.readline()) == port
+        assert free_port(prefer=port) != port
+        first.communicate(b"\n")
+    assert free_port(prefer=port) == port
+    assert free_port(prefer=port) == port
+
+
 def test_a_child_is_healthy_when_the_check_says_so_and_gone_after_stop(tmp_path: Path, children: list[Child]) -> None:
     port = free_port()
     child = Child("server", python(SERVER, port), logs=tmp_path)
