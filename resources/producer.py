@@ -155,7 +155,7 @@ class _Ticket:
     """What the client calls with the delivery reports of the records that it stands for at the time.
 
     Where it can, it stands for a portion of `send_all`: with one for each record, a report waits for memory that the
-    processor last saw some ten thousand records ago, which was a fifth of a producer's time. Which of them a report
+    processor last saw some ten thousand records ago, which was a sixth of a producer's time. Which of them a report
     is of, its key tells, so their keys differ; it is asked only if the record failed.
 
     Tickets are used again. One made for each record would be one more object for the interpreter's collector, which

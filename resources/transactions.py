@@ -279,7 +279,7 @@ class Transactions:
             to = ANY_PARTITION if partition is None else partition
             while True:
                 try:
-                    # By place: each name costs a tenth of the call. The two in the middle are for reports.
+                    # By place, since names cost each call time. The two in the middle are for reports.
                     produce(topic, value, key, to, None, None, NOW, told)
                     break
                 except BufferError:
