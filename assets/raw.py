@@ -62,6 +62,9 @@ MOST_RECORDS_A_TASK = 250_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
 # default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
 LONGEST_FETCH_MS = "1"
+# After each poll Spark asks the broker where the log begins and ends, and waits for either answer. With Kafka's default
+# of 500 records a poll that was half of a read on one machine; a poll is of one fetch, so its bytes are bounded as well.
+RECORDS_A_POLL = "10000"
 # Seconds for holding thousands of partitions against their plan after an election; no tick waits for it.
 LONGEST_COMPARISON = 300.0
 
@@ -298,6 +301,8 @@ class _Read:
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
         from pyspark.sql import functions as F
 
+        if attempts.keys() == self.left.keys():
+            return self.rows
         return self.rows.where(F.col("slice").isin(list(attempts)))
 
     def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
@@ -330,7 +335,7 @@ def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
     groups: dict[tuple[str, int], list[Slice]] = {}
     for piece in slices:
         groups.setdefault((piece.topic, piece.generation), []).append(_marked(work, piece))
-    frames = [_fenced(_named(work, group, _topic_rows(work, group)), group) for group in groups.values()]
+    frames = [_topic_rows(work, group) for group in groups.values()]
     return _without_erased(work, balanced(Frame.unionByName, frames))
 
 
@@ -361,22 +366,20 @@ def _marked(work: Work, piece: Slice) -> Slice:
     )
 
 
-def _fenced(rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
-    """The rows, or an error in Spark when another record stands where the plan saw the last one of a partition.
+def _fenced(slices: Sequence[Slice]) -> str:
+    """The value in SQL, or an error in Spark when another record stands where the plan saw a partition's last one.
 
     The look before the read cannot see a log that is replaced, or a topic that is made anew, while it is read.
     """
-    from pyspark.sql import functions as F
-
     ordered = sorted(slices, key=attrgetter("ordinal"))
     marks = {p: mark for piece in ordered for p, mark in piece.marks.items() if mark.offset in piece.ranges[p]}
     if not marks:
-        return rows
+        return "value"
     at = _literal_map({p: mark.offset for p, mark in marks.items()})
     expected = _literal_map({p: mark.digest for p, mark in marks.items()})
     diverged = f"RAISE_ERROR(CONCAT('{DIVERGED}: partition ', partition, ' offset ', offset))"
     checked = f"IF({_DIGEST} = TRY_ELEMENT_AT({expected}, partition), value, {diverged})"
-    return rows.withColumn("value", F.expr(f"IF(offset = TRY_ELEMENT_AT({at}, partition), {checked}, value)"))
+    return f"IF(offset = TRY_ELEMENT_AT({at}, partition), {checked}, value) AS value"
 
 
 def _literal_map(values: Mapping[int, int | str] | Mapping[str, int]) -> str:
@@ -396,25 +399,32 @@ _DIGEST = (
 
 
 def _topic_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
+    """The records of slices of one topic and generation, each named after its slice."""
     from pyspark.sql import DataFrame as Frame
 
     merged = merge_ranges(slices)
     reads = max((len(ranges) for ranges in merged.values()), default=0)
+    if not reads:
+        return work.spark.createDataFrame([], COLUMNS)
+    topic, columns = slices[0].topic, _columns(slices)
     frames = [
-        _one_read(work, slices[0].topic, {p: ranges[i] for p, ranges in merged.items() if i < len(ranges)})
+        _one_read(work, topic, {p: ranges[i] for p, ranges in merged.items() if i < len(ranges)}, columns)
         for i in range(reads)
     ]
-    return balanced(Frame.unionByName, frames) if frames else work.spark.createDataFrame([], _KAFKA_COLUMNS)
+    rows = balanced(Frame.unionByName, frames)
+    return rows if len(slices) == 1 else _named(work, slices, rows)
 
 
-_KAFKA_COLUMNS = (
-    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestamp_type INT, key BINARY, value BINARY, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-)
+def _columns(slices: Sequence[Slice]) -> list[str]:
+    """What is taken of a record, in SQL, as one step of the plan: Spark analyses each by itself, for milliseconds."""
+    named = [f"{_literal(slices[0].key)} AS slice"] if len(slices) == 1 else []
+    taken = "topic", "partition", "offset", "timestamp", "timestampType AS timestamp_type", "key", "headers"
+    return [*named, f"{slices[0].generation} AS generation", *taken, _fenced(slices)]
 
 
-def _one_read(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> DataFrame:
+def _one_read(work: Work, topic: str, ranges: Mapping[int, OffsetRange], columns: Sequence[str] = ("*",)) -> DataFrame:
     options = {
+        "kafka.max.poll.records": RECORDS_A_POLL,
         "kafka.fetch.max.wait.ms": LONGEST_FETCH_MS,  # unless the configuration says another
         **work.kafka.spark_options(),
         "assign": json.dumps({topic: sorted(ranges)}),
@@ -425,21 +435,7 @@ def _one_read(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> Data
         "includeHeaders": "true",
         "maxRecordsPerPartition": str(_records_a_task(sum(len(offsets) for offsets in ranges.values()))),
     }
-    return (
-        work.spark.read.format("kafka")
-        .options(**options)
-        .load()
-        .selectExpr(
-            "topic",
-            "partition",
-            "offset",
-            "timestamp",
-            "timestampType AS timestamp_type",
-            "key",
-            "value",
-            "headers",
-        )
-    )
+    return work.spark.read.format("kafka").options(**options).load().selectExpr(*columns)
 
 
 def _records_a_task(offsets: int) -> int:
@@ -449,9 +445,6 @@ def _records_a_task(offsets: int) -> int:
 def _named(work: Work, slices: Sequence[Slice], rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    generation = F.lit(slices[0].generation)
-    if len(slices) == 1:
-        return rows.select(F.lit(slices[0].key).alias("slice"), generation.alias("generation"), "*")
     bounds = known_rows(
         work.spark,
         "slice STRING, in_partition INT, start BIGINT, end BIGINT",
@@ -462,4 +455,4 @@ def _named(work: Work, slices: Sequence[Slice], rows: DataFrame) -> DataFrame:
         & (rows["offset"] >= bounds["start"])
         & (rows["offset"] < bounds["end"])
     )
-    return rows.join(F.broadcast(bounds), inside).select("slice", generation.alias("generation"), rows["*"])
+    return rows.join(F.broadcast(bounds), inside).select("slice", rows["*"])

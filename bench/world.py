@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assets.raw import LONGEST_FETCH_MS
+from assets.raw import LONGEST_FETCH_MS, RECORDS_A_POLL
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import Work
 from highwater.slices import OffsetRange, Slice
@@ -202,8 +202,9 @@ def source(world: World, topic: str, slices: list[Slice]) -> Any:
         "subscribe": topic,
         "startingOffsets": json.dumps({topic: first}),
         "kafka.isolation.level": "read_committed",
-        # As raw has it: the peers shall not wait at the log's end where we do not.
+        # As raw has them: the peers shall not wait where we do not.
         "kafka.fetch.max.wait.ms": LONGEST_FETCH_MS,
+        "kafka.max.poll.records": RECORDS_A_POLL,
         "failOnDataLoss": "true",
         "includeHeaders": "true",
     }

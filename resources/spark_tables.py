@@ -267,8 +267,7 @@ def _standing(spark: SparkSession, path: str, keys: Sequence[str]) -> DataFrame:
     return (
         spark.read.format("delta")
         .load(path)
-        .where(slice_is_one_of(keys))
-        .where("proof IS NOT NULL")
+        .where(f"{slice_is_one_of(keys)} AND proof IS NOT NULL")
         .selectExpr("slice", "CAST(get_json_object(proof, '$.attempt') AS INT) AS attempt")
     )
 

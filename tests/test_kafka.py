@@ -408,7 +408,9 @@ def test_a_fetch_waits_as_long_as_the_configuration_says(
     assert kafka.reader()["fetch.wait.max.ms"] == python
     source = MagicMock()
     raw._one_read(SimpleNamespace(spark=source, kafka=kafka), "t", {})  # type: ignore[arg-type]
-    assert source.read.format.return_value.options.call_args.kwargs["kafka.fetch.max.wait.ms"] == java
+    asked = source.read.format.return_value.options.call_args.kwargs
+    assert asked["kafka.fetch.max.wait.ms"] == java
+    assert int(asked["kafka.max.poll.records"]) > 5_000, "Spark asks twice where the log ends after every poll"
 
 
 @pytest.mark.parametrize(
