@@ -419,6 +419,33 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
     assert not [name for name, text in seen.items() if SECRET in text]
 
 
+@pytest.mark.slow
+def test_a_client_proves_itself_by_a_certificate(spark: SparkSession, tmp_path: Path) -> None:
+    """To a real listener that lets nobody in without one: librdkafka, and Spark's client by the translation."""
+    certificate, mine = tmp_path / "ca.pem", tmp_path / "mine.pem"
+    known = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(certificate),
+        "ssl.keystore.location": str(make_key_store(tmp_path / "client", mine)),
+        "ssl.keystore.password": STORE_PASSWORD,
+    }
+    stranger = {name: value for name, value in known.items() if "keystore" not in name}
+    listening = Secured(tmp_path / "broker", certificate, trusted=mine)
+    with listening as (plain, _):
+        create(plain)
+        bench = replace(make_bench("orders", plain, spark, tmp_path / "bench"), kafka=Kafka(listening.mutual, known))
+        bench.send(order_message("o1", 1), order_message("o2", 1, 1))
+        piece = bench.plan(0, p0=(0, 1), p1=(0, 1))
+        raw.materialise(bench.work(piece))
+        assert len(bench.rows("raw")) == 2
+        with pytest.raises(DependencyAwayError, match="did not answer"):
+            Kafka(listening.mutual, stranger).topic_state("orders")
+        # Our own look would refuse it first; here Spark alone has nothing to show.
+        bench.kafka.spark_options = Kafka(listening.mutual, stranger).spark_options  # type: ignore[method-assign]
+        with pytest.raises(Exception, match=r"(?i)ssl|handshake|certificate"):
+            raw.materialise(bench.work(bench.plan(1, p0=(0, 1))))
+
+
 def configure(
     patch: pytest.MonkeyPatch, spark: SparkSession, home: Path, bootstrap: str, config: Mapping[str, str]
 ) -> None:
@@ -475,22 +502,30 @@ class Secured:
 
     Args:
         home: of the broker.
-        certificate: where the listener's certificate is written for clients, in PEM.
+        certificate: where the listeners' certificate is written for clients, in PEM.
+        trusted: a certificate, in PEM, that the listener at `mutual` wants of a client.
     """
 
-    def __init__(self, home: Path, certificate: Path) -> None:
+    def __init__(self, home: Path, certificate: Path, trusted: Path | None = None) -> None:
         self.secured = f"{LOOPBACK}:{free_port()}"
+        self.mutual = f"{LOOPBACK}:{free_port()}"
         self.broker = EmbeddedBroker(home)
         login = "org.apache.kafka.common.security.plain.PlainLoginModule"
         known, name = self.broker.properties, "listener.name.secured"
-        known["listeners"] += f",SECURED://{self.secured}"
-        known["advertised.listeners"] += f",SECURED://{self.secured}"
-        known["listener.security.protocol.map"] = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_SSL"
+        for listeners in ("listeners", "advertised.listeners"):
+            known[listeners] += f",SECURED://{self.secured},MUTUAL://{self.mutual}"
+        known["listener.security.protocol.map"] = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_SSL,MUTUAL:SSL"
         known[f"{name}.sasl.enabled.mechanisms"] = "PLAIN"
         known[f"{name}.plain.sasl.jaas.config"] = f'{login} required user_highwater="{SECRET}";'
-        known[f"{name}.ssl.keystore.location"] = str(make_key_store(home, certificate))
-        known[f"{name}.ssl.keystore.type"] = "PKCS12"
-        known[f"{name}.ssl.keystore.password"] = STORE_PASSWORD
+        store = make_key_store(home, certificate)
+        for one in (name, "listener.name.mutual"):
+            known[f"{one}.ssl.keystore.location"] = str(store)
+            known[f"{one}.ssl.keystore.type"] = "PKCS12"
+            known[f"{one}.ssl.keystore.password"] = STORE_PASSWORD
+        if trusted is not None:
+            known["listener.name.mutual.ssl.client.auth"] = "required"
+            known["listener.name.mutual.ssl.truststore.type"] = "PEM"
+            known["listener.name.mutual.ssl.truststore.location"] = str(trusted)
 
     def __enter__(self) -> tuple[str, str]:
         self.broker.start()
