@@ -63,7 +63,7 @@ MOST_RECORDS_A_TASK = 250_000
 # default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
 LONGEST_FETCH_MS = "1"
 # After each poll Spark asks the broker where the log begins and ends, and waits for either answer. With Kafka's default
-# of 500 records a poll that was half of a read on one machine; a poll is of one fetch, so its bytes are bounded as well.
+# of 500 records that was half of a read on one machine. A poll is of one fetch, so its bytes are bounded as well.
 RECORDS_A_POLL = "10000"
 # Seconds for holding thousands of partitions against their plan after an election; no tick waits for it.
 LONGEST_COMPARISON = 300.0
