@@ -79,7 +79,7 @@ def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
         ),
         rows=rows,
         verdicts=[
-            Verdict(f"of the bare producer's speed: {row.case}", row.ratio(name, "bare"), 0.8)
+            Verdict(f"of the bare producer's speed, {name}: {row.case}", row.ratio(name, "bare"), 0.8)
             for row in rows
             if (name := _judged(row)) is not None
         ],

@@ -212,17 +212,22 @@ def _replication(facts: TopicFacts) -> Finding:
 def _more_replicas(facts: TopicFacts) -> str:
     if facts.brokers < SAFE_REPLICAS:
         return "use three brokers or more"
-    if len(facts.broker_ids) < SAFE_REPLICAS:
+    return reassignment(facts, SAFE_REPLICAS)
+
+
+def reassignment(facts: TopicFacts, replicas: int) -> str:
+    """The command that gives each partition with too few replicas further ones, spread over the brokers.
+
+    Args:
+        facts: of the topic.
+        replicas: as many as each shall have.
+    """
+    if len(facts.broker_ids) < replicas:
         return "start the brokers that are away, then ask again"
-    return _reassign(facts)
-
-
-def _reassign(facts: TopicFacts) -> str:
-    """The command that gives each partition with too few replicas further ones, spread over the brokers."""
     plan = [
-        {"topic": facts.topic, "partition": partition, "replicas": _more(facts, partition, held)}
+        {"topic": facts.topic, "partition": partition, "replicas": _more(facts, partition, held, replicas)}
         for partition, held in sorted(facts.assignment.items())
-        if len(held) < SAFE_REPLICAS
+        if len(held) < replicas
     ]
     told = json.dumps({"version": 1, "partitions": plan}, separators=(",", ":"))
     return (
@@ -231,10 +236,10 @@ def _reassign(facts: TopicFacts) -> str:
     )
 
 
-def _more(facts: TopicFacts, partition: int, held: Sequence[int]) -> list[int]:
+def _more(facts: TopicFacts, partition: int, held: Sequence[int], replicas: int) -> list[int]:
     """The replicas of a partition: those that it has, then brokers from another one on for each partition."""
     turned = [facts.broker_ids[(partition + at) % len(facts.broker_ids)] for at in range(len(facts.broker_ids))]
-    return [*held, *[broker for broker in turned if broker not in held]][:SAFE_REPLICAS]
+    return [*held, *[broker for broker in turned if broker not in held]][:replicas]
 
 
 def _in_sync_minimum(facts: TopicFacts) -> Finding:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from highwater.envelope import MOST_BYTES
 from highwater.errors import ConfigurationError, TopicAbsentError, TopicDriftError
 from highwater.fitting import configure
-from resources.topic_facts import topic_settings
+from highwater.topic_rules import reassignment
+from resources.topic_facts import topic_facts, topic_settings
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -281,7 +282,7 @@ def _see_no_drift(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> None
             topic,
             f"replication factor {wanted.replicas}, as the main topic has",
             f"{found.replicas}",
-            f"kafka-reassign-partitions --bootstrap-server {kafka.bootstrap} with a plan for {topic}",
+            reassignment(topic_facts(kafka, topic), wanted.replicas),
         )
     for name, value in wanted.config.items():
         if not _good(name, value, found.config.get(name, "")):

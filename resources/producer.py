@@ -263,7 +263,7 @@ class ReliableProducer:
         self.stopped: dict[Key, str] = {}
         """Topic and key of each stopped key, with the id of the record that failed."""
         self.handed_back: dict[Key, list[str]] = {}
-        """For each stopped key the ids of its records that were taken and not sent, in their order."""
+        """By topic and key the ids of records that the client never had, in order: the key is stopped, or it ended."""
 
     @property
     def client(self) -> Producer:
@@ -470,8 +470,7 @@ class ReliableProducer:
             record, sent = self._queue.popleft()
             topic, key = record.topic, _key(record.topic, record.key)
             if key is not None and key in self.stopped:
-                self.handed_back.setdefault(key, []).append(sent.name)
-                self._settle(sent, nowhere(topic, NOT_SENT))
+                self._hand_back(record, sent)
                 continue
             try:
                 self._hand_over(record, sent)
@@ -487,6 +486,13 @@ class ReliableProducer:
             except Exception as error:  # noqa: BLE001 - a value of a wrong type, say: told by the next look
                 self._ended(sent, record.key, nowhere(topic, NOT_SENT))
                 self._keep(error)
+
+    def _hand_back(self, record: Record, sent: _Sent) -> None:
+        """End a record that the client never had; those of a key are kept in order, to be sent by another producer."""
+        key = _key(record.topic, record.key)
+        if key is not None:
+            self.handed_back.setdefault(key, []).append(sent.name)
+        self._settle(sent, nowhere(record.topic, NOT_SENT))
 
     def _hand_over(self, record: Record, sent: _Sent) -> None:
         topic, key, value, headers, partition, timestamp = record
@@ -638,8 +644,7 @@ class ReliableProducer:
         """End what is still outstanding; returns how many of each topic that was."""
         late = self._late = Counter(record.topic for record, _ in self._queue)
         while self._queue:
-            record, sent = self._queue.popleft()
-            self._settle(sent, nowhere(record.topic, NOT_SENT))
+            self._hand_back(*self._queue.popleft())
         if self._with_client:
             self._client.purge(in_queue=True, in_flight=True, blocking=True)
             deadline = time.monotonic() + PURGE_SECONDS

@@ -100,10 +100,10 @@ def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reor
     sender = Sender(cluster.bootstrap)
     sender.start()
     for broker in cluster.brokers:
-        time.sleep(away / 3)
+        time.sleep(away / 2)
         assert broker.node.id in leaders(cluster), "a broker without partitions is no leader that falls"
         broker.kill()
-        time.sleep(away / 3)
+        time.sleep(away / 2)
         broker.start()
         wait_until(lambda: in_sync(cluster) == 3, 120, "all replicas in sync")
         take(bench)
@@ -122,6 +122,7 @@ def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reor
     sender.join(400)
     assert sender.failure is None
     assert len(sender.acknowledged) == sender.sent
+    assert sender.sent >= 5 * away * RATE, "with a minute away it sends for five"
     places = place_of(cluster.bootstrap)
     with of_records():
         assert {int(value) for value in places} == {int(number) for number in sender.acknowledged}

@@ -32,11 +32,13 @@ def test_every_listener_is_on_loopback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "replicas", "in_sync"), [(1, "1", "1"), (2, "2", "1"), (3, "3", "2"), (5, "3", "2")])
-def test_internal_topics_fit_the_cluster(tmp_path: Path, size: int, replicas: str, in_sync: str) -> None:
+def test_topics_fit_the_cluster(tmp_path: Path, size: int, replicas: str, in_sync: str) -> None:
     nodes = [Node(n, 20000 + 2 * n, 20001 + 2 * n) for n in range(1, size + 1)]
     found = properties(nodes[0], nodes, tmp_path, auto_create_topics=False)
     assert found["transaction.state.log.replication.factor"] == replicas
     assert found["transaction.state.log.min.isr"] == in_sync
+    assert found["min.insync.replicas"] == in_sync
+    assert found["default.replication.factor"] == replicas
     assert found["controller.quorum.voters"].count("@") == size
 
 

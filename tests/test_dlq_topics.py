@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from highwater.envelope import MOST_BYTES
 from highwater.errors import ConfigurationError, TopicAbsentError, TopicDriftError
+from highwater.topic_rules import TopicFacts
 from resources.dlq_topics import Shape, _create, _see_no_drift, ensure
 from resources.kafka import Kafka
 from tests.conftest import create_topic
@@ -97,7 +98,7 @@ def test_a_topic_that_is_set_up_otherwise_is_told_with_its_remedy(stream: Stream
 @pytest.mark.parametrize(
     ("changes", "stored", "found", "command"),
     [
-        ({"replicas": 1}, "wanted replication factor 3, as the main topic has", "1", "kafka-reassign-partitions"),
+        ({"replicas": 1}, "wanted replication factor 3, as the main topic has", "1", '"replicas":[2,1,3]'),
         (
             {"config": {"min.insync.replicas": "1"}},
             "wanted min.insync.replicas=2 or more",
@@ -108,9 +109,22 @@ def test_a_topic_that_is_set_up_otherwise_is_told_with_its_remedy(stream: Stream
     ids=["fewer replicas", "fewer in-sync replicas"],
 )
 def test_a_topic_that_is_less_safe_than_the_main_topic_is_told(
-    changes: dict[str, Any], stored: str, found: str, command: str
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], stored: str, found: str, command: str
 ) -> None:
     """One broker has no second replica, so the shapes are given here."""
+    facts = TopicFacts(
+        topic="orders.dlq.1",
+        bootstrap="broker:9092",
+        brokers=3,
+        replicas={0: 1},
+        in_sync={0: 1},
+        leaderless=frozenset(),
+        settings=None,
+        broker_settings=None,
+        assignment={0: [2]},
+        broker_ids=[1, 2, 3],
+    )
+    monkeypatch.setattr("resources.dlq_topics.topic_facts", lambda *_: facts)
     wanted = Shape(2, 3, {"min.insync.replicas": "2"})
     kafka: Any = SimpleNamespace(bootstrap="broker:9092")
     _see_no_drift(kafka, "orders.dlq.1", wanted, replace(wanted, replicas=4, config={"min.insync.replicas": "3"}))

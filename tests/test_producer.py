@@ -204,6 +204,7 @@ def test_close_leaves_nothing_in_a_queue_and_every_record_has_an_end(nobody: str
     assert (counts.sent, counts.delivered, counts.outstanding) == (3, 0, 0)
     # What the client has may have been in a request whose answer was lost; what it never got is sure.
     assert (counts.not_delivered, counts.unknown) == (["id-2"], ["id-0", "id-1"])
+    assert producer.handed_back == {("orders", b"k"): ["id-2"]}
     assert ends == [End.NOT_DELIVERED, End.UNKNOWN, End.UNKNOWN]
     producer.client.poll(0)  # what it says of itself, that nobody answers, counts too
     assert len(producer.client) == 0
@@ -886,6 +887,7 @@ def send_with_one_too_large(
 
 
 @pytest.mark.slow
+@pytest.mark.records
 @pytest.mark.parametrize("clients", [1, 3])
 def test_a_record_that_fails_for_good_stops_its_key_and_no_other(
     bootstrap: str, topic: TopicFactory, clients: int
@@ -911,6 +913,7 @@ def test_a_record_that_fails_for_good_stops_its_key_and_no_other(
 
 
 @pytest.mark.slow
+@pytest.mark.records
 def test_the_policy_to_go_on_sends_the_rest_and_reports_the_one(bootstrap: str, topic: TopicFactory) -> None:
     name = topic(partitions=1)
     producer, ticked, refused = send_with_one_too_large(bootstrap, name, OnFailure.GO_ON)
@@ -923,6 +926,7 @@ def test_the_policy_to_go_on_sends_the_rest_and_reports_the_one(bootstrap: str, 
 
 
 @pytest.mark.slow
+@pytest.mark.records
 @pytest.mark.crash
 def test_a_broker_that_is_killed_and_comes_back_costs_no_record_and_doubles_none(tmp_path: Path) -> None:
     """The queue holds the 1,200 records that may wait until the thread that sends them starts the broker again."""
