@@ -10,11 +10,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from http import HTTPStatus
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -315,10 +317,21 @@ def _state(pid: int) -> str:
 PAGE_SECONDS = 60.0
 
 
+# A list of which an entry goes while it is made, since a query of another worker came, is answered by 404.
+PAGE_TRIES = 5
+
+
 def rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:
     """What Spark's REST interface says below `path`."""
-    with urllib.request.urlopen(f"{server.ui_url}/api/v1/{path}", timeout=PAGE_SECONDS) as answer:
-        found: list[dict[str, Any]] = json.load(answer)
+    found: list[dict[str, Any]] = []
+    for tries in range(1, PAGE_TRIES + 1):
+        try:
+            with urllib.request.urlopen(f"{server.ui_url}/api/v1/{path}", timeout=PAGE_SECONDS) as answer:
+                found = json.load(answer)
+                break
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.NOT_FOUND or tries == PAGE_TRIES:
+                raise
     return found
 
 
