@@ -515,10 +515,10 @@ def generate_some(bootstrap: str, home: Path, name: str, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.timeout(900)
-@SERIES
-def test_a_generator_that_is_killed_has_every_id_in_the_topic_once(
-    bootstrap: str, topic: TopicFactory, tmp_path: Path, kills: int
+def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
 ) -> None:
+    kills = 20
     name = topic(partitions=SOURCES["orders"].partitions)
     chance = random.Random(11)
     context = forkserver()
