@@ -134,8 +134,8 @@ def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
         name="b",
         title="Raw, against reads that write nothing",
         method=(
-            "One slice. Spark's read goes into its no-op sink: as Spark polls by default, and as raw has it poll, at "
-            "twice the speed. With raw's options it also goes into a plain append to an unpartitioned Delta table, "
+            "One slice. Spark's read goes into its no-op sink: as Spark polls by default, and as raw has it poll. "
+            "With raw's options it also goes into a plain append to an unpartitioned Delta table, "
             "which is what no writer of Parquet can be faster than. The bare consumer reads the same ranges in one "
             "process and counts. Raw reads, writes and commits. The tables are there, and empty."
         ),

@@ -529,6 +529,26 @@ def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkey
     assert proofs[0].attempt == proofs[1].attempt == report.attempt
 
 
+@pytest.mark.records
+def test_of_two_slices_read_together_the_one_that_another_run_took_is_not_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(order_message("o1", 1), order_message("o2", 1))
+    theirs, mine = bench.plan(0, p0=(0, 1)), bench.plan(1, p0=(1, 2))
+    read = raw._read
+
+    def overtaken(*given: Any) -> Any:
+        monkeypatch.setattr(raw, "_read", read)
+        raw.materialise(bench.work(theirs))
+        return read(*given)
+
+    monkeypatch.setattr(raw, "_read", overtaken)
+    taken_over, written = raw.materialise(bench.work(theirs, mine))
+    assert "another run was first" in str(taken_over.note)
+    assert written.note is None
+    assert sorted((row["slice"], row["offset"]) for row in bench.rows("raw")) == [(theirs.key, 0), (mine.key, 1)]
+
+
 def test_rows_stay_when_kafka_no_longer_holds_them(bench: Bench) -> None:
     bench.send(order_message("o1", 1), order_message("o1", 2), order_message("o1", 3))
     piece = bench.plan(0, p0=(0, 3))
