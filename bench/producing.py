@@ -46,6 +46,9 @@ FAR = {SMALL: Settings(2, 2 * ADDED_SECONDS, 140_000), USUAL: Settings(8, 6 * AD
 # So many times more are sent than asked for: the last round trips are no throughput, and would be a good part of it.
 TIMES = {SMALL: 3, USUAL: 2}
 RELIABLE, RELIABLE_FAR = "reliable", "reliable, set for far"
+BARE, BARE_BY_ID = "bare", "bare, each by its id"
+# What acknowledges upstream, of both: a callback for each record, which has its id.
+BY_ID, ONE_BY_ONE = "reliable, each by its id", "reliable, each by its id, sent one by one"
 
 # The first records, of keys enough for every client and partition to have one.
 WARMING = 100
@@ -72,16 +75,19 @@ def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
             "idempotent client needs an identity for, stands in rows of its own. The bare one has librdkafka's "
             "defaults and counts its reports: it is not idempotent, has any number of requests in flight, and waits "
             "5 ms for a batch to fill where the reliable one waits 20. "
-            "The two beside it show what each of these costs alone. Far away, the reliable one is judged with what "
+            "The two beside it show what each of these costs alone. "
+            f"'{RELIABLE}' is `send_all`; '{BY_ID}' is that with a callback for each record, by its id, as whoever "
+            f"acknowledges upstream needs it, '{ONE_BY_ONE}' is `send` with the same; '{BARE_BY_ID}' is a bare one "
+            "whose callbacks have the ids too. Far away, the reliable one is judged with what "
             f"docs/producers.md advises there: {_advice()}. "
             "Three replicas are on brokers of their own, two of which must be in sync. The delay is added to the "
             "brokers' answers to the client by proxies."
         ),
         rows=rows,
         verdicts=[
-            Verdict(f"of the bare producer's speed, {name}: {row.case}", row.ratio(name, "bare"), 0.8)
+            Verdict(f"of the speed of '{peer}', {name}: {row.case}", row.ratio(name, peer), 0.8)
             for row in rows
-            if (name := _judged(row)) is not None
+            for name, peer in _judged(row)
         ],
     )
 
@@ -94,11 +100,12 @@ def _advice() -> str:
     )
 
 
-def _judged(row: Row) -> str | None:
-    """What is held against the bare one: none of the first record's time."""
+def _judged(row: Row) -> list[tuple[str, str]]:
+    """What is held against which bare one: none of the first record's time."""
     if FIRST in row.case:
-        return None
-    return RELIABLE_FAR if row.case.endswith("away") else RELIABLE
+        return []
+    together = RELIABLE_FAR if row.case.endswith("away") else RELIABLE
+    return [(together, BARE), (BY_ID, BARE_BY_ID), (ONE_BY_ONE, BARE_BY_ID)]
 
 
 class Took(NamedTuple):
@@ -175,12 +182,16 @@ def _rows(case: Case, bootstrap: str, rounds: int, records: int) -> list[Row]:
 
         return run
 
+    far = None if case.where == "near" else FAR[case.size]
     senders: dict[str, Send] = {
-        RELIABLE: _reliable,
-        RELIABLE_FAR: partial(_reliable, far=FAR[case.size]),
-        "bare": partial(_bare, more={}),
-        "bare, 5 in flight": partial(_bare, more=IN_FLIGHT),
-        "bare, idempotent": partial(_bare, more=IDEMPOTENT),
+        RELIABLE: partial(_reliable, _send_all, None),
+        **({} if far is None else {RELIABLE_FAR: partial(_reliable, _send_all, far)}),
+        BY_ID: partial(_reliable, _send_all_by_id, far),
+        ONE_BY_ONE: partial(_reliable, _send_one_by_one, far),
+        BARE: partial(_bare, {}),
+        BARE_BY_ID: partial(_bare, {}, by_id=True),
+        "bare, 5 in flight": partial(_bare, IN_FLIGHT),
+        "bare, idempotent": partial(_bare, IDEMPOTENT),
     }
     row = alternate(str(case), {name: variant(name, send) for name, send in senders.items()}, rounds)
     return [row, Row(f"{FIRST}, {case.where}", first)] if case.size == USUAL and case.replicas == 1 else [row]
@@ -200,7 +211,15 @@ def _topic(bootstrap: str, name: str, replicas: int) -> Iterator[None]:
         admin.delete_topics([name])[name].result(30)
 
 
-def _reliable(bootstrap: str, topic: str, records: int, payload: bytes, *, far: Settings | None = None) -> Took:
+def _reliable(
+    send: Callable[[ReliableProducer, str, int, bytes, Acknowledged], None],
+    far: Settings | None,
+    bootstrap: str,
+    topic: str,
+    records: int,
+    payload: bytes,
+) -> Took:
+    acknowledged = Acknowledged()
     begin = time.perf_counter()
     with _opened(bootstrap, far) as producer:
         for number in range(WARMING):
@@ -208,8 +227,46 @@ def _reliable(bootstrap: str, topic: str, records: int, payload: bytes, *, far: 
         producer.flush()
         first = time.perf_counter() - begin
         begin = time.perf_counter()
-        producer.send_all(topic, ((b"%d" % (number % KEYS), payload) for number in range(records)))
-    return Took(first, time.perf_counter() - begin)
+        send(producer, topic, records, payload, acknowledged)
+    took = Took(first, time.perf_counter() - begin)
+    if send is not _send_all:
+        acknowledged.see(records)
+    return took
+
+
+class Acknowledged:
+    """As little as a callback can do with an id."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.last = ""
+
+    def __call__(self, record_id: str) -> None:
+        self.number += 1
+        self.last = record_id
+
+    def see(self, records: int) -> None:
+        if self.number != records:
+            raise RuntimeError(f"{self.number} of {records} records were acknowledged")
+
+
+def _send_all(producer: ReliableProducer, topic: str, records: int, payload: bytes, acknowledged: Acknowledged) -> None:
+    del acknowledged
+    producer.send_all(topic, ((b"%d" % (number % KEYS), payload) for number in range(records)))
+
+
+def _send_all_by_id(
+    producer: ReliableProducer, topic: str, records: int, payload: bytes, acknowledged: Acknowledged
+) -> None:
+    pairs = ((b"%d" % (number % KEYS), payload) for number in range(records))
+    producer.send_all(topic, pairs, map(str, range(records)), acknowledged)
+
+
+def _send_one_by_one(
+    producer: ReliableProducer, topic: str, records: int, payload: bytes, acknowledged: Acknowledged
+) -> None:
+    for number in range(records):
+        producer.send(Record(topic, b"%d" % (number % KEYS), payload), str(number), acknowledged)
 
 
 def _opened(bootstrap: str, far: Settings | None) -> ReliableProducer:
@@ -219,15 +276,23 @@ def _opened(bootstrap: str, far: Settings | None) -> ReliableProducer:
     return ReliableProducer(properties, clients=far.clients, most_with_client=far.most_with_client)
 
 
-def _bare(bootstrap: str, topic: str, records: int, payload: bytes, more: dict[str, object]) -> Took:
+def _bare(
+    more: dict[str, object], bootstrap: str, topic: str, records: int, payload: bytes, *, by_id: bool = False
+) -> Took:
     from confluent_kafka import Producer
 
     delivered = 0
+    acknowledged = Acknowledged()
 
     def report(error: object, message: object) -> None:
         nonlocal delivered
         del message
         delivered += error is None
+
+    def report_id(record_id: str, error: object, message: object) -> None:
+        del message
+        if error is None:
+            acknowledged(record_id)
 
     begin = time.perf_counter()
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **more})
@@ -237,14 +302,16 @@ def _bare(bootstrap: str, topic: str, records: int, payload: bytes, more: dict[s
     first = time.perf_counter() - begin
     begin = time.perf_counter()
     for number in range(records):
+        told = partial(report_id, str(number)) if by_id else report
         while True:
             try:
-                producer.produce(topic, payload, b"%d" % (number % KEYS), on_delivery=report)
+                producer.produce(topic, payload, b"%d" % (number % KEYS), on_delivery=told)
                 break
             except BufferError:
                 producer.poll(0.1)
         producer.poll(0)
     producer.flush(120)
-    if delivered != records + WARMING:
-        raise RuntimeError(f"{delivered} of {records + WARMING} records were delivered")
-    return Took(first, time.perf_counter() - begin)
+    took = Took(first, time.perf_counter() - begin)
+    acknowledged.number += delivered
+    acknowledged.see(records + WARMING)
+    return took

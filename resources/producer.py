@@ -156,46 +156,65 @@ class _Ticket:
 
     Where it can, it stands for a portion of `send_all`: with one for each record, a report waits for memory that the
     processor last saw some ten thousand records ago, which was a sixth of a producer's time. Which of them a report
-    is of, its key tells, so their keys differ; it is asked only if the record failed.
+    is of, its key tells, so their keys differ; it is asked only if the record failed or there is a callback.
 
     Tickets are used again. One made for each record would be one more object for the interpreter's collector, which
     then walks through all that a process has loaded: in a worker of Dagster that took a third of a producer's time.
     """
 
-    __slots__ = ("callbacks", "failed", "first", "ids", "keys", "left")
+    __slots__ = ("callbacks", "first", "ids", "left", "one", "places")
 
     first: int
+    one: str | None
+    """The id of a record that is alone; it costs no sequence of ids."""
     ids: Sequence[str | None]
-    keys: Sequence[bytes | None] | None
+    places: dict[bytes | None, int] | None
+    """By key the places of those that were not told apart yet; None for a record that is alone."""
     callbacks: _Callbacks | None
     left: int
     """Reports to come."""
-    failed: list[int] | None
-    """The places of those that failed."""
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         raise NotImplementedError
 
     def stand_for(
-        self, first: int, ids: Sequence[str | None], keys: Sequence[bytes | None] | None, callbacks: _Callbacks | None
+        self,
+        first: int,
+        ids: Sequence[str | None],
+        places: dict[bytes | None, int],
+        callbacks: _Callbacks | None,
     ) -> Self:
-        """Stand for records from the number `first` on; `keys` are theirs, None for one record alone."""
-        self.first, self.ids, self.keys, self.callbacks = first, ids, keys, callbacks
-        self.left, self.failed = len(ids), None
+        """Stand for records from the number `first` on; `places` are theirs by key."""
+        self.first, self.one, self.ids, self.places, self.callbacks = first, None, ids, places, callbacks
+        self.left = len(ids)
+        return self
+
+    def stand_for_one(self, number: int, record_id: str | None, callbacks: _Callbacks | None) -> Self:
+        """Stand for a record alone."""
+        self.first, self.one, self.ids, self.places, self.callbacks = number, record_id, (), None, callbacks
+        self.left = 1
         return self
 
     def take_back(self) -> bool:
         """Stand for its last record no more, which the client did not take; returns whether it is free then."""
         if self.left:
-            self.ids = self.ids[:-1]
             self.left -= 1
+            self.ids = self.ids[:-1]
+            if self.places is not None:
+                self.places.popitem()
         return not self.left
 
-    def place(self, key: bytes | None) -> int:
-        """Of the record with this key."""
-        return 0 if self.keys is None else self.keys.index(key)
+    def told(self, key: bytes | None) -> _Sent:
+        """The record with this key, whose report has come."""
+        if self.places is None:
+            return _Sent(self.first, self.one, self.callbacks)
+        return self._at(self.places.pop(key))
 
-    def sent(self, place: int) -> _Sent:
+    def untold(self) -> list[_Sent]:
+        """Those whose end it does not know, where it lacks reports: of delivered ones it may only have the number."""
+        return [self.told(None)] if self.places is None else [self._at(place) for place in self.places.values()]
+
+    def _at(self, place: int) -> _Sent:
         return _Sent(self.first + place, self.ids[place], self.callbacks)
 
 
@@ -250,16 +269,16 @@ class ReliableProducer:
         # A record that the client has holds one of the tickets, or shares it; the others are free.
         self._tickets: list[_Ticket] = []
         self._free: list[_Ticket] = []
-        self._new_ticket = _tickets(self._free, self.counts, WeakMethod(self._reported))
+        # The first of these is what callbacks raised. The client goes on with other reports while an error is pending,
+        # and keeps the last error alone; so ours waits until the client is done.
+        self._raised: list[Exception] = []
+        self._new_ticket = _tickets(self._free, self.counts, self._raised, WeakMethod(self._reported))
         # Records that wait here hold none.
         self._queue: deque[tuple[Record, _Sent]] = deque()
         self._most_with_client = max(1, most_with_client)
         # Once it gives up: of each topic, the records that had no report until then.
         self._late: Counter[str] | None = None
         self._taken_in = 0.0
-        # The first that a callback raised. The client goes on with other reports while an error is pending, and keeps
-        # the last error alone; so ours waits until the client is done.
-        self._raised: Exception | None = None
         self.stopped: dict[Key, str] = {}
         """Topic and key of each stopped key, with the id of the record that failed."""
         self.handed_back: dict[Key, list[str]] = {}
@@ -305,26 +324,30 @@ class ReliableProducer:
         if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
             self.poll()
         callbacks = None if on_delivered is None and on_outcome is None else (on_delivered, on_outcome)
-        sent = _Sent(self._next_number, record_id, callbacks)
-        self._next_number += 1
+        number = self._next_number
+        self._next_number = number + 1
         if self.stopped:
-            self._see_not_stopped(record, sent)
-        if self._queue or self._with_client >= self._most_with_client:
+            self._see_not_stopped(record, _Sent(number, record_id, callbacks))
+        counts = self.counts
+        # The first comparison is enough for most records, and does without the failed ones.
+        full = counts.sent - counts.delivered >= self._most_with_client and self._with_client >= self._most_with_client
+        if self._queue or full:
             self._wait_for_room()
-            self.counts.sent += 1
-            self._queue.append((record, sent))
-        else:
-            self.counts.sent += 1
-            try:
-                self._hand_over(record, sent)
-            except Exception as error:  # noqa: BLE001 - what is not for the queue is raised there
-                self._not_taken(record, sent, error)
+            counts.sent += 1
+            self._queue.append((record, _Sent(number, record_id, callbacks)))
+            return
+        counts.sent += 1
+        try:
+            self._hand_over(record, number, record_id, callbacks)
+        except Exception as error:  # noqa: BLE001 - what is not for the queue is raised there
+            self._not_taken(record, _Sent(number, record_id, callbacks), error)
 
     def send_all(
         self,
         topic: str,
         records: Iterable[tuple[bytes | None, bytes | None]],
         record_ids: Iterable[str] | None = None,
+        on_delivered: OnDelivered | None = None,
     ) -> None:
         """Hand many records over, as `send` does, for less time each.
 
@@ -333,6 +356,7 @@ class ReliableProducer:
             records: key and value of each. Best at hand: they are taken some at a time, and go when those are there.
                 An error leaves those behind it unsent; of an iterator up to a hundred were taken all the same.
             record_ids: the caller's name of each, as many as there are records; numbers if None.
+            on_delivered: called as by `send`, for each record.
 
         Raises:
             ValueError: there are more records than ids, or fewer; those before are sent.
@@ -342,11 +366,12 @@ class ReliableProducer:
         """
         ids: Iterable[str | None] = repeat(None) if record_ids is None else record_ids
         pairs = zip(records, ids, strict=record_ids is not None)
-        while self._send_portion(topic, pairs):
+        callbacks = None if on_delivered is None else (on_delivered, None)
+        while self._send_portion(topic, pairs, callbacks):
             if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
                 self.poll()
 
-    def _send_portion(self, topic: str, pairs: Iterator[_Pair]) -> bool:
+    def _send_portion(self, topic: str, pairs: Iterator[_Pair], callbacks: _Callbacks | None) -> bool:
         """Returns whether there was a record."""
         portion: list[_Pair] = []
         failed: Exception | None = None
@@ -356,15 +381,15 @@ class ReliableProducer:
             failed = error
         at = 0
         while at < len(portion):
-            at += self._send_some(topic, portion[at:] if at else portion)
+            at += self._send_some(topic, portion[at:] if at else portion, callbacks)
         if failed is not None:
             raise failed
         return bool(portion)
 
-    def _send_some(self, topic: str, portion: list[_Pair]) -> int:
+    def _send_some(self, topic: str, portion: list[_Pair], callbacks: _Callbacks | None) -> int:
         """Send the first of them, as many as there is room for; returns how many that were."""
         if self.stopped or self._queue:  # a closer look is for `send`
-            return self._send_first(topic, portion)
+            return self._send_first(topic, portion, callbacks)
         room = self._most_with_client - self._with_client
         if room <= 0:
             self.poll(POLL_SECONDS)
@@ -372,13 +397,13 @@ class ReliableProducer:
         some = portion[:room] if room < len(portion) else portion
         keys = [key for (key, _), _ in some]
         if not {*map(type, keys)} <= _KEY_TYPES:
-            return self._send_first(topic, portion)
+            return self._send_first(topic, portion, callbacks)
         produces = [self._produce] * len(some) if self._produces_of is None else self._produces_of(keys)
         tickets: list[_Ticket] = []
         taken, refused = 0, None
         try:
             # Here is what every record needs, and no more.
-            self._take_tickets(tickets, keys, [record_id for _, record_id in some])
+            self._take_tickets(tickets, keys, [record_id for _, record_id in some], callbacks)
             every = zip(some, tickets, produces, strict=True)
             for taken, (((key, value), _), ticket, produce) in enumerate(every, 1):  # noqa: B007
                 produce(topic, value, key, ANY_PARTITION, ticket)
@@ -391,31 +416,39 @@ class ReliableProducer:
         if refused is None:
             return taken
         (key, value), record_id = some[taken]
-        sent = _Sent(self._next_number, record_id, None)
+        sent = _Sent(self._next_number, record_id, callbacks)
         self._next_number += 1
         self.counts.sent += 1
         self._not_taken(Record(topic, key, value), sent, refused)
         return taken + 1
 
-    def _send_first(self, topic: str, portion: list[_Pair]) -> int:
+    def _send_first(self, topic: str, portion: list[_Pair], callbacks: _Callbacks | None) -> int:
         (key, value), record_id = portion[0]
-        self.send(Record(topic, key, value), record_id)
+        self.send(Record(topic, key, value), record_id, (callbacks or NO_CALLBACKS)[0])
         return 1
 
-    def _take_tickets(self, tickets: list[_Ticket], keys: Sequence[bytes | None], ids: Sequence[str | None]) -> None:
+    def _take_tickets(
+        self,
+        tickets: list[_Ticket],
+        keys: Sequence[bytes | None],
+        ids: Sequence[str | None],
+        callbacks: _Callbacks | None,
+    ) -> None:
         """Add a ticket for each record: the same one for all where their keys tell them apart.
 
         Whatever interrupts it, who has the list can give back what is in it.
         """
         first = self._next_number
+        places = dict(zip(keys, range(len(keys)), strict=True))
         # Reports do not tell an empty key from none. And one stuck record keeps the keys of all that share its ticket.
-        if len({*keys}) == len(keys) and all(keys) and self._busy < SPREAD * self._most_with_client // PORTION + SPREAD:
+        most = SPREAD * self._most_with_client // PORTION + SPREAD
+        if len(places) == len(keys) and all(keys) and self._busy < most:
             tickets += [self._ticket()] * len(keys)
-            tickets[0].stand_for(first, ids, keys, None)
+            tickets[0].stand_for(first, ids, places, callbacks)
             return
         for number, one in enumerate(ids, first):
             tickets.append(self._ticket())
-            tickets[-1].stand_for(number, (one,), None, None)
+            tickets[-1].stand_for_one(number, one, callbacks)
 
     def _not_taken(self, record: Record, sent: _Sent, error: Exception) -> None:
         """What becomes of a record that the client did not take from its sender.
@@ -442,7 +475,7 @@ class ReliableProducer:
         """A free one, for as many records as it is told."""
         if self._free:
             return self._free.pop()
-        ticket = self._new_ticket().stand_for(0, (), None, None)
+        ticket = self._new_ticket().stand_for(0, (), {}, None)
         self._tickets.append(ticket)
         return ticket
 
@@ -473,7 +506,7 @@ class ReliableProducer:
                 self._hand_back(record, sent)
                 continue
             try:
-                self._hand_over(record, sent)
+                self._hand_over(record, *sent)
             except BufferError:
                 # Room comes with delivery reports; those of the oldest come by the delivery timeout at last.
                 self._queue.appendleft((record, sent))
@@ -494,10 +527,10 @@ class ReliableProducer:
             self.handed_back.setdefault(key, []).append(sent.name)
         self._settle(sent, nowhere(record.topic, NOT_SENT))
 
-    def _hand_over(self, record: Record, sent: _Sent) -> None:
+    def _hand_over(self, record: Record, number: int, record_id: str | None, callbacks: _Callbacks | None) -> None:
         topic, key, value, headers, partition, timestamp = record
         to = ANY_PARTITION if partition is None else partition
-        ticket = self._ticket().stand_for(sent.number, (sent.record_id,), None, sent.callbacks)
+        ticket = self._ticket().stand_for_one(number, record_id, callbacks)
         try:
             # Most records have neither; what is named here costs each of them time.
             if headers or timestamp is not None:
@@ -510,23 +543,14 @@ class ReliableProducer:
             raise
 
     def _reported(self, ticket: _Ticket, error: KafkaError | None, message: Message) -> None:
-        """Take in the client's delivery report of a record that failed, or has callbacks."""
+        """Take in the client's delivery report of a record that failed, or whose outcome is asked for."""
         if ticket.callbacks is NO_CALLBACKS:  # it has its end
             self._took_report(ticket)
             return
-        on_delivered, on_outcome = ticket.callbacks or NO_CALLBACKS
-        if error is None and on_outcome is None:
-            sent = ticket.sent(0)
-            self._took_report(ticket)
-            self.counts.delivered += 1
-            if on_delivered is not None:
-                self._call(on_delivered, sent.name)
-            return
         topic, key = message.topic() or "", message.key()
-        outcome, place = _outcome(topic, error, message), ticket.place(key)
-        sent = ticket.sent(place)
-        ticket.failed = [*(ticket.failed or ()), place]
+        outcome = _outcome(topic, error, message)
         # Only now: a client that broke down for good may report with its own error pending, which ends this above.
+        sent = ticket.told(key)
         self._took_report(ticket)
         if self._late is not None and error is not None:
             self._late[topic] += 1
@@ -567,12 +591,16 @@ class ReliableProducer:
             self._keep(raised)
 
     def _keep(self, raised: Exception) -> None:
-        self._raised = self._raised or raised
+        self._raised.append(raised)
 
     def _see_no_callback_raised(self) -> None:
-        raised, self._raised = self._raised, None
-        if raised is not None:
+        if (raised := self._first_raised()) is not None:
             raise raised
+
+    def _first_raised(self) -> Exception | None:
+        first = self._raised[0] if self._raised else None
+        self._raised.clear()
+        return first
 
     def poll(self, seconds: float = 0) -> None:
         """Take in delivery reports that have come, waiting so long at the most for the first one."""
@@ -593,7 +621,7 @@ class ReliableProducer:
     def _drain(self, seconds: float, *, past_errors: bool = False) -> None:
         deadline = time.monotonic() + seconds
         while self.counts.outstanding and (left := deadline - time.monotonic()) > 0:
-            if self._raised is not None and not past_errors:
+            if self._raised and not past_errors:
                 return
             if self._queue:  # not `flush`, which would let the client run empty before it gets more
                 self._take_in(min(POLL_SECONDS, left))
@@ -616,7 +644,7 @@ class ReliableProducer:
             self._leave(error)
             raise
         undelivered = self._end(seconds)
-        raised, self._raised = self._raised, None
+        raised = self._first_raised()
         if raised is not None:
             if undelivered is not None:
                 raised.add_note(str(undelivered))
@@ -634,7 +662,7 @@ class ReliableProducer:
         """End at once what is left, and tell it beside an error that goes on."""
         self._drain(POLL_SECONDS, past_errors=True)
         undelivered = self._end(POLL_SECONDS)
-        raised, self._raised = self._raised, None
+        raised = self._first_raised()
         if undelivered is not None:
             error.add_note(str(undelivered))
         if raised is not None:
@@ -657,7 +685,7 @@ class ReliableProducer:
 
     def _end_untold(self, ticket: _Ticket) -> None:
         """End records without a report as unknown, and with them those of which it is not told apart who had one."""
-        untold = [ticket.sent(place) for place in range(len(ticket.ids)) if place not in (ticket.failed or ())]
+        untold = ticket.untold()
         self.counts.delivered -= len(untold) - ticket.left
         ticket.callbacks = NO_CALLBACKS
         for sent in untold:
@@ -705,13 +733,17 @@ class ReliableProducer:
 
 
 def _tickets(
-    free: list[_Ticket], counts: Counts, reported: WeakMethod[Callable[[_Ticket, KafkaError | None, Message], None]]
+    free: list[_Ticket],
+    counts: Counts,
+    raised: list[Exception],
+    reported: WeakMethod[Callable[[_Ticket, KafkaError | None, Message], None]],
 ) -> type[_Ticket]:
     """Makes the tickets of a producer.
 
     Args:
         free: where a ticket goes when all its records were delivered.
         counts: where that is counted.
+        raised: where what a callback raises goes.
         reported: takes in what is more than that. Weak, or no client would end before the collector comes.
     """
 
@@ -719,13 +751,32 @@ def _tickets(
         __slots__ = ()
 
         def __call__(self, error: KafkaError | None, message: Message) -> None:
-            if error is None and self.callbacks is None:
+            callbacks = self.callbacks
+            if error is None and callbacks is None:
                 counts.delivered += 1
                 self.left -= 1
                 if not self.left:
                     free.append(self)
-            elif (more := reported()) is not None:
-                more(self, error, message)
+                return
+            on_delivered, on_outcome = callbacks or NO_CALLBACKS
+            if error is not None or on_outcome is not None or on_delivered is None:
+                if (more := reported()) is not None:
+                    more(self, error, message)
+                return
+            # Without a `_Sent`, which would take as long as all the rest.
+            if self.places is None:
+                number, name = self.first, self.one
+            else:
+                place = self.places.pop(message.key())
+                number, name = self.first + place, self.ids[place]
+            counts.delivered += 1
+            self.left -= 1
+            if not self.left:
+                free.append(self)
+            try:
+                on_delivered(str(number) if name is None else name)
+            except Exception as error_of_callback:  # noqa: BLE001 - whatever it is, it is raised again
+                raised.append(error_of_callback)
 
     return Ticket
 

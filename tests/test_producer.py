@@ -616,8 +616,12 @@ def test_several_clients_keep_the_order_of_each_key(bootstrap: str, topic: Topic
         for n in range(20_000):
             producer.send(Record(name, b"%d" % (n % 7) if n % 7 else None, b"%d" % n, partition=0))
         producer.send(Record(name, b"1", b"last", headers=[("n", b"1")], timestamp=1_000_000))
-    assert producer.counts.delivered == 20_001
-    found = [(key, value) for key, value in held(bootstrap, name) if value != b"last"]
+        told: list[str] = []
+        more = [(b"more-%d" % (n % 300), b"%d" % n) for n in range(10_000)]
+        producer.send_all(name, more, map(str, range(10_000)), told.append)
+    assert producer.counts.delivered == 30_001
+    assert sorted(told, key=int) == [str(n) for n in range(10_000)]
+    found = [(key, value) for key, value in held(bootstrap, name) if value != b"last" and key not in dict(more)]
     for kept in range(7):
         values = [int(value or b"") for key, value in found if key == (b"%d" % kept if kept else None)]
         assert values == [*range(kept, 20_000, 7)]
@@ -688,6 +692,68 @@ def test_the_one_of_many_that_failed_is_named(client: Client, keys: list[bytes |
     assert producer.stopped == ({("t", keys[2]): "2"} if keys[2] else {})
 
 
+@pytest.mark.parametrize("keys", SEVERAL.values(), ids=[*SEVERAL])
+@pytest.mark.parametrize("ids", [None, "abcd"], ids=["numbers", "ids"])
+def test_of_many_each_that_was_delivered_is_told_by_its_id(
+    client: Client, keys: list[bytes | None], ids: str | None
+) -> None:
+    client.room, client.ends = 4, [None, fault("_MSG_TIMED_OUT"), None, None]
+    told: list[str] = []
+    producer = producing()
+    producer.send_all("t", [(key, b"v") for key in keys], ids, told.append)
+    while client.ends:
+        producer.poll()
+        assert len(told) == producer.counts.delivered == 3 - client.ends.count(None), "as each report comes"
+    assert told == (["0", "2", "3"] if ids is None else ["a", "c", "d"])
+    assert producer.counts.unknown == (["1"] if ids is None else ["b"])
+
+
+def test_of_many_those_that_wait_for_room_are_told_too(client: Client) -> None:
+    """The client is full before we are, so one meets it full and waits in our queue, with those behind it."""
+    client.room, client.ends = 2, [None] * 5
+    told: list[str] = []
+    producer = producing()
+    producer.send_all("t", pairs(5), "abcde", told.append)
+    assert producer.close(1).delivered == 5
+    assert told == [*"abcde"]
+
+
+def test_of_many_that_have_callbacks_the_client_leaves_unknown_only_those_it_never_told_of(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was told that a record was delivered may have acknowledged it."""
+    monkeypatch.setattr(resources.producer, "PURGE_SECONDS", 0.0)
+    client.silent, client.room = True, 4
+    client.ends = [None, fault("INVALID_MSG")]
+    told: list[str] = []
+    producer = producing()
+    producer.send_all("t", pairs(4), "abcd", told.append)
+    producer.poll()
+    producer.poll()
+    with pytest.raises(UndeliveredError, match="4 sent: 1 delivered, 0 outstanding, 1 INVALID_MSG, 2 NEVER_TOLD"):
+        producer.close(0)
+    assert (producer.counts.not_delivered, producer.counts.unknown, told) == (["b"], ["c", "d"], ["a"])
+    client.report(None)
+    assert (producer.counts.delivered, told) == (1, ["a"]), "it has its end"
+
+
+def test_of_many_a_callback_that_raises_keeps_no_other_from_being_told(client: Client) -> None:
+    client.room, client.ends = 3, [None] * 3
+    told: list[str] = []
+
+    def tell(name: str) -> None:
+        told.append(name)
+        if name != "c":
+            raise LookupError(name)
+
+    producer = producing()
+    with pytest.raises(LookupError, match="a"):  # the first report comes at once
+        producer.send_all("t", pairs(3), "abc", tell)
+    with pytest.raises(LookupError, match="b"):
+        producer.close(1)
+    assert (told, producer.counts.delivered) == ([*"abc"], 3)
+
+
 def test_of_many_that_the_client_never_tells_of_those_that_it_told_of_are_as_unknown(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -750,7 +816,7 @@ def test_a_stuck_record_of_each_portion_keeps_only_so_many_keys(client: Client) 
     for n in range(50):
         producer.send_all("t", [(b"stuck", b"v"), (b"%d" % n, b"v")])
         client.under_way.pop()[2](None, None)
-    shared = [ticket for ticket in producer._tickets if ticket.left and ticket.keys]
+    shared = [ticket for ticket in producer._tickets if ticket.left and ticket.places]
     assert len(shared) == 2 * resources.producer.SPREAD
     assert (producer.counts.delivered, producer.counts.outstanding) == (50, 50)
 
