@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from dev.demo import STREAMS, TooSlowError, fresh_home, without_configuration
 from dev.failing import failing
 from dev.generator import SOURCES, Order, Target, create_topic, generate
 from dev.kills import Killer, schedule
-from dev.processes import exit_status
+from dev.processes import LOOPBACK, exit_status
 from dev.readings import is_covered, read_rows
 from dev.reconcile import reconcile, report
 from dev.stack import Stack
@@ -130,13 +131,16 @@ class Soak:
         Raises:
             TooSlowError: not everything was settled in time.
         """
-        stack = Stack(
-            self.home,
-            base=without_configuration(os.environ),
-            short_lived=self.ordeal.short_lived,
-            on_broker=self._create_topics,
-        )
         with ExitStack() as ending:
+            # It takes connections and never answers: alerts are no reason for anything else to wait.
+            deaf = ending.enter_context(socket.create_server((LOOPBACK, 0)))
+            stack = Stack(
+                self.home,
+                base=without_configuration(os.environ),
+                extra={settings.ALERTS_URL: f"http://{LOOPBACK}:{deaf.getsockname()[1]}/"},
+                short_lived=self.ordeal.short_lived,
+                on_broker=self._create_topics,
+            )
             ending.enter_context(stack)
             ending.callback(self._stop.set)
             # Its client would tell of each connection that the killed broker refuses.
@@ -148,7 +152,10 @@ class Soak:
                 writer.join()
             self._tell("everything is written and killed; the rest is waited for")
             self._settle(stack)
-            return self._judge(stack, {str(victim): count for victim, count in killer.done.items()})
+            verdict = self._judge(stack, {str(victim): count for victim, count in killer.done.items()})
+            if not _was_called(deaf):
+                verdict.wrong.append("the receiver of alerts was never told anything")
+            return verdict
 
     def _create_topics(self, stack: Stack) -> None:
         for stream in STREAMS:
@@ -247,6 +254,17 @@ class Soak:
 
     def _tell(self, what: str) -> None:
         self.console.print(f"[dim]{time.monotonic() - self._began:6.0f} s[/dim]  {what}")
+
+
+def _was_called(listener: socket.socket) -> bool:
+    """Whether anybody has connected."""
+    listener.settimeout(0)
+    try:
+        connection, _ = listener.accept()
+    except BlockingIOError:
+        return False
+    connection.close()
+    return True
 
 
 def _alarms(lake: Lake, stream: Stream, account: Sequence[Written], red: Sequence[Failing]) -> list[str]:

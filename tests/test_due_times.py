@@ -145,6 +145,18 @@ def test_what_is_retried_is_what_came_before_the_delay_and_the_jitter_of_the_sli
     assert (piece.ordinal, piece.ranges[0]) == (ordinal, OffsetRange(5, 30))
 
 
+def test_whatever_its_key_a_slice_waits_for_the_delay_and_at_most_a_fifth_more(ledger: Ledger) -> None:
+    kafka: Any = Tier({0: 100, 1: 0})
+    first, last = BEGUN + timedelta(seconds=5), BEGUN + timedelta(seconds=100)
+    nothing = {0: OffsetRange(5, 5), 1: OffsetRange(0, 0)}
+    for ordinal in range(1, 60):
+        early = plan_tier(ledger, kafka, STREAM, TIER, first + HOUR, dry=True)
+        assert early.slices == (), "nothing came before the delay"
+        [piece] = plan_tier(ledger, kafka, STREAM, TIER, last + HOUR * 1.2, dry=True).slices
+        assert (piece.ordinal, piece.ranges[0]) == (ordinal, OffsetRange(5, 100))
+        ledger.add([Slice("orders", TIER, "A", 0, ordinal, nothing, BEGUN)])
+
+
 @pytest.mark.slow
 def test_an_open_transaction_holds_up_what_stands_behind_it_alone(
     bootstrap: str, topic: TopicFactory, ledger: Ledger

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from assets import dlq, rejects
+from assets.dlq_sending import Reject
 from assets.work import nothing
 from highwater.errors import DependencyAwayError, SupersededAttemptError, TemporaryError
 from resources.dlq_topics import Shape
@@ -45,6 +47,9 @@ class Fenced(Log):
         self.topics += [one.topic for one in sent]
 
 
+L = TypeVar("L", bound=Fenced)
+
+
 class AtOnce(Executor):
     """Does what is submitted before anything else goes on."""
 
@@ -62,16 +67,17 @@ class AtOnce(Executor):
 
 @dataclass
 class ReadBefore:
-    """Three rejects of a slice, which a run reads before it fences the run that did something meanwhile."""
+    """Rejects of a slice, which a run reads before it fences the run that did something meanwhile."""
 
     tables: Tables
     monkeypatch: pytest.MonkeyPatch
+    number: int = 3
     sent: int = 0
     waiting: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.piece = self.tables.plan(0)
-        self.rejected = [Event(0, n, f"o{n}") for n in range(3)]
+        self.rejected = [Event(0, n, f"o{n}") for n in range(self.number)]
         self.tables.decide(self.piece, [], self.rejected, known=False)
         self.decision = self.tables.lake.committed("orders", "rejects", [self.piece.key])[self.piece.key]
 
@@ -81,7 +87,10 @@ class ReadBefore:
         return [{**one, "next_topic": topic} for one in made]
 
     def published(self, meanwhile: Callable[[], object]) -> Fenced:
-        log, read = Fenced(meanwhile), dlq._Waiting.__init__
+        return self.publish(Fenced(meanwhile))
+
+    def publish(self, log: L) -> L:
+        read = dlq._Waiting.__init__
 
         def counting(waiting: dlq._Waiting, *given: Any) -> None:
             self.waiting.append(waiting)
@@ -101,6 +110,40 @@ class ReadBefore:
 @pytest.fixture
 def early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReadBefore:
     return ReadBefore(Tables(tmp_path), monkeypatch)
+
+
+class Watched(Fenced):
+    """Counts the rejects that are held while a transaction is made, and the records in each."""
+
+    def __init__(self) -> None:
+        super().__init__(nothing)
+        self.held, self.sizes = list[int](), list[int]()
+
+    def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object] = nothing) -> None:
+        before = len(self.records)
+        super().commit(records, mark, meanwhile)
+        self.sizes.append(len(self.records) - before)
+        self.held.append(sum(isinstance(one, Reject) for one in gc.get_objects()))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "most", "read"),
+    # Values alone bound what is read by bytes; they are a small part of these records.
+    [({"RECORDS_A_READ": 10, "RECORDS_A_TRANSACTION": 5}, 5, 10), ({"BYTES_A_TRANSACTION": 3 * 700}, 3, 20)],
+    ids=["records", "bytes"],
+)
+def test_however_many_rejects_there_are_few_are_held_and_each_transaction_has_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: dict[str, int], most: int, read: int
+) -> None:
+    many = ReadBefore(Tables(tmp_path), monkeypatch, number=60)
+    for name, bound in bounds.items():
+        monkeypatch.setattr(dlq, name, bound)
+    log = Watched()
+    many.publish(log)
+    assert [one.key for one in log.records] == [b"o%d" % n for n in range(60)]
+    assert 1 < max(log.sizes) <= most
+    # The portion that goes out, and the read of which the next one is made.
+    assert 0 < max(log.held) <= most + read
 
 
 def test_rejects_are_read_while_kafka_is_waited_for(early: ReadBefore) -> None:
