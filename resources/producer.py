@@ -218,6 +218,28 @@ class _Ticket:
         return _Sent(self.first + place, self.ids[place], self.callbacks)
 
 
+class _Raised:
+    """The first error that callbacks raised since the last look.
+
+    The client goes on with other reports while an error is pending, and keeps the last error alone; so ours waits until
+    the client is done.
+    """
+
+    def __init__(self) -> None:
+        self._first: Exception | None = None
+
+    def __bool__(self) -> bool:
+        return self._first is not None
+
+    def keep(self, error: Exception) -> None:
+        self._first = self._first or error
+
+    def take(self) -> Exception | None:
+        """The error, which is raised then."""
+        first, self._first = self._first, None
+        return first
+
+
 def _key(topic: str, key: bytes | None) -> Key | None:
     """What a record's order is kept by; without a key there is no order."""
     return None if key is None else (topic, key)
@@ -269,9 +291,7 @@ class ReliableProducer:
         # A record that the client has holds one of the tickets, or shares it; the others are free.
         self._tickets: list[_Ticket] = []
         self._free: list[_Ticket] = []
-        # The first of these is what callbacks raised. The client goes on with other reports while an error is pending,
-        # and keeps the last error alone; so ours waits until the client is done.
-        self._raised: list[Exception] = []
+        self._raised = _Raised()
         self._new_ticket = _tickets(self._free, self.counts, self._raised, WeakMethod(self._reported))
         # Records that wait here hold none.
         self._queue: deque[tuple[Record, _Sent]] = deque()
@@ -518,7 +538,7 @@ class ReliableProducer:
                 self._ended(sent, record.key, nowhere(topic, fault, refused=True))
             except Exception as error:  # noqa: BLE001 - a value of a wrong type, say: told by the next look
                 self._ended(sent, record.key, nowhere(topic, NOT_SENT))
-                self._keep(error)
+                self._raised.keep(error)
 
     def _hand_back(self, record: Record, sent: _Sent) -> None:
         """End a record that the client never had; those of a key are kept in order, to be sent by another producer."""
@@ -588,19 +608,11 @@ class ReliableProducer:
         try:
             callback(told)
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised again
-            self._keep(raised)
-
-    def _keep(self, raised: Exception) -> None:
-        self._raised.append(raised)
+            self._raised.keep(raised)
 
     def _see_no_callback_raised(self) -> None:
-        if (raised := self._first_raised()) is not None:
+        if (raised := self._raised.take()) is not None:
             raise raised
-
-    def _first_raised(self) -> Exception | None:
-        first = self._raised[0] if self._raised else None
-        self._raised.clear()
-        return first
 
     def poll(self, seconds: float = 0) -> None:
         """Take in delivery reports that have come, waiting so long at the most for the first one."""
@@ -644,7 +656,7 @@ class ReliableProducer:
             self._leave(error)
             raise
         undelivered = self._end(seconds)
-        raised = self._first_raised()
+        raised = self._raised.take()
         if raised is not None:
             if undelivered is not None:
                 raised.add_note(str(undelivered))
@@ -662,7 +674,7 @@ class ReliableProducer:
         """End at once what is left, and tell it beside an error that goes on."""
         self._drain(POLL_SECONDS, past_errors=True)
         undelivered = self._end(POLL_SECONDS)
-        raised = self._first_raised()
+        raised = self._raised.take()
         if undelivered is not None:
             error.add_note(str(undelivered))
         if raised is not None:
@@ -735,7 +747,7 @@ class ReliableProducer:
 def _tickets(
     free: list[_Ticket],
     counts: Counts,
-    raised: list[Exception],
+    raised: _Raised,
     reported: WeakMethod[Callable[[_Ticket, KafkaError | None, Message], None]],
 ) -> type[_Ticket]:
     """Makes the tickets of a producer.
@@ -776,7 +788,7 @@ def _tickets(
             try:
                 on_delivered(str(number) if name is None else name)
             except Exception as error_of_callback:  # noqa: BLE001 - whatever it is, it is raised again
-                raised.append(error_of_callback)
+                raised.keep(error_of_callback)
 
     return Ticket
 

@@ -336,7 +336,7 @@ class Transactions:
                 time.sleep(PAUSE_SECONDS)
 
     def _ended(self, error: KafkaException) -> TemporaryError | ConfigurationError:
-        fault = error.args[0]
+        fault = self._cause(error.args[0])
         if fault.name() in _FENCED or (fault.fatal() and "fenced" in fault.str().lower()):
             return SupersededAttemptError(
                 f"{self._name}: another run publishes the same, or the broker gave this one's transaction up",
@@ -354,6 +354,19 @@ class Transactions:
         if fault.txn_requires_abort():
             self._abort()
         return self._kafka.away(f"{self._name}: {fault.name()}: {fault.str()}")
+
+    def _cause(self, fault: KafkaError) -> KafkaError:
+        """What broke the client down for good: who hands it a record then is told no more than that it did."""
+        from confluent_kafka import KafkaException
+
+        if fault.name() != "_FATAL":
+            return fault
+        try:
+            _called(lambda: self._producer.abort_transaction(CALL_SECONDS))
+        except KafkaException as error:
+            cause: KafkaError = error.args[0]
+            return cause
+        return fault
 
     def _abort(self) -> None:
         """Give the transaction up at once; otherwise it would hold readers at its start until it times out."""

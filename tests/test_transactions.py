@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -94,6 +95,24 @@ def test_a_transaction_that_stood_still_for_too_long_is_given_up_and_sent_by_the
         assert sender.mark() == Mark(1, 3)
         sender.commit(records(name, 3, 6), Mark(2, 6))
     assert keys(bootstrap, name) == [b"%d" % n for n in range(6)]
+
+
+def test_who_is_fenced_while_it_hands_records_over_is_told_so(bootstrap: str, topic: TopicFactory) -> None:
+    """The client learns it by itself, and then only says that it broke down; that is no outage of Kafka."""
+    name = topic(partitions=1)
+
+    def overtaken() -> Iterator[Record]:
+        yield from records(name, 0, 3)
+        with opened(bootstrap, name) as later:
+            later.commit(records(name, 0, 3), Mark(1, 3))
+        for n in range(3, 600):
+            time.sleep(0.05)
+            yield from records(name, n, n + 1)
+        raise AssertionError("nobody was told within 30 s")
+
+    with opened(bootstrap, name) as sender, pytest.raises(SupersededAttemptError, match="another run publishes"):
+        sender.commit(overtaken(), Mark(1, 600))
+    assert keys(bootstrap, name) == [b"0", b"1", b"2"]
 
 
 def test_what_breaks_while_the_client_sends_leaves_nothing_of_the_transaction(
