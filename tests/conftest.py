@@ -43,6 +43,34 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Each of these has a test of minutes. One that began last would keep the run going while the other workers are idle.
+LONGEST = (
+    "test_soak.py",
+    "test_demo.py",
+    "test_crashes.py",
+    "test_accepted_topic.py",
+    "test_generated_code.py",
+    "test_foreign.py",
+    "test_crashes_daemon.py",
+    "test_spark_anywhere.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each worker begin with some of the longest modules: at first every worker has an equal, contiguous part."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    first = [[one for one in items if one.path.name == name] for name in LONGEST]
+    others = [one for one in items if one.path.name not in LONGEST]
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        mine = [one for module in first[worker::workers] for one in module]
+        left = len(items) * (worker + 1) // workers - len(ordered) - len(mine)
+        ordered += mine + others[: max(0, left)]
+        del others[: max(0, left)]
+    items[:] = ordered + others
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Of a test that is marked so, what is asserted tells of records."""

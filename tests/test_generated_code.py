@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dev.spark_local import SHORT_LIVED
 from tests import test_history, test_stages
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.records]
 
 @pytest.fixture(scope="module")
 def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnect]:
-    """A Connect server as `make up` starts it."""
+    """A Connect server as `make up` starts it, without Java's second compiler, which changes no result."""
     from dev.spark_connect import SparkConnect
 
-    with SparkConnect(tmp_path_factory.mktemp("generated")) as started:
+    java = {"spark.driver.extraJavaOptions": SHORT_LIVED["spark.driver.extraJavaOptions"]}
+    with SparkConnect(tmp_path_factory.mktemp("generated"), extra=java) as started:
         yield started
 
 

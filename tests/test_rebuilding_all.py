@@ -321,7 +321,6 @@ def test_accepted_events_are_not_sent_again_when_all_is_lost(lost: Bench, tmp_pa
     assert third == Counter((p, n, "corrected", "1") for p, n, _, _ in second)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.records
 def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> None:
