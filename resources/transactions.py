@@ -357,25 +357,22 @@ class Transactions:
 
     def _cause(self, fault: KafkaError) -> KafkaError:
         """What broke the client down for good: who hands it a record then is told no more than that it did."""
+        refusal = self._abort() if fault.name() == "_FATAL" else None
+        return fault if refusal is None else refusal
+
+    def _abort(self) -> KafkaError | None:
+        """Give the transaction up at once; otherwise it would hold readers at its start until it times out.
+
+        Returns why the client does not; then the next one who opens the name settles it.
+        """
         from confluent_kafka import KafkaException
 
-        if fault.name() != "_FATAL":
-            return fault
         try:
             _called(lambda: self._producer.abort_transaction(CALL_SECONDS))
         except KafkaException as error:
-            cause: KafkaError = error.args[0]
-            return cause
-        return fault
-
-    def _abort(self) -> None:
-        """Give the transaction up at once; otherwise it would hold readers at its start until it times out."""
-        from confluent_kafka import KafkaException
-
-        try:
-            _called(lambda: self._producer.abort_transaction(CALL_SECONDS))
-        except KafkaException:
-            return  # the next one who opens the name settles it
+            refusal: KafkaError = error.args[0]
+            return refusal
+        return None
 
 
 def _note(refused: set[tuple[str | None, bytes, bytes]], error: KafkaError | None, message: Any) -> None:
