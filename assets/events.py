@@ -6,7 +6,6 @@ and the rejects, which follow from this decision (`assets.rejects`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -264,8 +263,7 @@ class _Decision:
         return Proof(piece, attempt, rows=counts["events"], counts={**counts, **self.seen[piece.key]})
 
     def files(self) -> int:
-        most = max((m["events"] for m in self.measured.values()), default=0)
-        return max(1, math.ceil(most / raw.RECORDS_A_FILE))
+        return raw.files_for([m["events"] for m in self.measured.values()])
 
     def refused(self, piece: Slice, standing: Proof | None) -> str | None:
         del piece, standing

@@ -53,12 +53,13 @@ COLUMNS = (
 
 SEARCHED = ("partition", "offset", "timestamp")
 
-# A slice of up to so many offsets is one file, which one task reads from Kafka and writes.
-RECORDS_A_FILE = 100_000
 # A read is cut by offsets, not by partitions, into `TASKS` or more where there are enough: a partition that holds most
 # records still uses as many cores. Each task costs a consumer's start, 20 a quarter more than 4 at a million records.
-LEAST_RECORDS_A_TASK = 50_000
+LEAST_RECORDS_A_TASK = 40_000
 MOST_RECORDS_A_TASK = 250_000
+# Of several slices each is gathered from the tasks that read it, into files of so many offsets. One by itself is
+# written by the tasks that read it, a file each: to gather its records would take as long as to write them.
+RECORDS_A_FILE = 100_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
 # default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
 LONGEST_FETCH_MS = "1"
@@ -276,6 +277,7 @@ class _Read:
     Of slices that were read before, `again` counts the records of this reading; Spark holds them until the commit.
     """
 
+    keys: frozenset[str]
     rows: DataFrame
     left: Mapping[str, Slice]
     again: Mapping[str, int] | None
@@ -287,8 +289,7 @@ class _Read:
         return Proof(piece, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True, run=self.run)
 
     def files(self) -> int:
-        most = max((piece.offsets for piece in self.left.values()), default=0)
-        return max(1, math.ceil(most / RECORDS_A_FILE))
+        return files_for([piece.offsets for piece in self.left.values()])
 
     def refused(self, piece: Slice, standing: Proof | None) -> str | None:
         if standing is None or standing.rows is None or self.again is None:
@@ -301,7 +302,8 @@ class _Read:
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        return self.rows.where(F.col("slice").isin(list(attempts)))
+        # Each step is analysed by itself, and mostly all slices are committed.
+        return self.rows if attempts.keys() == self.keys else self.rows.where(F.col("slice").isin(list(attempts)))
 
     def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
         del keys
@@ -318,12 +320,12 @@ def _read(left: Mapping[str, Slice], standing: Standing, work: Work, slices: Seq
     Only where rows stand already are the records counted first, and held meanwhile: fewer must not replace more (I10).
     """
     with delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
-        rows = _rows(work, [left[piece.key] for piece in slices])
-        if all(piece.key not in standing.proofs for piece in slices):
-            return _Read(rows, left, again=None, run=work.run)
+        rows, keys = _rows(work, [left[piece.key] for piece in slices]), frozenset(piece.key for piece in slices)
+        if standing.proofs.keys().isdisjoint(keys):
+            return _Read(keys, rows, left, again=None, run=work.run)
         rows = rows.persist()
         counted = rows.groupBy("slice").count().collect()
-        return _Read(rows, left, again={row["slice"]: row["count"] for row in counted}, run=work.run)
+        return _Read(keys, rows, left, again={row["slice"]: row["count"] for row in counted}, run=work.run)
 
 
 def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
@@ -434,6 +436,12 @@ def _one_read(work: Work, topic: str, ranges: Mapping[int, OffsetRange], columns
         "maxRecordsPerPartition": str(_records_a_task(sum(len(offsets) for offsets in ranges.values()))),
     }
     return work.spark.read.format("kafka").options(**options).load().selectExpr(*columns)
+
+
+def files_for(records: Sequence[int]) -> int:
+    """Data files for each slice at the most, of slices with so many records each that are committed together."""
+    most = max(records, default=0)
+    return max(1, math.ceil(most / (_records_a_task(most) if len(records) == 1 else RECORDS_A_FILE)))
 
 
 def _records_a_task(offsets: int) -> int:

@@ -20,6 +20,7 @@ from assets.raw import LONGEST_FETCH_MS, RECORDS_A_POLL
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import Work
 from highwater.slices import OffsetRange, Slice
+from resources.history import fingerprints
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -167,6 +168,7 @@ def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int
     state = world.kafka().topic_state(bed.stream.topic)
     ends = {p: int(s.last_stable or 0) for p, s in state.partitions.items()}
     share = records // PARTITIONS
+    cut = [{p: _piece(end, slices, n, share) for p, end in ends.items()} for n in range(slices)]
     pieces = [
         Slice(
             stream=bed.stream.name,
@@ -174,10 +176,11 @@ def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int
             topic_id=state.topic_id,
             generation=0,
             ordinal=first + n,
-            ranges={p: _piece(end, slices, n, share) for p, end in ends.items()},
+            ranges=ranges,
             planned_at=datetime.now(UTC),
+            marks=fingerprints(world.kafka(), bed.stream.topic, {p: r for p, r in ranges.items() if len(r)}),
         )
-        for n in range(slices)
+        for n, ranges in enumerate(cut)
     ]
     bed.ledger.add(pieces)
     return pieces

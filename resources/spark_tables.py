@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from operator import and_
@@ -32,6 +32,8 @@ SUPERSEDED = "HIGHWATER_SUPERSEDED"
 Lock = Callable[[], AbstractContextManager[object]]
 # Runs that change a table at once: one that was too late finds the change at its second try.
 CHANGE_TRIES = 3
+# The catalog that Delta stands behind (`resources.spark.STATIC_CONF`).
+CATALOG = "spark_catalog"
 # What is read is cut into this many tasks or more, so that one slice has work for as many cores.
 TASKS = 8
 
@@ -94,7 +96,7 @@ def _added(spark: SparkSession, path: str, lacking: Sequence[str], *, last: bool
     """Add columns; another run that adds the same at the same moment is no error before the last try."""
     try:
         with delta_errors(path):
-            spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(lacking)})")
+            spark.sql(f"ALTER TABLE {_table(path)} ADD COLUMNS ({', '.join(lacking)})")
     except Exception as error:
         same = isinstance(error, SupersededAttemptError) or any(it in str(error) for it in _THERE_ALREADY)
         if not same or last:
@@ -148,12 +150,20 @@ def known_rows(spark: SparkSession, columns: str, rows: Sequence[Sequence[str | 
         columns: their columns in SQL, of strings and integers.
         rows: their values, in the columns' order.
     """
+    return spark.sql(_known(columns), {"rows": _told(columns, rows)})
+
+
+def _known(columns: str) -> str:
+    """The query that makes rows of what `_told` tells as its argument `rows`."""
     # By default a value that its column cannot hold is read as null: a slice's records would be joined with nothing.
     strict = "map('mode', 'FAILFAST')"
-    names = [name_of(column) for column in parts_of(columns)]
-    told = json.dumps([dict(zip(names, row, strict=True)) for row in rows])
     fields = ", ".join(column.replace(" ", ": ", 1) for column in parts_of(columns))
-    return spark.sql(f"SELECT inline(from_json(:rows, 'ARRAY<STRUCT<{fields}>>', {strict}))", {"rows": told})
+    return f"SELECT inline(from_json(:rows, 'ARRAY<STRUCT<{fields}>>', {strict}))"
+
+
+def _told(columns: str, rows: Sequence[Sequence[str | int]]) -> str:
+    names = [name_of(column) for column in parts_of(columns)]
+    return json.dumps([dict(zip(names, row, strict=True)) for row in rows])
 
 
 def replace_slices(
@@ -248,28 +258,34 @@ def last_version(spark: SparkSession) -> int:
 def _proof_rows(
     spark: SparkSession, path: str, proofs: Sequence[Mark], bases: Mapping[str, int], unchanged: Mapping[str, int]
 ) -> DataFrame:
-    planned = known_rows(
-        spark, "slice STRING, planned STRING, base INT", [(p.key, p.to_json(), bases[p.key]) for p in proofs]
+    planned = _told(_PLANNED, [(p.key, p.to_json(), bases[p.key]) for p in proofs])
+    # One text: each step of a DataFrame is analysed by itself, and these are in the way of every commit.
+    checked = spark.sql(
+        f"SELECT /*+ BROADCAST(standing) */ slice, "
+        f"IF(COALESCE(attempt, 0) = base, planned, RAISE_ERROR({_SUPERSEDED_BY})) AS proof "
+        f"FROM ({_known(_PLANNED)}) LEFT JOIN ({_standing(path, bases)}) AS standing USING (slice)",
+        {"rows": planned},
     )
-    checked = planned.join(
-        _standing(spark, path, [p.key for p in proofs]).hint("broadcast"), "slice", "left"
-    ).selectExpr("slice", f"IF(COALESCE(attempt, 0) = base, planned, RAISE_ERROR({_SUPERSEDED_BY})) AS proof")
-    return _if_unchanged(checked, _standing(spark, path, list(unchanged)), unchanged) if unchanged else checked
+    return _if_unchanged(checked, spark.sql(_standing(path, unchanged)), unchanged) if unchanged else checked
 
 
+_PLANNED = "slice STRING, planned STRING, base INT"
 _SUPERSEDED_BY = (
     f"COALESCE('{SUPERSEDED}: ' || slice || ' stands at attempt ' || attempt, '{SUPERSEDED}: the slice is gone')"
 )
 
 
-def _standing(spark: SparkSession, path: str, keys: Sequence[str]) -> DataFrame:
-    """The attempts that stand in some partitions of a table, as `slice` and `attempt`."""
+def _standing(path: str, keys: Iterable[str]) -> str:
+    """The query for the attempts that stand in some partitions of a table, as `slice` and `attempt`."""
     return (
-        spark.read.format("delta")
-        .load(path)
-        .where(f"{slice_is_one_of(keys)} AND proof IS NOT NULL")
-        .selectExpr("slice", "CAST(get_json_object(proof, '$.attempt') AS INT) AS attempt")
+        "SELECT slice, CAST(get_json_object(proof, '$.attempt') AS INT) AS attempt "
+        f"FROM {_table(path)} WHERE {slice_is_one_of(keys)} AND proof IS NOT NULL"
     )
+
+
+def _table(path: str) -> str:
+    """A table in SQL by its path, whatever catalog the session looks into by itself."""
+    return f"{CATALOG}.delta.`{path.replace('`', '``')}`"
 
 
 def _if_unchanged(checked: DataFrame, standing: DataFrame, unchanged: Mapping[str, int]) -> DataFrame:
@@ -295,8 +311,6 @@ def _laid_out(whole: DataFrame, files: int, spread: str, *, alone: bool) -> Data
         return whole
     if alone and files == 1:
         return whole.repartition(1)  # after the tasks that read: one task would read partition after partition
-    if alone and files < TASKS:  # they would be all the tasks that read, however many cores there are
-        return whole.repartition(files, F.xxhash64(spread))
     if alone:
         return whole.coalesce(files)
     if files == 1:

@@ -781,7 +781,7 @@ def test_the_tasks_of_a_read_are_those_that_the_page_tells() -> None:
 
     page, limits = section("docs/operations.md", "The size of a slice"), STREAM.limits
     told = {
-        "a slice of 50,000 offsets or less": [1, 50_000],
+        "a slice of 40,000 offsets or less": [1, 40_000],
         f"a slice of {limits.most_records:,} offsets": [limits.most_records],
         "two such slices, up to ten": [2 * limits.most_records, 10 * limits.most_records],
         "twenty such slices": [limits.slices_a_run * limits.most_records],

@@ -191,12 +191,26 @@ def test_a_partition_that_holds_most_records_is_read_by_many_tasks(
     bench.send(*[order_message(f"o{n}", 1, partition=0 if n % 10 else n // 10 % 2 + 1) for n in range(1000)])
     assert most_tasks(bench, spark_server, bench.plan(0, p0=(0, 900), p1=(0, 50), p2=(0, 50))) >= TASKS
     assert len(bench.rows("raw")) == 1000
-    assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == 1
+    assert files_of_raw(bench) == TASKS, "each task that read wrote a file"
+
+
+def test_a_small_slice_is_one_file_and_slices_of_one_run_are_gathered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(*[order_message(f"o{n}", 1, partition=n % 3) for n in range(300)])
+    raw.materialise(bench.work(bench.plan(0, p0=(0, 100), p1=(0, 100), p2=(0, 100))))
+    assert files_of_raw(bench) == 1
+    monkeypatch.setattr(raw, "LEAST_RECORDS_A_TASK", 10)
     monkeypatch.setattr(raw, "RECORDS_A_FILE", 400)
-    bench.send(*[order_message(f"o{n}", 2, partition=0) for n in range(1000)])
-    assert most_tasks(bench, spark_server, bench.plan(1, p0=(900, 1900))) >= TASKS
-    assert len(bench.rows("raw")) == 2000
-    assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == 1 + 3, "a slice of three files"
+    bench.send(*[order_message(f"o{n}", 2, partition=0) for n in range(1500)])
+    raw.materialise(bench.work(bench.plan(1, p0=(100, 1100)), bench.plan(2, p0=(1100, 1600))))
+    assert len(bench.rows("raw")) == 1800
+    assert 1 + 2 < files_of_raw(bench) <= 1 + 3 + 3, "at the most as many for each slice as the largest needs"
+
+
+def files_of_raw(bench: Bench) -> int:
+    """The data files of the table as it stands."""
+    return len(bench.lake.table(bench.stream.name, "raw").file_uris())
 
 
 def most_tasks(bench: Bench, server: SparkConnect, piece: Slice) -> int:
