@@ -71,3 +71,4 @@ def see_generated(spark: SparkSession, path: Path) -> None:
     assert "Found 1 WholeStageCodegen subtrees" in plan
     assert spark.conf.get("spark.sql.codegen.factoryMode") == "FALLBACK"
     assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    assert int(spark.conf.get("spark.sql.codegen.cache.maxEntries") or 100) > 2 * 140, "room for a slice's own queries"
