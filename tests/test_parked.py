@@ -362,7 +362,6 @@ def test_what_was_given_up_is_accepted_by_no_copy_that_is_under_way(bench: Bench
     assert bench.failing() == {}
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.records
 def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None:

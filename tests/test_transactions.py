@@ -38,7 +38,6 @@ def replicated(cluster: EmbeddedCluster, request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.mark.long
 def test_another_broker_takes_over_from_a_coordinator_that_dies(
     cluster: EmbeddedCluster, replicated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,12 +56,12 @@ def test_another_broker_takes_over_from_a_coordinator_that_dies(
     assert keys(cluster.bootstrap, replicated) == [b"%d" % n for n in range(7)]
 
 
-@pytest.mark.long
 def test_while_no_coordinator_answers_the_run_fails_and_the_next_one_goes_on(
     cluster: EmbeddedCluster, replicated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was sent until then is seen by nobody, and sent once afterwards."""
-    with opened(cluster.bootstrap, replicated) as sender:
+    # By itself the client waits for an answer as long as this, a minute by default.
+    with opened(cluster.bootstrap, replicated, **{"socket.timeout.ms": "5000"}) as sender:
         sender.commit(records(replicated, 0, 3), Mark(1, 3))
         for name in ("CALL_SECONDS", "INIT_SECONDS"):
             monkeypatch.setattr(transactions, name, 2.0)
