@@ -72,7 +72,7 @@ DEFINITIONS = "dev.demo_definitions"
 # Reached only where something hangs: a machine that is slow shows that by its progress.
 DEADLINE_SECONDS = 900.0
 # Each look costs the webserver a tenth of a second of a machine that Spark wants for itself.
-POLL_SECONDS = 2.0
+POLL_SECONDS = 3.0
 
 
 class DemoFailedError(PermanentError):
