@@ -53,6 +53,7 @@ LONGEST = (
     "test_foreign.py",
     "test_crashes_daemon.py",
     "test_spark_anywhere.py",
+    "test_rebuilding_all.py",
 )
 
 

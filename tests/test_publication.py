@@ -72,7 +72,6 @@ def test_killed_at_every_point_each_reject_is_published_once(bench: Bench) -> No
     assert published.sent == RECORDS
 
 
-@pytest.mark.long
 def test_a_mark_that_expired_is_known_from_the_ledger(bench: Bench) -> None:
     publishing = Publishing(bench)
     assert publishing.children.end("recorded") == -signal.SIGKILL

@@ -281,8 +281,8 @@ def plan_all(bench: Bench) -> list[Slice]:
     return pieces
 
 
-@pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.records
 def test_accepted_events_are_not_sent_again_when_all_is_lost(lost: Bench, tmp_path: Path) -> None:
     """Their topic alone tells which were sent: these stay, new ones follow, and what changed is a revision."""
     from confluent_kafka import KafkaException
