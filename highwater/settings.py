@@ -55,7 +55,7 @@ class Settings:
         home = Path(environment.get(HOME) or ".highwater").absolute()
         return cls(
             home=home,
-            lake=environment.get(LAKE) or str(home / "lake"),
+            lake=_absolute(environment.get(LAKE) or str(home / "lake")),
             ledger_url=environment.get(LEDGER_URL) or f"sqlite:///{home / 'ledger.sqlite'}",
             kafka_bootstrap=environment.get(KAFKA_BOOTSTRAP) or DEFAULT_BOOTSTRAP,
             kafka_config=parse_kafka_config(environment.get(KAFKA_CONFIG) or "{}"),
@@ -63,6 +63,11 @@ class Settings:
             spark_master=environment.get(SPARK_MASTER) or DEFAULT_MASTER,
             alerts_url=environment.get(ALERTS_URL) or None,
         )
+
+
+def _absolute(lake: str) -> str:
+    """The root as every process means it, whatever folder it was started in; a URI stays as it is."""
+    return lake if ":" in lake.split("/", maxsplit=1)[0] else str(Path(lake).absolute())
 
 
 def log_format(environment: Mapping[str, str]) -> str:
