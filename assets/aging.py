@@ -9,7 +9,6 @@ stays as it was decided: it stands without raw.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -49,7 +48,7 @@ def take(work: Work, recorded: Mapping[str, int]) -> list[str]:
         return []
     attempts = work.ledger.next_attempts(same)
     proofs = [_without(standing.proofs[key], attempts[key], standing.version) for key in same]
-    _commit(work, standing, work.spark.createDataFrame([], raw.COLUMNS), proofs, most=0)
+    _commit(work, standing, work.spark.createDataFrame([], raw.COLUMNS), proofs, records=[0] * len(proofs))
     return same
 
 
@@ -72,7 +71,7 @@ def put_back(work: Work) -> list[str]:
     attempts = work.ledger.next_attempts([*mine])
     proofs = [_with(proof, attempts[key]) for key, proof in mine.items()]
     with delta_errors(f"the rows of {', '.join(mine)} that went by their age"):
-        _commit(work, standing, _held(work, mine), proofs, most=max(map(aged, mine.values())))
+        _commit(work, standing, _held(work, mine), proofs, records=[*map(aged, mine.values())])
     return [*mine]
 
 
@@ -95,7 +94,9 @@ def _held(work: Work, proofs: Mapping[str, Proof]) -> DataFrame:
     return balanced(Frame.unionByName, frames)
 
 
-def _commit(work: Work, standing: Standing, rows: DataFrame, proofs: Sequence[Proof], *, most: int) -> None:
+def _commit(
+    work: Work, standing: Standing, rows: DataFrame, proofs: Sequence[Proof], *, records: Sequence[int]
+) -> None:
     with commit_lock(work, raw.TABLE):
         work.before_commit()
         replace_slices(
@@ -104,6 +105,6 @@ def _commit(work: Work, standing: Standing, rows: DataFrame, proofs: Sequence[Pr
             rows,
             proofs,
             {proof.key: standing.attempt(proof.key) for proof in proofs},
-            files=max(1, math.ceil(most / raw.RECORDS_A_FILE)),
+            files=raw.files_for(records),
             spread="offset",
         )

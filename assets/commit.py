@@ -81,8 +81,11 @@ class Batch(Protocol):
     def proof(self, piece: Slice, attempt: int) -> Proof:
         """The proof that goes with a slice's rows."""
 
-    def files(self) -> int:
-        """Data files for each slice at the most."""
+    def files(self, keys: Sequence[str]) -> int:
+        """Data files for each slice at the most, when these slices are committed together."""
+
+    def tasks(self, keys: Sequence[str]) -> int:
+        """How many tasks read the rows of these slices; 1 where Spark holds them."""
 
     def refused(self, piece: Slice, standing: Proof | None) -> str | None:
         """Why the slice keeps what stands, or None if its new rows may replace that."""
@@ -189,9 +192,9 @@ def _commit(
             batch.rows_of(attempts),
             list(proofs.values()),
             {key: seen.attempt(key) for key in keys},
-            files=batch.files(),
+            files=batch.files(keys),
             spread=batch.spread,
-            narrow=True,  # what is read from Kafka, or what Spark holds
+            tasks=batch.tasks(keys),
         )
     return proofs, version
 

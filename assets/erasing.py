@@ -11,7 +11,6 @@ between leaves what the next erasure of the key finishes. Nothing is judged agai
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from highwater.slices import SliceKey
 from highwater.tables import COMMON
 from resources.lake import proofs_where, query, query_all, slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import replace_slices, rows_at
+from resources.spark_tables import replace_slices, rows_at, table_in_sql
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -295,7 +294,7 @@ def _is_key(digest: str) -> Column:
 
 
 def _commit(work: Work, name: str, standing: Standing, rows: DataFrame, proofs: Sequence[Proof], spread: str) -> None:
-    most = max(standing.proofs[proof.key].rows or 0 for proof in proofs)
+    records = [standing.proofs[proof.key].rows or 0 for proof in proofs]
     with commit_lock(work, name):
         work.before_commit()
         replace_slices(
@@ -304,7 +303,7 @@ def _commit(work: Work, name: str, standing: Standing, rows: DataFrame, proofs: 
             rows,
             proofs,
             {proof.key: standing.attempt(proof.key) for proof in proofs},
-            files=max(1, math.ceil(most / raw.RECORDS_A_FILE)),
+            files=raw.files_for(records),
             spread=spread,
         )
 
@@ -319,4 +318,4 @@ def _forget_published(work: Work, decided: Mapping[str, Proof]) -> None:
     if empty:
         path = work.lake.path(work.stream.name, DLQ)
         with commit_lock(work, DLQ), delta_errors(path):
-            work.spark.sql(f"DELETE FROM delta.`{path}` WHERE {slice_is_one_of(empty)}").collect()
+            work.spark.sql(f"DELETE FROM {table_in_sql(path)} WHERE {slice_is_one_of(empty)}").collect()

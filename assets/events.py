@@ -262,8 +262,12 @@ class _Decision:
         counts = dict(self.measured[piece.key]) if piece.key in self.measured else _nothing()
         return Proof(piece, attempt, rows=counts["events"], counts={**counts, **self.seen[piece.key]})
 
-    def files(self) -> int:
-        return raw.files_for([m["events"] for m in self.measured.values()])
+    def files(self, keys: Sequence[str]) -> int:
+        return raw.files_for([self.measured[key]["events"] if key in self.measured else 0 for key in keys])
+
+    def tasks(self, keys: Sequence[str]) -> int:
+        del keys
+        return 1
 
     def refused(self, piece: Slice, standing: Proof | None) -> str | None:
         del piece, standing

@@ -57,8 +57,8 @@ SEARCHED = ("partition", "offset", "timestamp")
 # records still uses as many cores. Each task costs a consumer's start, 20 a quarter more than 4 at a million records.
 LEAST_RECORDS_A_TASK = 40_000
 MOST_RECORDS_A_TASK = 250_000
-# Of several slices each is gathered from the tasks that read it, into files of so many offsets. One by itself is
-# written by the tasks that read it, a file each: to gather its records would take as long as to write them.
+# Of several slices each is gathered from the tasks that read it, into files of so many offsets. One by itself that is
+# larger than a task is written by tasks that read it, a file each: to gather it would take as long as to write it.
 RECORDS_A_FILE = 100_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
 # default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
@@ -288,8 +288,12 @@ class _Read:
         lost = piece.offsets - self.left[piece.key].offsets
         return Proof(piece, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True, run=self.run)
 
-    def files(self) -> int:
-        return files_for([piece.offsets for piece in self.left.values()])
+    def files(self, keys: Sequence[str]) -> int:
+        return files_for([self.left[key].offsets for key in keys])
+
+    def tasks(self, keys: Sequence[str]) -> int:
+        ranges = [len(offsets) for key in keys for offsets in self.left[key].ranges.values()]
+        return sum(math.ceil(offsets / _records_a_task(sum(ranges))) for offsets in ranges)
 
     def refused(self, piece: Slice, standing: Proof | None) -> str | None:
         if standing is None or standing.rows is None or self.again is None:

@@ -44,7 +44,8 @@ def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
         name="a",
         title="A backlog to raw, against Structured Streaming",
         method=(
-            f"{records:,} records a slice; the same topic and offsets. Highwater takes the slices in one range run; "
+            f"{records:,} records a slice; the same topic and offsets. The slices are planned, with their "
+            "fingerprints. Highwater takes them in one range run; "
             "the stream takes one micro-batch a slice (`availableNow`, `maxOffsetsPerTrigger`) into Delta. Both "
             "tables are there, empty, and the driver has committed to each once."
         ),

@@ -189,7 +189,8 @@ def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int
 def whole_topic(world: World, bed: Bed) -> Slice:
     """One planned slice of everything that the topic holds."""
     [piece] = last_slices(world, bed, 1, 0)
-    return replace(piece, ranges={p: OffsetRange(0, r.end) for p, r in piece.ranges.items()})
+    ranges = {p: OffsetRange(0, r.end) for p, r in piece.ranges.items()}
+    return replace(piece, ranges=ranges, marks=fingerprints(world.kafka(), bed.stream.topic, ranges))
 
 
 def _piece(end: int, slices: int, n: int, share: int) -> OffsetRange:

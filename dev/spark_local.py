@@ -60,7 +60,7 @@ SMALL_QUERIES = {
     # processor time for a small slice through all tables. The benchmarks and `make up` have it.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # A task of such a query is hardly more than its start.
+    # A task of such a query is hardly more than its start, so they have as few as may be.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.shuffle.partitions": "2",
 }

@@ -36,6 +36,8 @@ CHANGE_TRIES = 3
 CATALOG = "spark_catalog"
 # What is read is cut into this many tasks or more, so that one slice has work for as many cores.
 TASKS = 8
+# A task that writes what so many others would have read does it one after the other; of more it is gathered.
+READS_A_WRITER = 2
 
 
 def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str], lock: Lock) -> None:
@@ -96,7 +98,7 @@ def _added(spark: SparkSession, path: str, lacking: Sequence[str], *, last: bool
     """Add columns; another run that adds the same at the same moment is no error before the last try."""
     try:
         with delta_errors(path):
-            spark.sql(f"ALTER TABLE {_table(path)} ADD COLUMNS ({', '.join(lacking)})")
+            spark.sql(f"ALTER TABLE {table_in_sql(path)} ADD COLUMNS ({', '.join(lacking)})")
     except Exception as error:
         same = isinstance(error, SupersededAttemptError) or any(it in str(error) for it in _THERE_ALREADY)
         if not same or last:
@@ -175,7 +177,7 @@ def replace_slices(
     *,
     files: int,
     spread: str,
-    narrow: bool = False,
+    tasks: int | None = None,
     replaced: str | None = None,
     unchanged: Mapping[str, int] | None = None,
 ) -> int:
@@ -192,9 +194,9 @@ def replace_slices(
         proofs: one for each slice.
         bases: for each slice key the attempt found in the table.
         files: data files to write for each slice at the most; 0 leaves the rows as they are spread.
-        spread: the column whose value picks the file where a slice has several.
-        narrow: whether the rows come from where they are without a shuffle: one small slice of them is then committed
-            by a plan that Spark need not adapt.
+        spread: the column whose value picks the file where slices have several, or rows are gathered.
+        tasks: how many tasks read the rows, where these come from where they are without a shuffle; of those that Spark
+            holds, 1. One small slice of them is committed by a plan that Spark need not adapt.
         replaced: a predicate on `slice` that picks the partitions to replace, where they are others than the proofs'.
         unchanged: further partitions that the rows rest on, with the attempt found in each, 0 for none.
 
@@ -210,13 +212,13 @@ def replace_slices(
         fenced = _proof_rows(spark, path, proofs, bases, unchanged or {})
         whole = rows.unionByName(fenced, allowMissingColumns=True)
         alone = replaced is None and len(keys) == 1
-        writer = _laid_out(whole, files, spread, alone=alone).write.format("delta")
+        writer = _laid_out(whole, files, spread, tasks or 1, alone=alone).write.format("delta")
         if replaced is None and not any(bases.values()):
             # The comparison makes sure that there is nothing to replace, so Delta need not look for it: 0.5 s less.
             writer = writer.mode("append")
         else:
             writer = writer.mode("overwrite").option("replaceWhere", replaced or slice_is_one_of(keys))
-        few = narrow and alone and 0 < files < TASKS
+        few = tasks is not None and alone and 0 < files < TASKS
         with _as_planned(spark) if few else nullcontext():
             writer.option("userMetadata", user_metadata(proofs)).save(path)
         return last_version(spark)
@@ -279,12 +281,12 @@ def _standing(path: str, keys: Iterable[str]) -> str:
     """The query for the attempts that stand in some partitions of a table, as `slice` and `attempt`."""
     return (
         "SELECT slice, CAST(get_json_object(proof, '$.attempt') AS INT) AS attempt "
-        f"FROM {_table(path)} WHERE {slice_is_one_of(keys)} AND proof IS NOT NULL"
+        f"FROM {table_in_sql(path)} WHERE {slice_is_one_of(keys)} AND proof IS NOT NULL"
     )
 
 
-def _table(path: str) -> str:
-    """A table in SQL by its path, whatever catalog the session looks into by itself."""
+def table_in_sql(path: str) -> str:
+    """A table by its path, in the catalog that Delta stands behind; the session may look into another by itself."""
     return f"{CATALOG}.delta.`{path.replace('`', '``')}`"
 
 
@@ -303,17 +305,19 @@ def _if_unchanged(checked: DataFrame, standing: DataFrame, unchanged: Mapping[st
     )
 
 
-def _laid_out(whole: DataFrame, files: int, spread: str, *, alone: bool) -> DataFrame:
-    """One file a small slice: its rows meet in as many tasks as it shall have files."""
+def _laid_out(whole: DataFrame, files: int, spread: str, tasks: int, *, alone: bool) -> DataFrame:
+    """At the most so many files for each slice, and one by itself without a shuffle where few tasks can read it."""
     from pyspark.sql import functions as F
 
     if files == 0:
         return whole
     if alone and files == 1:
         return whole.repartition(1)  # after the tasks that read: one task would read partition after partition
+    # By value, never by row number: a task that is run again must send every row where it went before.
+    if alone and tasks > READS_A_WRITER * files:
+        return whole.repartition(files, F.xxhash64(spread))
     if alone:
         return whole.coalesce(files)
     if files == 1:
         return whole.repartition("slice")
-    # By value, never by row number: a task that is run again must send every row where it went before.
     return whole.repartition("slice", F.pmod(F.xxhash64(spread), F.lit(files)))

@@ -20,6 +20,7 @@ from highwater.upkeep import Part
 from resources.lake import in_columns, reading, slice_is_one_of
 from resources.small_tables import storage
 from resources.spark import delta_errors
+from resources.spark_tables import table_in_sql
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -126,7 +127,7 @@ def join_files(spark: SparkSession, path: str, keys: Sequence[str]) -> None:
         DependencyAwayError: Spark or the storage is away.
     """
     with delta_errors(path):
-        spark.sql(f"OPTIMIZE delta.`{path}` WHERE {slice_is_one_of(keys)}").collect()
+        spark.sql(f"OPTIMIZE {table_in_sql(path)} WHERE {slice_is_one_of(keys)}").collect()
 
 
 def join_small(table: DeltaTable, keys: Sequence[str]) -> None:

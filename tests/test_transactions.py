@@ -60,7 +60,7 @@ def test_while_no_coordinator_answers_the_run_fails_and_the_next_one_goes_on(
     cluster: EmbeddedCluster, replicated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was sent until then is seen by nobody, and sent once afterwards."""
-    # By itself the client waits for an answer as long as this, a minute by default.
+    # The client itself waits so long for an answer; its default is a minute.
     with opened(cluster.bootstrap, replicated, **{"socket.timeout.ms": "5000"}) as sender:
         sender.commit(records(replicated, 0, 3), Mark(1, 3))
         for name in ("CALL_SECONDS", "INIT_SECONDS"):

@@ -69,17 +69,17 @@ def test_small_files_are_joined_where_there_are_many() -> None:
     small, large = 1_000, 64 * 1024 * 1024
     parts = [
         Part("one", (small,)),
-        Part("four", (small,) * 4),
-        Part("five", (small,) * 5),
-        Part("many", (small,) * 9),
+        Part("eight", (small,) * 8),
+        Part("nine", (small,) * 9),
+        Part("many", (small,) * 10),
         Part("busy", (small,) * 9),
         Part("large", (large,) * 9),
     ]
-    assert to_compact(parts, busy={"busy"}) == ["many", "five"]
+    assert to_compact(parts, busy={"busy"}) == ["many", "nine"]
 
 
 def test_what_one_maintenance_rewrites_is_bounded() -> None:
-    part = Part("huge", (1_000,) * 5 + (15 * 1024**3,))
+    part = Part("huge", (1_000,) * 9 + (15 * 1024**3,))
     assert to_compact([part, replace(part, key="huge too")], busy=()) == ["huge"]
 
 
