@@ -157,9 +157,9 @@ class Step:
         return [{name: value for name, value in row.items() if name != "proof"} for row in rows]
 
     def commit(
-        self, work: Work, standing: Standing, rows: Sequence[Any], proofs: Sequence[Proof], *, most: int
+        self, work: Work, standing: Standing, rows: Sequence[Any], proofs: Sequence[Proof], *, records: Sequence[int]
     ) -> None:
-        del work, most
+        del work, records
         self.see("keep")
         mine = {proof.key: proof for proof in proofs}
         assert {key: proof.attempt > standing.attempt(key) for key, proof in mine.items()} == dict.fromkeys(mine, True)
