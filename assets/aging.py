@@ -48,7 +48,7 @@ def take(work: Work, recorded: Mapping[str, int]) -> list[str]:
         return []
     attempts = work.ledger.next_attempts(same)
     proofs = [_without(standing.proofs[key], attempts[key], standing.version) for key in same]
-    _commit(work, standing, work.spark.createDataFrame([], raw.COLUMNS), proofs, records=[0] * len(proofs))
+    _commit(work, standing, work.spark.createDataFrame([], raw.COLUMNS), proofs, records=())
     return same
 
 

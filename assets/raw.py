@@ -277,7 +277,6 @@ class _Read:
     Of slices that were read before, `again` counts the records of this reading; Spark holds them until the commit.
     """
 
-    keys: frozenset[str]
     rows: DataFrame
     left: Mapping[str, Slice]
     again: Mapping[str, int] | None
@@ -292,8 +291,11 @@ class _Read:
         return files_for([self.left[key].offsets for key in keys])
 
     def tasks(self, keys: Sequence[str]) -> int:
+        if self.again is not None:
+            return 1
         ranges = [len(offsets) for key in keys for offsets in self.left[key].ranges.values()]
-        return sum(math.ceil(offsets / _records_a_task(sum(ranges))) for offsets in ranges)
+        most = _records_a_task(sum(ranges))
+        return sum(math.ceil(offsets / most) for offsets in ranges)
 
     def refused(self, piece: Slice, standing: Proof | None) -> str | None:
         if standing is None or standing.rows is None or self.again is None:
@@ -307,7 +309,9 @@ class _Read:
         from pyspark.sql import functions as F
 
         # Each step is analysed by itself, and mostly all slices are committed.
-        return self.rows if attempts.keys() == self.keys else self.rows.where(F.col("slice").isin(list(attempts)))
+        return (
+            self.rows if attempts.keys() == self.left.keys() else self.rows.where(F.col("slice").isin(list(attempts)))
+        )
 
     def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
         del keys
@@ -323,13 +327,14 @@ def _read(left: Mapping[str, Slice], standing: Standing, work: Work, slices: Seq
 
     Only where rows stand already are the records counted first, and held meanwhile: fewer must not replace more (I10).
     """
+    mine = {piece.key: left[piece.key] for piece in slices}
     with delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
-        rows, keys = _rows(work, [left[piece.key] for piece in slices]), frozenset(piece.key for piece in slices)
-        if standing.proofs.keys().isdisjoint(keys):
-            return _Read(keys, rows, left, again=None, run=work.run)
+        rows = _rows(work, [*mine.values()])
+        if standing.proofs.keys().isdisjoint(mine):
+            return _Read(rows, mine, again=None, run=work.run)
         rows = rows.persist()
         counted = rows.groupBy("slice").count().collect()
-        return _Read(keys, rows, left, again={row["slice"]: row["count"] for row in counted}, run=work.run)
+        return _Read(rows, mine, again={row["slice"]: row["count"] for row in counted}, run=work.run)
 
 
 def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:

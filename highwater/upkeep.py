@@ -21,7 +21,8 @@ LONGEST_LEASES = timedelta(minutes=20)
 
 # Files below this size are worth being joined: a reader's price for a file is about that of reading so much.
 SMALL_BYTES = 16 * 1024 * 1024
-# A slice of up to two million offsets is written as eight files at the most, and left as it was written.
+# A slice is written as eight files at the most, and left as it was written, up to two million offsets if a run takes it
+# by itself, and up to 800,000 among others.
 FEWEST_FILES = 9
 # Partitions in one OPTIMIZE, whose names stand in its text; and what one maintenance rewrites of a table at the most.
 PARTITIONS_A_COMMIT = 100

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from assets.raw import MOST_RECORDS_A_TASK, files_for
+from assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _Read, files_for
+from highwater.slices import OffsetRange, Slice
 from highwater.upkeep import FEWEST_FILES
 from resources.spark_tables import READS_A_WRITER, TASKS, _laid_out
 
@@ -33,9 +36,27 @@ def test_a_slice_by_itself_has_a_file_a_task_and_one_of_several_a_file_for_every
     assert files_for(records) == files
 
 
-def test_what_a_slice_was_written_as_is_not_joined() -> None:
+@pytest.mark.parametrize("records", [[MOST_RECORDS_A_TASK * TASKS], [8 * RECORDS_A_FILE, 1]])
+def test_what_a_slice_was_written_as_is_not_joined(records: list[int]) -> None:
     """The files would be rewritten for nothing, and kept twice for a week."""
-    assert files_for([MOST_RECORDS_A_TASK * TASKS]) < FEWEST_FILES
+    assert files_for(records) < FEWEST_FILES
+
+
+@pytest.mark.parametrize(
+    ("ranges", "again", "tasks"),
+    [
+        ({p: OffsetRange(0, 2_000) for p in range(24)} | {24: OffsetRange(5, 5)}, None, 24),
+        ({0: OffsetRange(10, 200_010)}, None, 5),
+        ({0: OffsetRange(10, 200_010)}, {"key": 1}, 1),
+    ],
+    ids=["many partitions", "one partition", "held by Spark"],
+)
+def test_a_partition_is_read_by_a_task_or_more(
+    ranges: Mapping[int, OffsetRange], again: Mapping[str, int] | None, tasks: int
+) -> None:
+    rows: Any = Mock()
+    piece = Slice("orders", "orders", "A" * 22, 0, 0, ranges, datetime(2026, 3, 1, tzinfo=UTC))
+    assert _Read(rows, {piece.key: piece}, again).tasks([piece.key]) == tasks
 
 
 @pytest.mark.parametrize(

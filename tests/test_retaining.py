@@ -606,6 +606,6 @@ def test_a_split_of_rows_that_went_meanwhile_is_not_committed(world: World) -> N
 
 def test_a_part_of_what_went_does_not_come_back() -> None:
     """Compaction took records since: events of fewer would be fewer events."""
-    again = _Read(frozenset({FIRST.key}), NOTHING, {}, {FIRST.key: 7})
+    again = _Read(NOTHING, {}, {FIRST.key: 7})
     assert "would give 7 records, the commit recorded 8" in str(again.refused(FIRST, Proof(FIRST, 2, 0, {"aged": 8})))
     assert replace(again, again={FIRST.key: 8}).refused(FIRST, Proof(FIRST, 2, 0, {"aged": 8})) is None
