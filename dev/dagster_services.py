@@ -60,7 +60,8 @@ class DagsterServices:
             starts a new code server every minute, which takes a core for ten seconds.
         ui_port: taken for the page when it is free.
         module: the definitions that one code server loads, for webserver and daemon.
-        daemon: program and arguments of the daemon.
+        daemon: program and arguments of the daemon; Dagster's own if left out.
+        dagster: program and arguments of `dagster`, which serves the module; Dagster's own if left out.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class DagsterServices:
         ui_port: int = UI_PORT,
         module: str | None = None,
         daemon: Sequence[str | Path] | None = None,
+        dagster: Sequence[str | Path] | None = None,
     ) -> None:
         self._home = home
         self._environment = environment
@@ -80,7 +82,7 @@ class DagsterServices:
         self.code = None
         if module is not None:
             self._code_port = free_port()
-            self.code = self._child("dagster-code", self._serving(module, programs))
+            self.code = self._child("dagster-code", self._serving(module, dagster or [programs / "dagster"]))
             workspace = home / "workspace.yaml"
         load = ["-w", str(workspace), *self._log_options]
         self.touch = self._child("dagster-instance", [programs / "dagster", "instance", "info"])
@@ -95,11 +97,11 @@ class DagsterServices:
         """For the lines of Dagster's own; those of runs and ticks follow the variable by themselves."""
         return ["--log-format", "json"] if log_format(self._environment) == "json" else []
 
-    def _serving(self, module: str, programs: Path) -> list[str | Path]:
+    def _serving(self, module: str, dagster: Sequence[str | Path]) -> list[str | Path]:
         # Not `dagster code-server start`: it does not restart the process that it starts for the definitions.
         at = ["--host", LOOPBACK, "--port", str(self._code_port), "--max-workers", str(CODE_SERVER_THREADS)]
         load = ["--module-name", module, "--location-name", LOCATION]
-        return [programs / "dagster", "api", "grpc", *at, *load, *self._log_options]
+        return [*dagster, "api", "grpc", *at, *load, *self._log_options]
 
     def launch_code(self) -> None:
         """Start the process that serves the definitions, without waiting for it; nothing where there is none.

@@ -115,6 +115,7 @@ class Demo:
                 short_lived=True,
                 definitions=DEFINITIONS,
                 daemon=[sys.executable, "-m", "dev.dagster_daemon"],
+                dagster_program=[sys.executable, "-m", "dev.dagster_code"],
                 on_broker=self._begin_writing,
             )
             ending = ExitStack()

@@ -43,6 +43,7 @@ class Stack(Service):
         short_lived: whether Spark is to start quickly rather than to run fast for hours.
         definitions: the module that Dagster's code server loads.
         daemon: program and arguments of Dagster's daemon; Dagster's own if left out.
+        dagster_program: program and arguments of `dagster`, which serves the definitions; Dagster's own if left out.
         on_broker: called when the broker answers and before Dagster's sensors look at it, to make topics and start
             what writes to them.
 
@@ -65,6 +66,7 @@ class Stack(Service):
         short_lived: bool = False,
         definitions: str = DEFINITIONS,
         daemon: Sequence[str | Path] | None = None,
+        dagster_program: Sequence[str | Path] | None = None,
         on_broker: Callable[[Stack], None] | None = None,
     ) -> None:
         self._on_broker = on_broker
@@ -77,7 +79,9 @@ class Stack(Service):
         self.env = {**base, **self._variables(base, sensors=sensors), **(extra or {})}
         self.dagster = None
         if dagster:
-            self.dagster = DagsterServices(self.home, self.env, ui_port=ui_port, module=definitions, daemon=daemon)
+            self.dagster = DagsterServices(
+                self.home, self.env, ui_port=ui_port, module=definitions, daemon=daemon, dagster=dagster_program
+            )
         self._opened = ExitStack()
         self._extra_children: list[Child] = []
 
