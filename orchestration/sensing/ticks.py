@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from highwater.holding import Hold
     from highwater.slices import Slice
     from orchestration.sensing.planning import Tick as Planning
-    from resources.lake import Lake
     from resources.ledger import Ledger
 
 # The planner looks back so far beyond its own plans, and further where Dagster lacks some of these.
@@ -106,7 +105,7 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
     with guarded(kafka_guard(ledger, kafka)):
         planned = Planner(ledger, kafka).tick(stream, now)
     keys = keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
-    asked, known = keys_to_request(ledger, resources.lake.open(), stream, keys, planned.slices)
+    asked, known = keys_to_request(ledger, resources, stream, keys, planned.slices)
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
     holds = ledger.holds.open(stream.name)
     raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, asked, holds))
@@ -165,7 +164,7 @@ def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, to
 
 
 def keys_to_request(
-    ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str], planned: Sequence[Slice]
+    ledger: Ledger, resources: Any, stream: Stream, keys: Sequence[str], planned: Sequence[Slice]
 ) -> tuple[list[str], list[str]]:
     """Those of the added keys whose runs a planning tick requests, and what it says of the others.
 
@@ -175,7 +174,7 @@ def keys_to_request(
 
     Args:
         ledger: holds the slices that repair gave up, which a person releases.
-        lake: the tables.
+        resources: open the lake, which is asked for older slices only.
         stream: the stream.
         keys: planned slices that Dagster lacks, oldest first.
         planned: what this tick planned.
@@ -184,6 +183,7 @@ def keys_to_request(
     # Repair looks at so many in a tick, too.
     older = [key for key in keys if key not in new][-PAGE:]
     if older:
+        lake = resources.lake.open()
         try:
             with guarded(lake_guard(ledger, lake, stream)):
                 see_lake_there(ledger, lake)
@@ -236,7 +236,7 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
             errors.append(error)
             continue
         lacking = keys_to_add(instance, ledger, stream, topic, len(planned.slices))
-        fresh, known = keys_to_request(ledger, resources.lake.open(), stream, lacking, planned.slices)
+        fresh, known = keys_to_request(ledger, resources, stream, lacking, planned.slices)
         keys, asked = [*keys, *lacking], [*asked, *fresh]
         lines += [*planned.lines, *known]
         errors += planned.errors.values()
