@@ -5,8 +5,11 @@ What belongs here: the shells that Dagster ticks. What does not: what a tick doe
 """
 
 import json
+import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -100,7 +103,7 @@ SHELLS = (
     Shell(
         "planner",
         PLANNER_SECONDS,
-        frozenset({"kafka", "ledger"}),
+        frozenset({"kafka", "lake", "ledger"}),
         plan,
         lambda stream: f"Cuts what is new in {stream.topic} into slices, adds their keys and requests their runs.",
     ),
@@ -117,7 +120,7 @@ SHELLS = (
     Shell(
         "dlq_retries",
         RETRY_SECONDS,
-        frozenset({"kafka", "ledger"}),
+        frozenset({"kafka", "lake", "ledger"}),
         retry,
         lambda stream: (
             f"Cuts what is due in {', '.join(stream.delays)} into slices and requests their runs, behind those of "
@@ -161,9 +164,28 @@ def _sensor(
         required_resource_keys=set(shell.needs),
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return _result(context, stream, lambda: shell.act(context.instance, context.resources, stream, context.cursor))
+        def act() -> Tick:
+            record_instance(context.instance, context.resources, stream)
+            return shell.act(context.instance, context.resources, stream, context.cursor)
+
+        return _result(context, stream, act)
 
     return tick
+
+
+def record_instance(instance: dg.DagsterInstance, resources: Any, stream: "Stream") -> None:
+    """Record in the ledger that this Dagster instance works on a stream: two at the same time repeat each other's work.
+
+    Raises:
+        DependencyAwayError: the ledger is away.
+    """
+    from dagster._core.storage.runs import SqlRunStorage
+
+    place = f"{socket.gethostname()}:{os.environ.get('DAGSTER_HOME', '')}"
+    storage = instance.run_storage
+    # A storage that is no SQL database has no ID; hosts and folders differ then.
+    instance_id = storage.get_run_storage_id() if isinstance(storage, SqlRunStorage) else place
+    resources.ledger.open().instances.record(stream.name, instance_id, place, datetime.now(UTC))
 
 
 def _result(context: dg.SensorEvaluationContext, stream: "Stream", act: Callable[[], Tick]) -> dg.SensorResult:

@@ -25,6 +25,7 @@ from resources.erasures import Erasures, restore
 from resources.given_up import GivenUps
 from resources.holds import Holds
 from resources.in_vain import InVains
+from resources.instances import Instances
 from resources.leases import Heartbeat, Lease, forget, held, leased
 from resources.ledger_rows import (
     discard_of,
@@ -586,6 +587,13 @@ class Ledger:
     def in_vain(self) -> InVains:
         """The slices of all streams that runs leave undone again and again, and that are requested on."""
         return InVains(lambda: self._engine)
+
+    # Dagster instances
+
+    @property
+    def instances(self) -> Instances:
+        """The Dagster instances that work on the streams."""
+        return Instances(lambda: self._engine)
 
     # Paused tiers
 

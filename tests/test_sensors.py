@@ -23,6 +23,8 @@ from highwater.slices import Slice
 from orchestration.build import build_defs
 from orchestration.sensing import repairing, ticks, workers
 from orchestration.stream_assets import TABLES, table_key, topic_key
+from orchestration.telling import alerts
+from orchestration.telling.plan_status import stream_status
 from resources.groups import held
 from resources.kafka import Kafka
 from resources.lake import Lake
@@ -179,6 +181,119 @@ def test_losing_dagsters_database_loses_no_plan(ticking: Callable[..., Ticking],
         again.tick("orders_planner")
         assert again.keys() == [piece.key for piece in before]
     assert ours.ledger.slices("orders") == before
+
+
+@pytest.mark.parametrize("home", ["new", "lost a key"])
+def test_history_that_dagster_lacks_is_reported_and_not_requested(
+    ticking: Callable[..., Ticking], tmp_path: Path, home: str
+) -> None:
+    """The planner requested a run for each slice that a new instance lacked: all were validated again."""
+    ours = ticking(records=60, slices_a_run=10)
+    ours.tick("orders_planner")
+    _later(ours)
+    slices = ours.ledger.slices("orders")
+    keys = [piece.key for piece in slices]
+    assert len(keys) == 6
+    ours.fill(slices[:3], *[table.name for table in TABLES])
+    ours.fill(slices[3:4], "raw")
+    ours.ledger.given_up.add("orders", {keys[4]: 6}, datetime.now(UTC))
+    with dg.DagsterInstance.ephemeral() as empty:
+        again = Ticking(ours.stream, empty, tmp_path)
+        if home == "lost a key":
+            # A person deleted the newest keys in the UI, of which one slice is whole.
+            empty.add_dynamic_partitions("orders_slices", keys[:2])
+        planned = again.tick("orders_planner")
+        assert again.keys() == keys
+        assert _requested(planned) == [keys[5]], "nobody began it; repair requests the one that is half done"
+        repaired = again.tick("orders_repair")
+        again.run([keys[5]], dg.DagsterRunStatus.STARTED)
+        for table in TABLES:
+            held = empty.get_materialized_partitions(table_key(ours.stream, table.name))
+            assert held == {piece.key for piece in slices[: 4 if table.name == "raw" else 3]}
+        assert keys[3] in _requested(repaired)
+        assert not {*keys[:3], keys[4]} & {*_requested(repaired)}
+        assert not again.tick("orders_planner").run_requests
+
+
+def _requested(result: Any) -> list[str]:
+    """The slices at the ends of the requested ranges."""
+    ends = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+    return sorted({request.tags[end] for request in result.run_requests for end in ends})
+
+
+def test_retries_that_dagster_lacks_are_reported_and_not_requested(
+    ticking: Callable[..., Ticking], tmp_path: Path
+) -> None:
+    """The sensor of retries requested them again as the planner did."""
+    ours = ticking(records=10)
+    tiers_of(ours, records=20)
+    time.sleep(1.3)
+    ours.tick("orders_dlq_retries")
+    _later(ours)
+    whole, other = ours.ledger.slices("orders")
+    ours.fill([whole], *[table.name for table in TABLES])
+    with dg.DagsterInstance.ephemeral() as empty:
+        again = Ticking(ours.stream, empty, tmp_path)
+        assert _requested(again.tick("orders_dlq_retries")) == [other.key]
+        again.tick("orders_repair")
+        raw = empty.get_materialized_partitions(table_key(ours.stream, "raw"))
+        assert (again.keys(), raw) == ([whole.key, other.key], {whole.key})
+
+
+def test_a_new_instance_requests_nothing_of_history_while_the_lake_is_away(
+    ticking: Callable[..., Ticking], tmp_path: Path
+) -> None:
+    """I15: a lake that cannot be read is not one that lacks the slices; new slices are planned and read meanwhile."""
+    ours = ticking(records=20)
+    ours.tick("orders_planner")
+    ours.fill(ours.ledger.slices("orders"), "raw")
+    for file in (Path(ours.lake.path("orders", "raw")) / "_delta_log").glob("*.json"):
+        file.write_text("no JSON")
+    send(os.environ["HIGHWATER_KAFKA_BOOTSTRAP"], ours.stream.topic, [Message(b"k", b"v", partition=0)] * 10)
+    with dg.DagsterInstance.ephemeral() as empty:
+        again = Ticking(ours.stream, empty, tmp_path)
+        planned = again.tick("orders_planner")
+        keys = [piece.key for piece in ours.ledger.slices("orders")]
+        assert again.keys() == keys
+        assert _requested(planned) == keys[2:]
+
+
+def test_two_instances_on_one_ledger_are_noticed_and_one_that_replaces_another_is_none(
+    ticking: Callable[..., Ticking], tmp_path: Path
+) -> None:
+    """Nobody was told that two deployments did the same work."""
+    from sqlalchemy import create_engine, text
+
+    def found() -> tuple[list[str], bool, bool]:
+        status = stream_status(ours.ledger, kafka, ours.stream, {})
+        [alert] = [
+            one for one in alerts._measured(ours.ledger, kafka, ours.lake, ours.stream, []) if "inst" in one.what
+        ]
+        told = any("is not alone" in line for line in status.lines)
+        assert bool(status.to_plain()["instances"]) is told
+        assert ("stop the sensors" in alert.remedy) is alert.over
+        return [one.id for one in status.instances], told, alert.over
+
+    ours = ticking()
+    kafka = Kafka(os.environ["HIGHWATER_KAFKA_BOOTSTRAP"])
+    ours.tick("orders_planner")
+    assert found() == ([], False, False)
+    with dg.DagsterInstance.ephemeral() as other:
+        again = Ticking(ours.stream, other, tmp_path)
+        again.tick("orders_repair")
+        assert found() == ([], False, False), "the first one may have been stopped before"
+        with create_engine(ours.ledger._url).begin() as connection:
+            minute_ago = _as_stored(datetime.now(UTC) - timedelta(minutes=1))
+            connection.execute(text("UPDATE instances SET last_seen = :at, first_seen = :at"), {"at": minute_ago})
+        ours.tick("orders_planner")
+        again.tick("orders_repair")
+        both, told, over = found()
+        assert (len({*both}), told, over) == (2, True, True)
+        with create_engine(ours.ledger._url).begin() as connection:
+            long_ago = _as_stored(datetime.now(UTC) - timedelta(minutes=6))
+            mine = {"at": long_ago, "id": both[0]}
+            connection.execute(text("UPDATE instances SET last_seen = :at WHERE instance_id = :id"), mine)
+        assert found() == ([], False, False), "the first one was stopped"
 
 
 def test_the_topic_is_observed_with_its_lag(ticking: Callable[..., Ticking]) -> None:

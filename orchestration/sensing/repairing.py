@@ -138,10 +138,11 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     seen = _look(instance, ledger, lake, stream, cursor, now)
     past = past_runs(instance, stream, seen.order, now)
     gate = _gate(ledger, lake, stream, seen, past, now)
-    let_go = {**gate.accepted, **released(ledger, seen.lacking), **ledger.given_up.released([*seen.lacking])}
+    accepted = {**_of_accepted_reasons(ledger, stream, seen, gate.refused), **gate.accepted}
+    let_go = {**accepted, **released(ledger, seen.lacking), **ledger.given_up.released([*seen.lacking])}
     floor = _floor(ledger, stream, gate.breaker)
     runs = forgiven(past, floor, let_go)
-    still = _still_given_up(ledger, seen, gate, floor)
+    still = _still_given_up(ledger, seen, accepted, floor)
     decided = _decide(instance, stream, seen, gate, runs, still, now)
     # Those of before are in the ledger, but for those that a person released since this tick read it.
     if fresh := [key for key in decided.repair.given_up if key not in still]:
@@ -205,12 +206,23 @@ def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequenc
     return _Gate(breaker, away, holds, accepted, refused, last_tries(runs))
 
 
-def _still_given_up(ledger: Ledger, seen: _Seen, gate: _Gate, floor: datetime | None) -> set[str]:
+def _of_accepted_reasons(ledger: Ledger, stream: Stream, seen: _Seen, refused: Collection[str]) -> dict[str, datetime]:
+    """Refused slices with rejects whose reason a person accepted, and when: their failed runs count no more."""
+    reasons = ledger.breakers.accepted_reasons(stream.name).values()
+    found: dict[str, datetime] = {}
+    for key in seen.lacking.keys() & {*refused} & seen.main:
+        times = [one.accepted_at for one in reasons if seen.slices[key].ordinal >= one.from_ordinal]
+        if times:
+            found[key] = max(times)
+    return found
+
+
+def _still_given_up(ledger: Ledger, seen: _Seen, accepted: Mapping[str, datetime], floor: datetime | None) -> set[str]:
     """The slices that stay given up; forgotten are those that are done, and those whose failures count no more."""
 
     def over(one: GivenUp) -> bool:
         return seen.done(one.slice_key) or any(
-            at is not None and one.since < at for at in (floor, gate.accepted.get(one.slice_key))
+            at is not None and one.since < at for at in (floor, accepted.get(one.slice_key))
         )
 
     ended = {one.slice_key for one in seen.given_up if over(one)}

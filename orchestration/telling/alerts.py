@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from highwater.alerting import Alert, Measure, after, told, watch
 from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError, TopicVanishedError
+from highwater.instances import ONE_INSTANCE
 from highwater.routing import JITTER
 from highwater.topic_rules import no_age_ends, retention, size_limit
 from highwater.wording import span
 from orchestration.checking.origin_counts import count_parked
 from orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
+from orchestration.operating.accepting_rejects import accepting_command
 from orchestration.telling import taken_back
 from orchestration.telling.publication import behind
 from orchestration.telling.unread import Ages, in_raw, unread_ages
@@ -322,16 +324,19 @@ def _read_sooner(stream: Stream, worst: _Left) -> str:
 
 
 def _breaker(asked: Asked) -> Measure | None:
+    """One alert, however many slices are refused, and however often probes close the breaker meanwhile."""
     stream = asked.stream
-    found = asked.ledger.breakers.circuit(stream.name)
+    found, refused = asked.ledger.breakers.circuit(stream.name), asked.ledger.breakers.refused(stream.name)
+    command = accepting_command(asked.ledger, stream, refused)
+    each = "highwater accept-rejects lets one through as it is"
     return Measure(
         stream.name,
         "circuit breaker",
-        found.text,
-        "closed",
-        not found.closed,
-        f"mend what is rejected or fails; highwater status {stream.name} names the slices that are refused, "
-        "highwater accept-rejects lets one through as it is",
+        found.text + (f"; {len(refused):,} slices are refused" if refused else ""),
+        "closed, and no slice refused",
+        not found.closed or bool(refused),
+        f"mend what is rejected or fails; highwater status {stream.name} names the slices that are refused, {each}"
+        + (f"; where nobody can mend the records, {command} accepts all of them" if command else ""),
     )
 
 
@@ -377,6 +382,19 @@ def _in_vain(asked: Asked) -> Measure | None:
         "requests it within the hour, or materialise it"
         if found
         else "nothing is to be done",
+    )
+
+
+def _instances(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found = asked.ledger.instances.live_together(stream.name, datetime.now(UTC))
+    return Measure(
+        stream.name,
+        "Dagster instances",
+        "; ".join(one.text for one in found) or "one at the most",
+        "one",
+        bool(found),
+        ONE_INSTANCE if found else "nothing is to be done",
     )
 
 
@@ -457,6 +475,7 @@ MEASURES: tuple[Measuring, ...] = (
     _held,
     _given_up,
     _in_vain,
+    _instances,
     _reject_ratio,
     _parked,
     _parked_topic,

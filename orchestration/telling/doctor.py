@@ -14,7 +14,7 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from highwater.errors import (
     TopicAbsentError,
 )
 from highwater.fitting import configure
+from highwater.instances import ONE_INSTANCE
 from highwater.routing import JITTER
 from highwater.slices import OffsetRange
 from highwater.topic_rules import RETENTION_PER_AGE, Finding, Level, judge, retention
@@ -155,9 +156,27 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
             yield _foreign(deployment, stream, one)
         yield _tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
         yield _tried(f"group {stream.group}", lambda: _group(deployment, stream.group))
+    yield _tried(f"Dagster instances of {stream.name}", lambda: _instances(deployment, stream))
     if stream.lookup is not None:
         table, column = stream.lookup.table, stream.lookup.column
         yield _tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), column))
+
+
+def _instances(deployment: Deployment, stream: Stream) -> str:
+    """See that one Dagster instance at the most works on a stream.
+
+    Raises:
+        ConfigurationError: two do.
+    """
+    instances, now = deployment.ledger().instances, datetime.now(UTC)
+    if found := instances.live_together(stream.name, now):
+        raise ConfigurationError(
+            f"{len(found)} Dagster instances work on {stream.name} at the same time",
+            found="; ".join(one.text for one in found),
+            remedy=ONE_INSTANCE,
+        )
+    last = max(instances.of(stream.name), key=lambda one: one.last_seen, default=None)
+    return "no sensor ticked yet" if last is None else last.text
 
 
 def _dlq(deployment: Deployment, stream: Stream) -> Tried:

@@ -18,10 +18,12 @@ from highwater.declaration import Stream
 from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError
 from highwater.history import SOUND, History
 from highwater.holding import Hold
+from highwater.instances import ONE_INSTANCE, Instance
 from highwater.plans import Planned
 from highwater.wording import number
 from orchestration.checking.origin_counts import count_parked
 from orchestration.dependencies import see_lake_there
+from orchestration.operating.accepting_rejects import accepting_command
 from orchestration.sensing.cutting import partition_errors, positions, see_same_topic, skipped_partitions
 from orchestration.sensing.due_times import Due, due_of
 from orchestration.sensing.retries import plan_tier
@@ -29,7 +31,7 @@ from orchestration.sensing.worker_leases import living
 from orchestration.telling import taken_back
 from orchestration.telling.publication import Behind, accepted_vanished, behind
 from orchestration.telling.taken_back import TakenBack, told_of
-from resources.breakers import Judgement
+from resources.breakers import AcceptedReason, Judgement
 from resources.given_up import GivenUp
 from resources.guards import open_error, resting, told
 from resources.history import look_back
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
     from resources.lake import Lake
     from resources.ledger import Ledger
+
+# Hundreds of lines would hide the rest of the page; `--json` has all.
+REFUSED_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,8 @@ class StreamStatus:
         alerts: those that are open.
         breaker: the stream's circuit breaker.
         refused: slices that were over its limit and are undecided.
+        accepted_reasons: reasons for rejects that a person accepted: they open the breaker no more.
+        accepting: the command that accepts the most frequent reason of the refused slices; None without one.
         dependencies: breakers of the stream's dependencies that are not closed, in sentences.
         holds: slices that records hold.
         given_up: slices that repair requests no more.
@@ -155,6 +162,7 @@ class StreamStatus:
         workers: runs of the stream whose worker gave a sign of life within the last minute, and when its lease runs out
             unless it is renewed.
         accepted: why the topic of accepted events cannot be published to, or looked at; None if it can, or was not.
+        instances: Dagster instances that work on the stream at the same time; none where one alone does.
     """
 
     stream: str
@@ -174,6 +182,9 @@ class StreamStatus:
     waiting: Waiting | Exception | None = None
     given_up: Sequence[GivenUp] = ()
     accepted: HighwaterError | None = None
+    instances: Sequence[Instance] = ()
+    accepted_reasons: Sequence[AcceptedReason] = ()
+    accepting: str | None = None
 
     @property
     def lag(self) -> int | None:
@@ -196,7 +207,15 @@ class StreamStatus:
         refused = [
             f"  {one.slice_key} is refused: {one.rejects:,} of {one.records:,} records would be rejected; mend it, or "
             f"highwater accept-rejects {one.slice_key}"
-            for one in self.refused
+            for one in self.refused[:REFUSED_SHOWN]
+        ]
+        if len(self.refused) > REFUSED_SHOWN:
+            refused.append(f"  {len(self.refused) - REFUSED_SHOWN:,} more slices are refused")
+        if self.accepting is not None:
+            refused.append(f"  where nobody can mend the records of refused slices: {self.accepting}")
+        refused += [
+            f"  {one.text}; highwater accept-rejects {self.stream} --reason {one.reason} --revoke ends that"
+            for one in self.accepted_reasons
         ]
         breakers = [f"  breaker {self.breaker.text}", *[f"  {text}" for text in self.dependencies]]
         holds = [f"  {one.text}; mend it, or highwater release-hold {one.slice_key}" for one in self.holds]
@@ -208,7 +227,8 @@ class StreamStatus:
             f"  run {run}: its worker lives, lease until {ends:%H:%M:%S} UTC" for run, ends in self.workers.items()
         ]
         errors += [] if self.accepted is None else [f"  {type(self.accepted).__name__}: {self.accepted}"]
-        lines = [*errors, *breakers, *refused, *holds, *given_up, *alerts, *workers]
+        instances = [f"  Dagster instance {one.text} is not alone: {ONE_INSTANCE}" for one in self.instances]
+        lines = [*errors, *instances, *breakers, *refused, *holds, *given_up, *alerts, *workers]
         return [head, *lines, *[f"  {self._dlq_line(one)}" for one in self.dlq], *self._waits]
 
     def _dlq_line(self, one: DlqStatus) -> str:
@@ -248,9 +268,12 @@ class StreamStatus:
             "refused": [
                 {"slice": one.slice_key, "records": one.records, "rejects": one.rejects} for one in self.refused
             ],
+            "accepted_reasons": [one.to_plain() for one in self.accepted_reasons],
+            "accepting": self.accepting,
             "dependencies": list(self.dependencies),
             "holds": [one.to_plain() for one in self.holds],
             "given_up": [one.to_plain() for one in self.given_up],
+            "instances": [one.to_plain() for one in self.instances],
             "workers": {run: ends.isoformat() for run, ends in self.workers.items()},
             "alerts": [one.to_plain() for one in self.alerts],
             "dlq": [_dlq_plain(one) for one in self.dlq],
@@ -356,15 +379,19 @@ def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | Exception:
 
 def _stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[tuple[str, str], int]) -> StreamStatus:
     found = topic_status(kafka, stream, ledger.planned(stream.name, stream.topic))
+    refused = ledger.breakers.refused(stream.name)
     return replace(
         found,
         slices=sum(count for (name, _), count in counts.items() if name == stream.name),
         alerts=[one for one in ledger.alerts().values() if one.stream == stream.name and one.ended is None],
         breaker=ledger.breakers.circuit(stream.name),
-        refused=ledger.breakers.refused(stream.name),
+        refused=refused,
+        accepted_reasons=[*ledger.breakers.accepted_reasons(stream.name).values()],
+        accepting=accepting_command(ledger, stream, refused),
         dependencies=_dependencies(ledger, stream),
         holds=ledger.holds.open(stream.name),
         given_up=ledger.given_up.open(stream.name),
+        instances=ledger.instances.live_together(stream.name, datetime.now(UTC)),
         workers=_workers(ledger, stream),
         # A broker that is away is waited for once.
         dlq=_dlq(ledger, kafka, stream) if found.partitions else [],
