@@ -19,6 +19,7 @@ from highwater.errors import PermanentError, TopicAbsentError, TopicVanishedErro
 from orchestration import metadata, observation
 from orchestration.dependencies import kafka_guard, lookup_rests
 from orchestration.partitions import unknown_to
+from orchestration.sensing.endangered import endangered
 from orchestration.sensing.requests import PROBE, PUBLISH, RETRY, Request, first_requests
 from orchestration.sensing.turns import behind, hold_lines
 from orchestration.stream_assets import MAIN_TAG, STREAM_TAG, TIER_TAG, table_key, topic_key
@@ -107,9 +108,10 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
     holds = ledger.holds.open(stream.name)
     raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, keys, holds))
+    urgent = endangered(kafka, stream, ledger.get(keys), planned.state)
     found = Tick(
         keys=keys,
-        requests=first_requests(keys, keys, stream.limits.slices_a_run, raw_alone=raw_alone),
+        requests=first_requests(keys, keys, stream.limits.slices_a_run, raw_alone=raw_alone, urgent=urgent),
         lines=[*planned.lines, *breaker_lines(breaker, rests), *hold_lines(holds)],
         cursor=cursor,
         error=together([*planned.errors.values()]) if planned.errors and not keys else None,
@@ -202,7 +204,8 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
         errors += planned.errors.values()
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, datetime.now(UTC))
     raw_alone = rests or not breaker.closed
-    requests = first_requests(keys, keys, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone)
+    urgent = endangered(kafka, stream, ledger.get(keys))
+    requests = first_requests(keys, keys, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone, urgent=urgent)
     lines += [*breaker_lines(breaker, rests), *[str(error) for error in errors]]
     failed = together(errors) if errors and not keys else None
     return Tick(keys=keys, requests=requests, lines=lines, cursor=cursor, error=failed)
