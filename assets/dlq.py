@@ -5,8 +5,9 @@ routing, which the rejects carry, what becomes of a record that its topic does n
 transactions (`resources.transactions`).
 
 The order is: the decision stands in events and rejects; its rejects are published, portion by portion, each with a mark
-that counts them; the ledger keeps the last mark; the table keeps the origins. Only then may the slice be decided anew,
-and what was published is left to the DLQ, until a person takes it back (`orchestration.operating.reclaiming`).
+that counts them; the ledger keeps the last mark; the table keeps the origins; the mark is deleted. Once the table has
+them, the slice may be decided anew, and what was published is left to the DLQ, until a person takes it back
+(`orchestration.operating.reclaiming`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from assets import rejects
 from assets.commit import Clock, Standing, commit_lock, have_table, reports, require_newer
 from assets.dlq_sending import Alike, Reject, Sending
 from assets.events import ORIGIN_COLUMNS, require, see_held
+from assets.marks import PREFIX, delete_marks, group_name
 from assets.origins import DLQ as TABLE
 from assets.origins import MICROSECONDS, covering
 from assets.reclaims import NUMBER, counted
@@ -98,6 +100,7 @@ def materialise(work: Work) -> list[SliceReport]:
                 sent[piece.key], read = _publish(work, piece, decisions[piece.key], topics)
         with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
             version = _commit(work, [decisions[piece.key] for piece in open_], sent, standing, read)
+        delete_marks(work, {piece.key: decisions[piece.key].attempt for piece in rejected})
     done = {piece.key for piece in open_}
     notes = {key: _why_nothing(decisions[key]) for key in work.keys if key not in done}
     return reports(work, TABLE, decisions, notes, clock, version)
@@ -117,13 +120,13 @@ def _publish(work: Work, piece: Slice, decision: Proof, topics: Mapping[str, Sha
     Returns:
         How many were sent of this decision in all, and the version of rejects that tells where to.
     """
-    name = f"highwater.pub.{piece.key}"
+    name, group = f"{PREFIX}{piece.key}", group_name(piece.key, decision.attempt)
     least = min(topic.room for topic in topics.values())
     parked = work.stream.parked_topic
     # What is sent next is read beside: first while Kafka is waited for, then while a portion goes out.
     with uncollected(), ThreadPoolExecutor(1, "rejects") as beside:
         likely = beside.submit(_Waiting, work, piece, decision)
-        with Transactions(work.kafka, name, parked, most_bytes=least) as transactions:
+        with Transactions(work.kafka, name, parked, most_bytes=least, group=group) as transactions:
             mark = transactions.mark()
             # From now on no other run publishes the slice. One that did may have sent records elsewhere than rejects
             # told: what was read before stands only if nobody wrote since.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -28,11 +29,12 @@ from highwater.errors import (
     TopicRecreatedError,
     TopicTruncatedError,
 )
-from highwater.plans import left_to_read, overtaken
+from highwater.plans import RECORDED_BY_DECLARATION, Loss, left_to_read, overtaken
 from highwater.proof import Proof
 from highwater.retention import records
 from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice, merge_ranges
+from resources.expired import expired_slices
 from resources.history import compare, fingerprints
 from resources.spark import DIVERGED, delta_errors
 from resources.spark_tables import TASKS, known_rows
@@ -66,6 +68,8 @@ LONGEST_FETCH_MS = "1"
 # After each poll Spark asks the broker where the log begins and ends, and waits for either answer. With Kafka's default
 # of 500 records that was nearly half of a read. A poll is of one fetch, so its bytes are bounded as well.
 RECORDS_A_POLL = "10000"
+# Each time that the planner or another run is first, losses are worked out again.
+TRIES = 5
 # Seconds for holding thousands of partitions against their plan after an election; no tick waits for it.
 LONGEST_COMPARISON = 300.0
 
@@ -74,8 +78,9 @@ def materialise(work: Work) -> list[SliceReport]:
     """Read the slices from Kafka once and commit them once; a report for each slice, in their order.
 
     A slice whose records Kafka no longer holds in full keeps the rows it has, and the report says so (I10). One that
-    was never read takes what the losses that a person accepted leave of it (I11). One that this very run has committed
-    stays: the answer was lost, and the step is tried again.
+    was never read takes what the losses that a person accepted leave of it (I11); where the stream declares
+    `on_expired="record"`, offsets that expired before they were read are recorded as lost first. One that this very run
+    has committed stays: the answer was lost, and the step is tried again.
 
     Raises:
         OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError, TopicVanishedError, TopicAbsentError: Kafka
@@ -84,19 +89,66 @@ def materialise(work: Work) -> list[SliceReport]:
     """
     have_table(work, TABLE, COLUMNS, SEARCHED)
     standing = Standing.read(work, TABLE)
-    losses = work.ledger.losses(work.stream.name)
     mine = _committed_by(work.run, standing)
-    left = {piece.key: left_to_read(piece, losses) for piece in work.slices if piece.key not in mine}
+    left = _left(work, standing, mine)
     kept = mine | _not_to_be_had(work, left, standing)
-    read = partial(_read, left, standing)
     try:
-        return commit_until_settled(work, TABLE, standing, kept, read)
+        return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing))
     except (OffsetsExpiredError, TopicTruncatedError):
         # It went while it was read. Spark names neither slice nor values nor the command; the look before a read does.
+        before, left = left, _left(work, standing, mine)
         seen = mine | _not_to_be_had(work, left, standing)
-        if seen.keys() <= kept.keys():
+        if seen.keys() <= kept.keys() and left == before:
             raise
-    return commit_until_settled(work, TABLE, standing, seen, read)
+    return commit_until_settled(work, TABLE, standing, seen, partial(_read, left, standing))
+
+
+def _left(work: Work, standing: Standing, mine: Collection[str]) -> dict[str, Slice]:
+    """What is left to read of the slices, after the losses that are recorded, or are to be recorded now.
+
+    Raises:
+        DependencyAwayError: Kafka or the ledger is away.
+    """
+    for _ in range(TRIES):
+        losses = work.ledger.losses(work.stream.name)
+        left = {piece.key: left_to_read(piece, losses) for piece in work.slices if piece.key not in mine}
+        if work.stream.on_expired != "record" or not _record_expired(work, left, standing):
+            break
+    return left
+
+
+def _record_expired(work: Work, left: Mapping[str, Slice], standing: Standing) -> bool:
+    """Record as lost what retention took of slices that were never read; whether there was anything to record.
+
+    Another run may record the same, or the planner go on meanwhile; then nothing is stored, and it is worked out again.
+    """
+    never_read = [piece for key, piece in left.items() if key not in standing.proofs and piece.offsets]
+    found = False
+    for topic in sorted({piece.topic for piece in never_read}):
+        planned = work.ledger.planned(work.stream.name, topic)
+        try:
+            expired = expired_slices(work.kafka, topic, [piece for piece in never_read if piece.topic == topic])
+        except TopicAbsentError:
+            continue  # there is an error for it, with its remedy
+        losses = [
+            Loss(
+                stream=work.stream.name,
+                topic=topic,
+                generation=one.piece.generation,
+                partition=partition,
+                offsets=offsets,
+                reason=f"expired: deleted before its slice {one.piece.key} was read",
+                accepted_by=RECORDED_BY_DECLARATION,
+                recorded_at=datetime.now(UTC),
+            )
+            for one in expired
+            for partition, offsets in one.offsets.items()
+        ]
+        if losses and planned is not None:
+            found = True
+            if work.ledger.record_loss(losses, seen=planned.generation):
+                work.log("; ".join(f"recorded as lost: {loss.offsets}, {loss.reason}" for loss in losses))
+    return found
 
 
 def _committed_by(run: str, standing: Standing) -> dict[str, str]:

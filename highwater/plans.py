@@ -14,6 +14,9 @@ from highwater.envelope import Origin
 from highwater.history import Recorded
 from highwater.slices import OffsetRange, Slice
 
+# Who accepted a loss that the declaration lets Highwater record by itself.
+RECORDED_BY_DECLARATION = "on_expired=record"
+
 
 @dataclass(frozen=True)
 class Generation:

@@ -16,12 +16,14 @@ import dagster as dg
 
 from highwater.errors import TemporaryError
 from highwater.log_fields import fields
+from orchestration.redaction import secret_values
 from orchestration.resources import settings
 from orchestration.sensing.mirror import mirror
 from orchestration.sensing.publishing import publish
 from orchestration.sensing.repairing import repair
 from orchestration.sensing.ticks import Tick, plan, retry, run_requests
 from orchestration.telling import alerts
+from orchestration.telling.stopped import failing_sensors
 from resources.webhook import post
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ REPAIR_SECONDS = 30
 MIRROR_SECONDS = 30
 # Events go out so long after their slice is done, at the most, beside the run itself.
 PUBLISH_SECONDS = 20
-ALERT_SECONDS = 60
+# What stopped is told within a minute: this, five seconds until the daemon looks, and the measuring.
+ALERT_SECONDS = 45
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ SHELLS = (
     Shell(
         "repair",
         REPAIR_SECONDS,
-        frozenset({"lake", "ledger"}),
+        frozenset({"kafka", "lake", "ledger"}),
         repair,
         lambda stream: (
             f"Requests slices of {stream.name} that the lake does not hold whole and no run is working on, and tells "
@@ -226,7 +229,12 @@ def alerts_sensor(streams: Sequence["Stream"], ticking: Ticking) -> dg.SensorDef
         connections = context.resources
         try:
             lines = alerts.tick(
-                connections.ledger.open(), connections.kafka.open(), connections.lake.open(), streams, _teller(context)
+                connections.ledger.open(),
+                connections.kafka.open(),
+                connections.lake.open(),
+                streams,
+                _teller(context),
+                lambda: failing_sensors(context.instance, _sensors_of(streams), secret_values(settings())),
             )
         except TemporaryError as error:
             lines = [str(error)]
@@ -235,6 +243,10 @@ def alerts_sensor(streams: Sequence["Stream"], ticking: Ticking) -> dg.SensorDef
         return dg.SkipReason("; ".join(lines))
 
     return tick
+
+
+def _sensors_of(streams: Sequence["Stream"]) -> list[tuple["Stream", str]]:
+    return [(stream, f"{stream.name}_{shell.name}") for stream in streams for shell in (*SHELLS, PUBLISHER)]
 
 
 def _teller(context: dg.SensorEvaluationContext) -> Callable[["Alert"], None]:

@@ -119,9 +119,9 @@ class Log:
         self.breaks: str | None = None
         self.commits = 0
 
-    def __call__(self, kafka: object, name: str, topic: str, *, most_bytes: int = 0) -> Log:
+    def __call__(self, kafka: object, name: str, topic: str, *, most_bytes: int = 0, group: str | None = None) -> Log:
         del kafka, topic, most_bytes
-        self.name = name
+        self.name = group or name
         return self
 
     def __enter__(self) -> Self:

@@ -182,6 +182,22 @@ def create_topic(bootstrap: str, name: str, partitions: int, config: dict[str, s
     wait_until(led, 30, f"a leader for each partition of {name}")
 
 
+def grow(bootstrap: str, name: str, partitions: int) -> None:
+    """Add partitions to a topic until it has so many, and wait until each has a leader."""
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    from dev.processes import wait_until
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_partitions([NewPartitions(name, partitions)])[name].result(30)
+
+    def led() -> bool:
+        found = admin.list_topics(name, timeout=60).topics[name].partitions
+        return len(found) == partitions and all(p.leader >= 0 for p in found.values())
+
+    wait_until(led, 30, f"the new partitions of {name}")
+
+
 @pytest.fixture
 def bench(topic: TopicFactory, spark: SparkSession, bootstrap: str, tmp_path: Path) -> Bench:
     """A stream on a topic of three partitions of its own, with a lake and a ledger of its own."""

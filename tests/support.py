@@ -102,6 +102,15 @@ def customers(lake: Lake, known: Sequence[str] = ("c1",)) -> None:
     write_deltalake(lake.reference("reference/customers"), table, mode="overwrite")
 
 
+class SilentKafka:
+    """A cluster that gives no answer: what is asked of it beside the matter of a test stays unknown."""
+
+    def admin(self) -> Any:
+        raise DependencyAwayError("nobody answers", remedy="wait")
+
+    topics = admin
+
+
 @dataclass
 class Bench:
     """A stream on a topic of its own, with a lake and a ledger of its own."""

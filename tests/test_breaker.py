@@ -51,7 +51,7 @@ from resources.breakers import Acceptance, AcceptedReason, Judgement
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
-from tests.support import make_stream
+from tests.support import SilentKafka, make_stream
 from tests.test_audit import a_slice
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -607,7 +607,9 @@ class Repairing:
         self.ledger.add(slices)
         instance.add_dynamic_partitions("orders_slices", [piece.key for piece in slices])
         self.resources = SimpleNamespace(
-            ledger=SimpleNamespace(open=lambda: self.ledger), lake=SimpleNamespace(open=lambda: self.lake)
+            ledger=SimpleNamespace(open=lambda: self.ledger),
+            lake=SimpleNamespace(open=lambda: self.lake),
+            kafka=SimpleNamespace(open=SilentKafka),
         )
 
     def fail_often(self, key: str) -> None:

@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import dagster as dg
@@ -28,6 +29,7 @@ from orchestration.operating import maintaining
 from orchestration.operating.maintaining import act, horizon_rule
 from orchestration.operating.retaining import retain
 from resources.dlq_topics import Shape
+from resources.kafka import Kafka
 from resources.lake import open_table
 from resources.spark_tables import rows_at
 from resources.upkeep import join_small, parts_of, removable, remove_files, stock_of, times_of
@@ -46,8 +48,9 @@ def world(tmp_path: Path) -> World:
 
 
 def work_of(world: World, **changes: Any) -> Work:
-    nothing = cast("Any", None)  # a dry run asks neither Spark nor Kafka
-    return Work(replace(STREAM, **changes), [], nothing, world.lake, world.ledger, nothing, print)
+    nothing = cast("Any", None)  # a dry run does not ask Spark
+    kafka = cast("Any", SimpleNamespace(groups=list))
+    return Work(replace(STREAM, **changes), [], nothing, world.lake, world.ledger, kafka, print)
 
 
 def test_a_dry_run_tells_what_each_table_takes_and_changes_nothing(world: World) -> None:
@@ -194,6 +197,7 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
 
     log, tables, topic_id = Log(), Tables(tmp_path), "T" * 22
     monkeypatch.setattr(published, "Transactions", log)
+    monkeypatch.setattr(Kafka, "groups", lambda _: [])
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: Shape(2, 1, {"max.message.bytes": "1000000"}))
     monkeypatch.setattr(published, "_topic_id", lambda *_: topic_id)
     monkeypatch.setattr("highwater.upkeep.FEWEST_FILES", 2)

@@ -267,7 +267,7 @@ def test_two_instances_on_one_ledger_are_noticed_and_one_that_replaces_another_i
     def found() -> tuple[list[str], bool, bool]:
         status = stream_status(ours.ledger, kafka, ours.stream, {})
         [alert] = [
-            one for one in alerts._measured(ours.ledger, kafka, ours.lake, ours.stream, []) if "inst" in one.what
+            one for one in alerts._measured(ours.ledger, kafka, ours.lake, ours.stream, [], []) if "inst" in one.what
         ]
         told = any("is not alone" in line for line in status.lines)
         assert bool(status.to_plain()["instances"]) is told

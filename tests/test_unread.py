@@ -331,7 +331,7 @@ def test_raw_is_opened_once_a_tick(deployed: Deployed, monkeypatch: pytest.Monke
     monkeypatch.setattr(Lake, "holds", counted)
     deployed.read(*range(6))
     lines: list[str] = []
-    found = [*alerts._measured(deployed.ledger, deployed.kafka, deployed.lake, STREAM, lines)]
+    found = [*alerts._measured(deployed.ledger, deployed.kafka, deployed.lake, STREAM, lines, [])]
     assert ([one.what for one in found], lines) == (["retention before unread records", "age of retries"], [])
     assert opened == ["raw"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from assets import current, discarded, erased
+from assets import current, discarded, erased, marks
 from assets.commit import LEASE_SECONDS, commit_lock
 from assets.foreign import DLQ_SEEN
 from assets.layout import TABLE as CURRENT
@@ -110,6 +110,7 @@ class Report:
         runs: what became of Dagster's old runs; None where Dagster was not asked, or all are kept.
         done: whether it was done.
         retained: what became of rows that are old enough; None of a stream that keeps them forever.
+        groups: what became of consumer groups of publications, in a sentence.
     """
 
     tables: Sequence[TableReport] = ()
@@ -117,6 +118,7 @@ class Report:
     runs: OldRuns | None = None
     done: bool = False
     retained: Retained | None = None
+    groups: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -125,7 +127,8 @@ class Report:
         keys = ["keys: DAGSTER_HOME is not set, so none was looked at"] if self.keys is None else self.keys.lines
         rows = [] if self.retained is None else self.retained.lines
         runs = [] if self.runs is None else [self.runs.line]
-        return [*notes, *rows, *keys, *runs, *([] if self.done else ["a dry run: nothing was done"])]
+        groups = [self.groups] if self.groups else []
+        return [*notes, *rows, *keys, *runs, *groups, *([] if self.done else ["a dry run: nothing was done"])]
 
 
 @dataclass
@@ -183,7 +186,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
     retained = retain(work, instance, now, sure=sure)
     keys = retire(instance, work.ledger, work.lake, stream, now, sure=sure) if instance else None
     runs = delete_runs(instance, stream, now, sure=sure) if instance else None
-    return Report(found, keys, runs, sure, retained)
+    return Report(found, keys, runs, sure, retained, marks.clean_up(work, sure=sure))
 
 
 def horizon_rule(instance: dg.DagsterInstance | None, now: datetime) -> Horizon:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from assets import discarded, erased, sent
 from assets.dlq import SENT
+from assets.marks import parse_groups
 from assets.reclaims import NUMBER
 from highwater.declaration import Start
 from highwater.envelope import ORIGIN, Origin
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from resources.ledger import Ledger
 
 BY = "rebuild_ledger"
-PUBLICATIONS = "highwater.pub."
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
     """
     proofs, now = committed(lake, stream), datetime.now(UTC)
     raw, dlq = proofs["raw"], proofs["dlq"]
-    marked = [group.removeprefix(PUBLICATIONS) for group in kafka.groups() if group.startswith(PUBLICATIONS)]
+    marked = [one.slice_key for one in parse_groups(kafka.groups()).values()]
     highest_seen = highest([*raw, *known, *marked])
     found = rebuilt(stream, [proof.piece for proof in raw.values()], highest_seen, now)
     standing = attempts_of(lake, stream, proofs)

@@ -21,14 +21,13 @@ from highwater.errors import (
     TopicTruncatedError,
 )
 from highwater.history import SOUND, History
-from highwater.plans import Loss, Planned
+from highwater.plans import RECORDED_BY_DECLARATION, Loss, Planned
 from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
     from resources.kafka import PartitionState, TopicState
 
-RECORDED_BY_DECLARATION = "on_expired=record"
 NOTHING: Mapping[int, int] = MappingProxyType({})
 
 

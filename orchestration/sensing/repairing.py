@@ -18,23 +18,28 @@ from highwater.errors import UnknownSliceError
 from highwater.routing import reads
 from orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
 from orchestration.sensing import standing
+from orchestration.sensing.endangered import endangered
 from orchestration.sensing.forgotten import forgotten_events
 from orchestration.sensing.history import left_by_what_was_away, materialised, past_runs
 from orchestration.sensing.requests import (
+    PRIORITY,
+    URGENT_PRIORITY,
     RepairRules,
     decide_repair,
     forgiven,
     histories,
     in_flight,
+    keys_named,
     last_tries,
     probe_requests,
     repair_requests,
     stop,
+    urgent_due,
 )
 from orchestration.sensing.ticks import PAGE, Tick, breaker_lines, next_page
 from orchestration.sensing.turns import released, standing_holds, take_turn, turn_lines
 from orchestration.sensing.workers import end_runs_without_worker
-from orchestration.stream_assets import table_keys
+from orchestration.stream_assets import STREAM_TAG, table_keys
 from resources.guards import guarded
 
 if TYPE_CHECKING:
@@ -84,6 +89,11 @@ class _Seen:
     given_up: Sequence[GivenUp]
     in_vain: Sequence[InVain]
     cursor: str
+
+    @property
+    def unread(self) -> list[Slice]:
+        """Those that are not in raw."""
+        return [self.slices[key] for key, tables in self.lacking.items() if "raw" in tables]
 
     def done(self, key: str) -> bool:
         """Whether a slice was looked at and stands in all tables."""
@@ -143,7 +153,9 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     floor = _floor(ledger, stream, gate.breaker)
     runs = forgiven(past, floor, let_go)
     still = _still_given_up(ledger, seen, accepted, floor)
-    decided = _decide(instance, stream, seen, gate, runs, still, now)
+    urgent = endangered(resources.kafka.open(), stream, seen.unread) if seen.unread else frozenset()
+    decided = _decide(instance, stream, seen, gate, runs, still, urgent, now)
+    first = put_first(instance, stream, seen.order, urgent)
     # Those of before are in the ledger, but for those that a person released since this tick read it.
     if fresh := [key for key in decided.repair.given_up if key not in still]:
         ledger.given_up.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
@@ -160,6 +172,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
             *repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
             *stopped_lines(gate.breaker, decided.stopped, gate.away),
             *turn_lines(decided.turn, gate.holds),
+            *urgent_lines(urgent, first),
             *([f"{len(in_vain)} left undone by {RULES.attempts} runs or more: {_some(in_vain)}"] if in_vain else []),
         ],
         events=forgotten,
@@ -266,6 +279,7 @@ def _decide(
     gate: _Gate,
     runs: Sequence[PastRun],
     given_up: Collection[str],
+    endangered_keys: Collection[str],
     now: datetime,
 ) -> _Decided:
     lacking, main = seen.lacking, seen.main
@@ -294,7 +308,10 @@ def _decide(
     if fresh := [key for key in found.given_up if key not in given_up]:
         found = decide_repair(missing, runs, now, RULES, given_up, left_by_what_was_away(instance, fresh, runs))
     raw_alone = stopped.raw_alone | turn.raw_alone
-    again = repair_requests(seen.order, found.due, most, now, main, raw_alone=raw_alone, alone=gate.refused)
+    known = histories(endangered_keys, runs)
+    urgent = urgent_due(endangered_keys, found, known, now, RULES.first_wait) - {*turn.keys, stopped.probe}
+    due = {**{key: known[key].ended + 1 for key in urgent}, **found.due}
+    again = repair_requests(seen.order, due, most, now, main, raw_alone=raw_alone, alone=gate.refused, urgent=urgent)
     return _Decided(stopped, turn, found, [*turn.requests(now), *again, *probe_requests(stopped.probe, now)])
 
 
@@ -322,6 +339,26 @@ def _lost(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[st
     """Slices whose keys Dagster lacks; the youngest are left to the planner, whose keys may be on their way."""
     known = set(order)
     return [piece.key for piece in page if piece.key not in known and now - piece.planned_at >= RULES.grace]
+
+
+def put_first(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], keys: Collection[str]) -> list[str]:
+    """Let the queued runs of these slices start before all others; returns the IDs of runs that were not first yet."""
+    if not keys:
+        return []
+    position = {key: at for at, key in enumerate(order)}
+    queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED], tags={STREAM_TAG: stream.name})
+    found = []
+    for run in instance.get_runs(queued):
+        if run.tags.get(PRIORITY) != URGENT_PRIORITY and keys_named(run.tags, order, position) & set(keys):
+            instance.add_run_tags(run.run_id, {PRIORITY: URGENT_PRIORITY})
+            found.append(run.run_id)
+    return found
+
+
+def urgent_lines(urgent: Collection[str], first: Sequence[str]) -> list[str]:
+    """What repair did for records that retention is about to take, for the tick's log."""
+    read = [f"{len(urgent)} are read first, before retention takes them: {_some(sorted(urgent))}"] if urgent else []
+    return [*read, *([f"{len(first)} queued runs of these were put first"] if first else [])]
 
 
 def ended_lines(ended: Sequence[str]) -> list[str]:

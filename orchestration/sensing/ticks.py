@@ -19,6 +19,7 @@ from highwater.errors import PermanentError, TemporaryError, TopicAbsentError, T
 from orchestration import metadata, observation
 from orchestration.dependencies import kafka_guard, lake_guard, lookup_rests, see_lake_there
 from orchestration.partitions import unknown_to
+from orchestration.sensing.endangered import endangered
 from orchestration.sensing.requests import PROBE, PUBLISH, RETRY, Request, first_requests
 from orchestration.sensing.turns import behind, hold_lines
 from orchestration.stream_assets import MAIN_TAG, STREAM_TAG, TIER_TAG, table_key, topic_key
@@ -109,9 +110,10 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
     holds = ledger.holds.open(stream.name)
     raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, asked, holds))
+    urgent = endangered(kafka, stream, ledger.get(asked), planned.state)
     found = Tick(
         keys=keys,
-        requests=first_requests(keys, asked, stream.limits.slices_a_run, raw_alone=raw_alone),
+        requests=first_requests(keys, asked, stream.limits.slices_a_run, raw_alone=raw_alone, urgent=urgent),
         lines=[*planned.lines, *known, *breaker_lines(breaker, rests), *hold_lines(holds)],
         cursor=cursor,
         error=together([*planned.errors.values()]) if planned.errors and not keys else None,
@@ -242,7 +244,8 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
         errors += planned.errors.values()
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, datetime.now(UTC))
     raw_alone = rests or not breaker.closed
-    requests = first_requests(keys, asked, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone)
+    urgent = endangered(kafka, stream, ledger.get(asked))
+    requests = first_requests(keys, asked, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone, urgent=urgent)
     lines += [*breaker_lines(breaker, rests), *[str(error) for error in errors]]
     failed = together(errors) if errors and not keys else None
     return Tick(keys=keys, requests=requests, lines=lines, cursor=cursor, error=failed)

@@ -24,6 +24,13 @@ from orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
 from orchestration.operating.accepting_rejects import accepting_command
 from orchestration.telling import taken_back
 from orchestration.telling.publication import behind
+from orchestration.telling.stopped import (
+    losses_recorded,
+    planning_stopped,
+    retries_stopped,
+    slices_expired,
+    slices_waiting,
+)
 from orchestration.telling.unread import Ages, in_raw, unread_ages
 from resources import guards
 from resources.guards import guarded
@@ -86,11 +93,19 @@ class Asked:
 Measuring = Callable[[Asked], Measure | None]
 
 
-def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], tell: Tell) -> list[str]:
+def tick(
+    ledger: Ledger,
+    kafka: Kafka,
+    lake: Lake,
+    streams: Sequence[Stream],
+    tell: Tell,
+    sensors: Callable[[], Iterable[Measure]] = tuple,
+) -> list[str]:
     """Measure all streams, and tell what begins and what ends; returns what was done, in sentences.
 
     What cannot be measured, because something is away, leaves its alert as it is (I15). What cannot be told is told at
-    a later tick; one that the receiver refuses keeps back no other. Two ticks at once follow each other.
+    a later tick; one that the receiver refuses keeps back no other. Two ticks at once follow each other. `sensors`
+    measures the sensors.
 
     Raises:
         DependencyAwayError: the ledger is away.
@@ -99,8 +114,12 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
     now = datetime.now(UTC)
     lines: list[str] = []
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
-        measures = [found for stream in streams for found in _measured(ledger, kafka, lake, stream, lines)]
-        measures += _dependencies(ledger, streams)
+        unknown: dict[str, list[str]] = {stream.name: [] for stream in streams}
+        measures = [
+            found for stream in streams for found in _measured(ledger, kafka, lake, stream, lines, unknown[stream.name])
+        ]
+        measures += [_not_measured(stream, unknown[stream.name]) for stream in streams]
+        measures += [*_dependencies(ledger, streams), *sensors()]
         known = ledger.alerts()
         measures += _gone(ledger, streams, known.values(), now)
         open_ = after(known, measures, now)
@@ -121,7 +140,21 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
     return lines or [f"{len(open_)} alerts are open"]
 
 
-def _measured(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str]) -> Iterator[Measure]:
+def _not_measured(stream: Stream, why: Sequence[str]) -> Measure:
+    """What failed for a reason that waiting does not help: nobody is told then of what should have been measured."""
+    return Measure(
+        stream.name,
+        "not measured",
+        "; ".join(dict.fromkeys(why)) or "all is measured",
+        "all is measured",
+        bool(why),
+        "see the ticks of the sensor alerts" if why else "nothing is to be done",
+    )
+
+
+def _measured(
+    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str], unknown: list[str]
+) -> Iterator[Measure]:
     asked = Asked(ledger, kafka, lake, stream)
 
     def guards_of(measure: Measuring) -> list[guards.Guard]:
@@ -136,8 +169,12 @@ def _measured(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: l
                 found = measure(asked)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
+            # What is away has a breaker, and an absent topic stops its planning: these have alerts of their own.
+            if not isinstance(error, TemporaryError | TopicAbsentError):
+                unknown.append(error.problem)
         except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others
             lines.append(f"{stream.name}: not measured: {type(error).__name__}")
+            unknown.append(f"{measure.__name__.strip('_')}: {type(error).__name__}")
         else:
             if found is not None:
                 yield found
@@ -471,6 +508,11 @@ def _dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Measure]:
 
 
 MEASURES: tuple[Measuring, ...] = (
+    planning_stopped,
+    retries_stopped,
+    slices_expired,
+    slices_waiting,
+    losses_recorded,
     _breaker,
     _held,
     _given_up,
@@ -485,6 +527,9 @@ MEASURES: tuple[Measuring, ...] = (
     _reclaimed_late,
 )
 ASKS: Mapping[Measuring, Sequence[str]] = {
+    planning_stopped: (KAFKA,),
+    retries_stopped: (KAFKA,),
+    slices_expired: (KAFKA,),
     _reject_ratio: (LAKE,),
     _parked: (LAKE,),
     _parked_topic: (LAKE, KAFKA),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from highwater.alerting import Alert
@@ -30,7 +30,9 @@ from orchestration.sensing.retries import plan_tier
 from orchestration.sensing.worker_leases import living
 from orchestration.telling import taken_back
 from orchestration.telling.publication import Behind, accepted_vanished, behind
+from orchestration.telling.stopped import expired_errors
 from orchestration.telling.taken_back import TakenBack, told_of
+from orchestration.telling.unread import in_raw
 from resources.breakers import AcceptedReason, Judgement
 from resources.given_up import GivenUp
 from resources.guards import open_error, resting, told
@@ -45,6 +47,10 @@ if TYPE_CHECKING:
 
 # Hundreds of lines would hide the rest of the page; `--json` has all.
 REFUSED_SHOWN = 5
+
+
+# The sensor records every ten minutes that it measures (`highwater.alerting.REFRESH`).
+UNMEASURED_FOR = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class StreamStatus:
         generation: of the main topic; None if it was never planned.
         topic_id: the one that was planned.
         partitions: empty if the topic could not be looked at.
-        errors: what keeps the topic, or a partition of it, from being planned.
+        errors: what keeps the topic, or a partition of it, from being planned, or planned slices from being read.
         dlq: the tiers, and the parked topic.
         alerts: those that are open.
         breaker: the stream's circuit breaker.
@@ -163,6 +169,7 @@ class StreamStatus:
             unless it is renewed.
         accepted: why the topic of accepted events cannot be published to, or looked at; None if it can, or was not.
         instances: Dagster instances that work on the stream at the same time; none where one alone does.
+        measured_at: when the sensor of alerts last recorded that it measures the stream; None if it never did.
     """
 
     stream: str
@@ -185,6 +192,7 @@ class StreamStatus:
     instances: Sequence[Instance] = ()
     accepted_reasons: Sequence[AcceptedReason] = ()
     accepting: str | None = None
+    measured_at: datetime | None = None
 
     @property
     def lag(self) -> int | None:
@@ -228,8 +236,15 @@ class StreamStatus:
         ]
         errors += [] if self.accepted is None else [f"  {type(self.accepted).__name__}: {self.accepted}"]
         instances = [f"  Dagster instance {one.text} is not alone: {ONE_INSTANCE}" for one in self.instances]
-        lines = [*errors, *instances, *breakers, *refused, *holds, *given_up, *alerts, *workers]
+        lines = [*errors, *self._unmeasured, *instances, *breakers, *refused, *holds, *given_up, *alerts, *workers]
         return [head, *lines, *[f"  {self._dlq_line(one)}" for one in self.dlq], *self._waits]
+
+    @property
+    def _unmeasured(self) -> list[str]:
+        if self.measured_at is None or datetime.now(UTC) - self.measured_at < UNMEASURED_FOR:
+            return []
+        since = f"{self.measured_at:%Y-%m-%d %H:%M} UTC"
+        return [f"  no alert was measured since {since}: see that Dagster's daemon and the sensor alerts run"]
 
     def _dlq_line(self, one: DlqStatus) -> str:
         paused = "" if one.pause is None else f"; {one.pause.text}, highwater resume-tier {self.stream} {one.topic}"
@@ -276,6 +291,7 @@ class StreamStatus:
             "instances": [one.to_plain() for one in self.instances],
             "workers": {run: ends.isoformat() for run, ends in self.workers.items()},
             "alerts": [one.to_plain() for one in self.alerts],
+            "alerts_measured_at": None if self.measured_at is None else self.measured_at.isoformat(),
             "dlq": [_dlq_plain(one) for one in self.dlq],
             "accepted_error": None if self.accepted is None else _error_plain(self.accepted),
             **_waiting_plain(self.waiting),
@@ -329,9 +345,18 @@ def stream_status(
         found = _stream_status(ledger, kafka, stream, counts)
         # A broker that is away is waited for once.
         accepted = _accepted(ledger, kafka, lake, stream) if found.partitions else None
+        expired = _expired(ledger, kafka, lake, stream) if found.partitions else []
         told = waiting.result()
         dlq = [_with_loss(kafka, stream, one, told) for one in found.dlq]
-        return replace(found, waiting=told, accepted=accepted, dlq=dlq)
+        return replace(found, errors=[*found.errors, *expired], waiting=told, accepted=accepted, dlq=dlq)
+
+
+def _expired(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[HighwaterError]:
+    """Why planned slices cannot be read any more; nothing where that cannot be asked, which other errors tell."""
+    try:
+        return [*expired_errors(ledger, kafka, stream, in_raw(ledger, lake, stream))]
+    except HighwaterError as error:
+        return [error]
 
 
 def _with_loss(kafka: Kafka, stream: Stream, one: DlqStatus, told: Waiting | Exception) -> DlqStatus:
@@ -393,6 +418,7 @@ def _stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping
         given_up=ledger.given_up.open(stream.name),
         instances=ledger.instances.live_together(stream.name, datetime.now(UTC)),
         workers=_workers(ledger, stream),
+        measured_at=ledger.watched().get(stream.name),
         # A broker that is away is waited for once.
         dlq=_dlq(ledger, kafka, stream) if found.partitions else [],
     )

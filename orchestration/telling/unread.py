@@ -90,7 +90,7 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
     state, planned = kafka.topic_state(topic), ledger.planned(stream.name, topic)
     # Planned ends of another topic under the same name say nothing of this one.
     same = planned if planned is not None and planned.generation.topic_id == state.topic_id else None
-    unread, last = _unread(ledger, same, read) if same else ([], None)
+    unread, last = unread_slices(ledger, same, read) if same else ([], None)
     starts = _starts(state, same, unread, last)
     waiting = {
         p: OffsetRange(start, seen.last_stable)
@@ -101,7 +101,7 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
     return _ages(kafka, state, waiting, [piece.key for piece in unread], starts, sure=sure)
 
 
-def _unread(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> tuple[list[Slice], Slice | None]:
+def unread_slices(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> tuple[list[Slice], Slice | None]:
     """The oldest slices of a topic that are not in raw, without what is recorded as lost of them.
 
     And the last that was looked at, if there are more.
