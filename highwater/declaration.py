@@ -149,6 +149,8 @@ class Alerts:
         retries_late: how long after its due time a retry is still in no slice.
         retention_left: time until retention takes the oldest unread record; of a topic that keeps less than twice as
             long half of what it keeps.
+        held_back: how old the first record of an open transaction may be; of a topic that keeps less than twice as long
+            half of what it keeps.
         published_late: how long an accepted event may wait until it is sent, of a stream that publishes.
         reclaimed_late: how long what was taken back from the DLQ may wait until its slice is materialised again.
     """
@@ -157,6 +159,8 @@ class Alerts:
     parked: int = 1_000
     retries_late: timedelta = timedelta(hours=1)
     retention_left: timedelta = timedelta(hours=12)
+    # A broker ends a transaction after 15 minutes at the latest (`transaction.max.timeout.ms`), unless it hangs.
+    held_back: timedelta = timedelta(minutes=15)
     published_late: timedelta = timedelta(hours=1)
     reclaimed_late: timedelta = timedelta(hours=1)
 
