@@ -142,6 +142,12 @@ def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
     assert [(one.partition, one.offsets) for one in planned.losses()] == [(0, OffsetRange(0, 20))]
 
 
+def test_what_producers_write_between_the_looks_hinders_no_acceptance(planned: Ledger) -> None:
+    accept(planned, Looks(topic(led(0, 20), led(0, 50)), topic(led(0, 30), led(0, 60))), dry=False)
+    assert planned.generations("orders", "orders")[-1].starts == {0: 30, 1: 40}
+    assert [(one.partition, one.offsets) for one in planned.losses()] == [(0, OffsetRange(30, 40))]
+
+
 def test_a_loss_that_the_declaration_records_is_seen_twice(planned: Ledger) -> None:
     recording, expired = replace(STREAM, on_expired="record"), topic(led(45, 50), led(0, 50))
     Planner(planned, Looks(expired, WHOLE)).tick(recording, NOON)
