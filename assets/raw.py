@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from assets import erased
@@ -24,6 +25,7 @@ from highwater.erasing import microseconds, until
 from highwater.errors import (
     DependencyAwayError,
     HighwaterError,
+    NothingFetchedError,
     OffsetsExpiredError,
     TopicAbsentError,
     TopicRecreatedError,
@@ -64,12 +66,18 @@ MOST_RECORDS_A_TASK = 250_000
 RECORDS_A_FILE = 100_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
 # default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
+# A broker 3.6 or 3.7 answers with nothing when a fetch of tiered records takes longer than the wait. Spark asks again
+# with the same wait until its patience ends, 120 s by default: so the read with the short wait has little patience, and
+# one that got nothing is repeated with the long wait, which costs no more than the first one's patience.
 LONGEST_FETCH_MS = "1"
+PATIENCE_MS = "10000"
+LONGEST_TIERED_FETCH_MS = "5000"
 # After each poll Spark asks the broker where the log begins and ends, and waits for either answer. With Kafka's default
 # of 500 records that was nearly half of a read. A poll is of one fetch, so its bytes are bounded as well.
 RECORDS_A_POLL = "10000"
 # Each time that the planner or another run is first, losses are worked out again.
 TRIES = 5
+SHORT_WAIT: Mapping[str, str] = MappingProxyType({"kafka.fetch.max.wait.ms": LONGEST_FETCH_MS})
 # Seconds for holding thousands of partitions against their plan after an election; no tick waits for it.
 LONGEST_COMPARISON = 300.0
 
@@ -93,14 +101,14 @@ def materialise(work: Work) -> list[SliceReport]:
     left = _left(work, standing, mine)
     kept = mine | _not_to_be_had(work, left, standing)
     try:
-        return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing))
+        return _read_and_commit(work, left, standing, kept)
     except (OffsetsExpiredError, TopicTruncatedError):
         # It went while it was read. Spark names neither slice nor values nor the command; the look before a read does.
         before, left = left, _left(work, standing, mine)
         seen = mine | _not_to_be_had(work, left, standing)
         if seen.keys() <= kept.keys() and left == before:
             raise
-    return commit_until_settled(work, TABLE, standing, seen, partial(_read, left, standing))
+    return _read_and_commit(work, left, standing, seen)
 
 
 def _left(work: Work, standing: Standing, mine: Collection[str]) -> dict[str, Slice]:
@@ -151,6 +159,23 @@ def _record_expired(work: Work, left: Mapping[str, Slice], standing: Standing) -
     return found
 
 
+def _read_and_commit(
+    work: Work, left: Mapping[str, Slice], standing: Standing, kept: Mapping[str, str]
+) -> list[SliceReport]:
+    """Read with the short wait, and again with the long one where Kafka gave nothing."""
+    short = {"kafka.fetch.max.wait.ms": LONGEST_FETCH_MS, "kafkaConsumer.pollTimeoutMs": PATIENCE_MS}
+    configured = work.kafka.spark_options().get("kafka.fetch.max.wait.ms")
+    try:
+        options = {} if configured else short
+        return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing, options))
+    except NothingFetchedError as error:
+        if configured:
+            raise
+        work.log(f"{error.problem}; reading again with fetch.max.wait.ms={LONGEST_TIERED_FETCH_MS}")
+    options = {"kafka.fetch.max.wait.ms": LONGEST_TIERED_FETCH_MS}
+    return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing, options))
+
+
 def _committed_by(run: str, standing: Standing) -> dict[str, str]:
     """Slices that this run has committed before, with that as the reason why their rows stay."""
     why = "this run had committed it before; it is not read again"
@@ -158,27 +183,70 @@ def _committed_by(run: str, standing: Standing) -> dict[str, str]:
 
 
 def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) -> dict[str, str]:
-    """Slices whose rows stay because Kafka cannot give them again, with the reason."""
-    states: dict[str, TopicState | HighwaterError] = {}
+    """Slices whose rows stay because Kafka cannot give them again, with the reason.
+
+    The remedy of a slice that was never read destroys something: two looks agree on its problem, with all leaders.
+    """
     generations = {topic: work.ledger.generations(work.stream.name, topic) for topic in {s.topic for s in work.slices}}
-    problems: dict[str, HighwaterError] = {}
-    sound: list[Slice] = []
-    for piece in left.values():
-        if not piece.offsets:
-            continue
-        problem = _problem(work.stream, piece, _state(work, piece.topic, states)) or _overtaken(
-            work.stream, piece, generations[piece.topic]
-        )
-        if problem is None:
-            sound.append(piece)
-        else:
-            problems[piece.key] = problem
-    problems |= _replaced(work, sound, states)
+    wanted = [piece for piece in left.values() if piece.offsets]
+    overtaken_ = {s.key: problem for s in wanted if (problem := _overtaken(work.stream, s, generations[s.topic]))}
+    sound = [piece for piece in wanted if piece.key not in overtaken_]
+    states = {topic: _state(work, topic) for topic in {piece.topic for piece in wanted}}
+    found = _problems(work, sound, states)
+    unread = [piece for piece in sound if piece.key in found and piece.key not in standing.proofs]
+    if unread:
+        _see_all_led(unread, states)
+        states |= {s.topic: _again(work, s.topic) for s in unread if not isinstance(states[s.topic], HighwaterError)}
+        _see_all_led(unread, states)
+        again = _problems(work, sound, states)
+        _see_agreed(unread, found, again)
+        found = again
+    problems = {**overtaken_, **found}
     for key, problem in problems.items():
         if key not in standing.proofs:
             raise problem
     _see_led([piece for piece in sound if piece.key not in problems], states)
     return {key: f"rows kept as they are: {problem}" for key, problem in problems.items()}
+
+
+def _problems(
+    work: Work, slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]
+) -> dict[str, HighwaterError]:
+    found = {s.key: problem for s in slices if (problem := _problem(work.stream, s, states[s.topic])) is not None}
+    return found | _replaced(work, [piece for piece in slices if piece.key not in found], states)
+
+
+def _see_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
+    """See that all partitions of the slices' topics have a leader.
+
+    Raises:
+        DependencyAwayError: one has none, so nothing can be called lost.
+    """
+    for piece in slices:
+        state = states[piece.topic]
+        if not isinstance(state, HighwaterError) and state.unled:
+            raise DependencyAwayError(
+                f"{piece.key}: partitions {', '.join(map(str, state.unled))} of {piece.topic} have no leader",
+                remedy="see that every partition has a leader; it is tried again",
+            )
+
+
+def _see_agreed(
+    slices: Sequence[Slice], first: Mapping[str, HighwaterError], second: Mapping[str, HighwaterError]
+) -> None:
+    """See that two looks found the same problems.
+
+    Raises:
+        DependencyAwayError: they did not.
+    """
+    for piece in slices:
+        if type(first[piece.key]) is not type(second.get(piece.key)):
+            raise DependencyAwayError(
+                f"{piece.key}: two looks at {piece.topic} disagree",
+                stored=f"first: {first[piece.key].problem}",
+                found=f"then: {second[piece.key].problem if piece.key in second else 'nothing is missing'}",
+                remedy="nothing was decided; it is tried again",
+            )
 
 
 def _replaced(
@@ -252,13 +320,18 @@ def _for_command(stream: Stream, piece: Slice) -> str:
     return stream.name + option_for(stream, piece.topic)
 
 
-def _state(work: Work, topic: str, known: dict[str, TopicState | HighwaterError]) -> TopicState | HighwaterError:
-    if topic not in known:
-        try:
-            known[topic] = state_of(work.ledger, work.kafka, work.stream, topic)
-        except TopicAbsentError as error:
-            known[topic] = error
-    return known[topic]
+def _state(work: Work, topic: str) -> TopicState | HighwaterError:
+    try:
+        return state_of(work.ledger, work.kafka, work.stream, topic)
+    except TopicAbsentError as error:
+        return error
+
+
+def _again(work: Work, topic: str) -> TopicState | HighwaterError:
+    try:
+        return work.kafka.look_again(topic)
+    except TopicAbsentError as error:
+        return error
 
 
 def _problem(stream: Stream, piece: Slice, state: TopicState | HighwaterError) -> HighwaterError | None:
@@ -374,14 +447,21 @@ class _Read:
             self.rows.unpersist()
 
 
-def _read(left: Mapping[str, Slice], standing: Standing, work: Work, slices: Sequence[Slice], clock: Clock) -> _Read:
+def _read(
+    left: Mapping[str, Slice],
+    standing: Standing,
+    options: Mapping[str, str],
+    work: Work,
+    slices: Sequence[Slice],
+    clock: Clock,
+) -> _Read:
     """Make ready to read the slices: the records go from Kafka into the files in one pass, without a stop in between.
 
     Only where rows stand already are the records counted first, and held meanwhile: fewer must not replace more (I10).
     """
     mine = {piece.key: left[piece.key] for piece in slices}
     with delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
-        rows = _rows(work, [*mine.values()])
+        rows = _rows(work, [*mine.values()], options)
         if standing.proofs.keys().isdisjoint(mine):
             return _Read(rows, mine, again=None, run=work.run)
         rows = rows.persist()
@@ -389,14 +469,14 @@ def _read(left: Mapping[str, Slice], standing: Standing, work: Work, slices: Seq
         return _Read(rows, mine, again={row["slice"]: row["count"] for row in counted}, run=work.run)
 
 
-def _rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
+def _rows(work: Work, slices: Sequence[Slice], options: Mapping[str, str]) -> DataFrame:
     """The records of the slices, each named after its slice, by as few reads as their ranges allow."""
     from pyspark.sql import DataFrame as Frame
 
     groups: dict[tuple[str, int], list[Slice]] = {}
     for piece in slices:
         groups.setdefault((piece.topic, piece.generation), []).append(_marked(work, piece))
-    frames = [_topic_rows(work, group) for group in groups.values()]
+    frames = [_topic_rows(work, group, options) for group in groups.values()]
     return _without_erased(work, balanced(Frame.unionByName, frames))
 
 
@@ -459,7 +539,7 @@ _DIGEST = (
 )
 
 
-def _topic_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
+def _topic_rows(work: Work, slices: Sequence[Slice], options: Mapping[str, str]) -> DataFrame:
     """The records of slices of one topic and generation, each named after its slice."""
     from pyspark.sql import DataFrame as Frame
 
@@ -469,7 +549,7 @@ def _topic_rows(work: Work, slices: Sequence[Slice]) -> DataFrame:
         return work.spark.createDataFrame([], COLUMNS)
     topic, columns = slices[0].topic, _columns(slices)
     frames = [
-        _one_read(work, topic, {p: ranges[i] for p, ranges in merged.items() if i < len(ranges)}, columns)
+        _one_read(work, topic, {p: ranges[i] for p, ranges in merged.items() if i < len(ranges)}, columns, options)
         for i in range(reads)
     ]
     rows = balanced(Frame.unionByName, frames)
@@ -483,10 +563,16 @@ def _columns(slices: Sequence[Slice]) -> list[str]:
     return [*named, f"{slices[0].generation} AS generation", *taken, _fenced(slices)]
 
 
-def _one_read(work: Work, topic: str, ranges: Mapping[int, OffsetRange], columns: Sequence[str] = ("*",)) -> DataFrame:
+def _one_read(
+    work: Work,
+    topic: str,
+    ranges: Mapping[int, OffsetRange],
+    columns: Sequence[str] = ("*",),
+    options: Mapping[str, str] = SHORT_WAIT,
+) -> DataFrame:
     options = {
         "kafka.max.poll.records": RECORDS_A_POLL,
-        "kafka.fetch.max.wait.ms": LONGEST_FETCH_MS,  # unless the configuration says another
+        **options,
         **work.kafka.spark_options(),
         "assign": json.dumps({topic: sorted(ranges)}),
         "startingOffsets": json.dumps({topic: {str(p): r.start for p, r in ranges.items()}}),

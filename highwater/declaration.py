@@ -154,6 +154,8 @@ class Alerts:
         retention_left: time until retention takes the oldest unread record; of a topic that keeps less than twice as
             long half of what it keeps.
         unread_late: how long a planned slice may wait until it is in raw.
+        held_back: how old the first record of an open transaction may be; of a topic that keeps less than twice as long
+            half of what it keeps.
         published_late: how long an accepted event may wait until it is sent, of a stream that publishes.
         reclaimed_late: how long what was taken back from the DLQ may wait until its slice is materialised again.
     """
@@ -163,6 +165,8 @@ class Alerts:
     retries_late: timedelta = timedelta(hours=1)
     retention_left: timedelta = timedelta(hours=12)
     unread_late: timedelta = timedelta(hours=6)
+    # A broker ends a transaction after 15 minutes at the latest (`transaction.max.timeout.ms`), unless it hangs.
+    held_back: timedelta = timedelta(minutes=15)
     published_late: timedelta = timedelta(hours=1)
     reclaimed_late: timedelta = timedelta(hours=1)
 

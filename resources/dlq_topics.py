@@ -79,7 +79,7 @@ def ensure(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[st
     # Who owns a foreign topic may let it grow: that must not stop what is rejected of the main topic.
     wanted = _wanted(stream, main)
     rooms = _rooms(kafka, wanted, _grown(kafka, stream, main, wanted))
-    _see_none_gone(wanted.keys() - rooms.keys(), gone)
+    _see_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
     if len(rooms) < len(wanted):
         roomy = _wanted(stream, main, _there(kafka, stream.foreign_topics).values())
         for topic in wanted.keys() - rooms.keys():
@@ -124,7 +124,7 @@ def see_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> s
     topic, main, wanted = _accepted(kafka, stream)
     found = _there(kafka, [topic]).get(topic)
     if found is None:
-        _see_none_gone([topic], gone)
+        _see_none_gone(kafka, [topic], gone)
         _create(kafka, topic, wanted, only_asked=True)
         return "is not there yet: it is created with the first slice that is published, which is allowed"
     _see_no_drift(kafka, topic, wanted, found)
@@ -159,7 +159,7 @@ def see_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> t
     wanted = _wanted(stream, main, others)
     there = _there(kafka, wanted)
     rooms = _rooms(kafka, wanted, there)
-    _see_none_gone(wanted.keys() - rooms.keys(), gone)
+    _see_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
     for topic in wanted.keys() - rooms.keys():
         _create(kafka, topic, wanted[topic], only_asked=True)
     for topic, room in rooms.items():
@@ -173,9 +173,12 @@ def see_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> t
     return f"{len(rooms)} of {len(wanted)} are there, and set up as they must be", False
 
 
-def _see_none_gone(absent: Collection[str], gone: Gone) -> None:
+def _see_none_gone(kafka: Kafka, absent: Collection[str], gone: Gone) -> None:
     for topic in sorted(absent):
         if (error := gone(topic)) is not None:
+            with suppress(TopicAbsentError):
+                kafka.look_again(topic)
+                raise kafka.away(f"one broker did not know topic {topic}, another one does")
             raise error
 
 

@@ -18,6 +18,7 @@ from highwater.errors import (
     LAKE,
     DependencyAwayError,
     HighwaterError,
+    NothingFetchedError,
     OffsetsExpiredError,
     SupersededAttemptError,
     TopicTruncatedError,
@@ -62,6 +63,7 @@ _DIVERGED = re.compile(r"HIGHWATER_DIVERGED: [a-z0-9 ]*")
 _SUPERSEDED = re.compile(r"HIGHWATER_SUPERSEDED[^\n]*")
 _CONFLICT = re.compile(r"Concurrent\w+Exception|DELTA_CONCURRENT_\w+|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED")
 _EXPIRED = re.compile(r"OffsetOutOfRange|data may have been lost|KAFKA_DATA_LOSS|Cannot fetch offset")
+_NOTHING_FETCHED = re.compile(r"Cannot fetch record for offset")
 _SPARK_AWAY = re.compile(
     r"StatusCode\.UNAVAILABLE|Connection refused|failed to connect|Socket closed|Connection reset"
     r"|INVALID_HANDLE\.|RETRIES_EXCEEDED|SESSION_NOT_FOUND|SESSION_CLOSED|OPERATION_NOT_FOUND|Stream removed"
@@ -202,6 +204,13 @@ def translated(what: str, text: str) -> HighwaterError | None:
             f"Kafka no longer holds all offsets of {what}",
             found=_line_with(text, found),
             remedy="highwater status names the partition and the command that records the loss",
+        )
+    if found := _NOTHING_FETCHED.search(text):
+        return NothingFetchedError(
+            f"Kafka gave Spark nothing at {what}",
+            found=_line_with(text, found),
+            remedy="see that the broker answers; with tiered storage raise fetch.wait.max.ms in HIGHWATER_KAFKA_CONFIG",
+            of=KAFKA,
         )
     return _away(what, text)
 

@@ -105,6 +105,12 @@ def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.setattr(f"resources.{module}.REQUEST_SECONDS", 60.0)
 
 
+@pytest.fixture(autouse=True)
+def _second_look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two looks at a topic follow each other at once: seconds in between would add minutes to the tests of losses."""
+    monkeypatch.setattr("resources.kafka.LOOKS_APART", 0.05)
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """A ledger's, of the test's own."""

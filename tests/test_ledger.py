@@ -22,7 +22,13 @@ import pytest
 import sqlalchemy as sa
 
 from dev.processes import free_port, wait_until
-from highwater.errors import ConfigurationError, DependencyAwayError, LeaseHeldError, UnknownSliceError
+from highwater.errors import (
+    ConfigurationError,
+    DependencyAwayError,
+    InconsistentRecordError,
+    LeaseHeldError,
+    UnknownSliceError,
+)
 from highwater.gaps import Gaps
 from highwater.plans import Generation, Loss, Publication
 from highwater.slices import OffsetRange, Slice
@@ -217,6 +223,35 @@ def test_the_last_slice_and_the_planned_ends(ledger: Ledger) -> None:
     found = ledger.planned("orders", "orders")
     assert found is not None
     assert (found.next_ordinal, set(found.undecided)) == (2, {1})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"starts": {0: -1001}}, {"starts": {-1: 0}}, {"number": 2}, {"number": 0}, {"topic": "others"}, {"topic_id": ""}],
+    ids=str,
+)
+def test_a_generation_that_no_topic_can_have_is_refused(ledger: Ledger, changes: dict[str, object]) -> None:
+    """One that began at -1001 ended all planning, and the next acceptance crashed."""
+    first = Generation("orders", "orders", "A", 0, {0: 5}, NOON)
+    assert ledger.open_generation(first)
+    second = replace(first, **{"number": 1, "starts": {0: 3}, "topic_id": "B", **changes})  # type: ignore[arg-type]
+    with pytest.raises(InconsistentRecordError):
+        ledger.open_generation(second, seen=first)
+    assert ledger.generations("orders", "orders") == [first]
+    with pytest.raises(InconsistentRecordError):
+        ledger.decide_starts(first, {1: -1})
+    assert ledger.generations("orders", "orders") == [first]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"offsets": OffsetRange(4, 4)}, {"partition": -1}, {"generation": 1}, {"topic": "others"}], ids=str
+)
+def test_a_loss_that_no_topic_can_have_is_refused(ledger: Ledger, changes: dict[str, object]) -> None:
+    first = Generation("orders", "orders", "A", 0, {0: 5}, NOON)
+    assert ledger.open_generation(first)
+    with pytest.raises(InconsistentRecordError):
+        ledger.record_loss([replace(loss(0, 5, 9), **changes)], seen=first)  # type: ignore[arg-type]
+    assert ledger.losses() == []
 
 
 def test_a_loss_moves_the_planned_end(ledger: Ledger) -> None:

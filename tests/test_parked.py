@@ -200,7 +200,7 @@ def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
     ]
     there = PartitionState(log_start=0, last_stable=5, high_watermark=5, leader=1)
     state = TopicState("orders.dlq.parked", "A" * 22, {0: there})
-    kafka = cast("Any", SimpleNamespace(topic_state=lambda _: state, read=lambda *_: lying))
+    kafka = cast("Any", SimpleNamespace(topic_state=lambda _: state, look_again=lambda _: state, read=lambda *_: lying))
     found = look(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, Choice())
     assert sorted(origin.offset for origin in found.waiting) == [2, 3, 4]
     assert (found.settled, found.others) == (2, 0)

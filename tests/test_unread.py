@@ -46,7 +46,7 @@ class Topic:
             at: datetime
 
             def timestamp(self) -> tuple[int, int]:
-                return 0, round(self.at.timestamp() * 1000)
+                return 1, round(self.at.timestamp() * 1000)
 
         now = datetime.now(UTC)
         return (Message(now - timedelta(minutes=100 - r.start)) for r in ranges.values() if len(r))
@@ -72,7 +72,7 @@ class Wide(Topic):
     def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Any]:
         [(partition, offsets)] = ranges.items()
         made = datetime.now(UTC) - self._age(partition, offsets.start)
-        return iter([SimpleNamespace(timestamp=lambda: (0, round(made.timestamp() * 1000)))])
+        return iter([SimpleNamespace(timestamp=lambda: (1, round(made.timestamp() * 1000)))])
 
 
 class Deployed:

@@ -23,7 +23,7 @@ from assets.events import retries_lease
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, opened
 from highwater.erasing import digest_of, microseconds, until
-from highwater.errors import ConfigurationError, TopicAbsentError
+from highwater.errors import ConfigurationError, TopicAbsentError, TopicVanishedError
 from highwater.plans import Discard
 from highwater.reclaims import numbers, stale
 from highwater.slices import OffsetRange
@@ -31,7 +31,7 @@ from orchestration.checking.origin_counts import count_parked
 from orchestration.dependencies import see_lake_there
 from orchestration.operating.redriving import headers_of, key_of, redrive
 from resources.lake import count_in, query
-from resources.vanished_topics import vanished
+from resources.vanished_topics import state_of, vanished
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -214,10 +214,10 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
     """
     known = count_parked(ledger, lake, stream, published=True)
     try:
-        state = kafka.topic_state(stream.parked_topic)
+        state = state_of(ledger, kafka, stream, stream.parked_topic)
+    except TopicVanishedError:
+        raise
     except TopicAbsentError:
-        if (error := vanished(ledger, stream, stream.parked_topic)) is not None:
-            raise error from None
         return Parked({}, 0, 0, 0, {})
     ends = {
         p: OffsetRange(seen.log_start, seen.last_stable)

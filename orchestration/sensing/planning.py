@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from highwater.declaration import Start, Stream
 from highwater.envelope import SLICE
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError, TopicAbsentError
-from highwater.history import Fingerprint
+from highwater.history import SOUND, Fingerprint
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import OffsetRange, Slice
 from orchestration.sensing.cutting import PlanResult, plan, positions, see_same_topic
 from orchestration.sensing.endangered import endangered_ends
+from orchestration.sensing.looking import judge
 from resources.expired import SECONDS_APART
-from resources.history import fingerprints, look_back
+from resources.history import fingerprints
 from resources.vanished_topics import state_of
 
 if TYPE_CHECKING:
@@ -150,12 +151,13 @@ class Planner:
         for _ in range(TRIES):
             # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
             planned = self._ledger.planned(stream.name, stream.topic)
-            state = state_of(self._ledger, self._kafka, stream, stream.topic)
+            state, history = state_of(self._ledger, self._kafka, stream, stream.topic), SOUND
+            if planned is not None:
+                state, history = judge(self._kafka, stream, planned, state)
             if planned is None or _can_decide(planned, state):
                 planned = self._begun(stream, planned, state, now, dry=dry)
             if planned is None:
                 continue
-            history = look_back(self._kafka, state, planned)
             result = plan(stream, planned, due(state, planned) if due else state, now, history)
             if result.waiting and self._is_endangered(stream, planned, state):
                 # The tick before retention takes records is no time to wait for more of them.

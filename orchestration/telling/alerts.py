@@ -7,6 +7,7 @@ alert begins and ends (`highwater.alerting`), or sending it (`resources.webhook`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -35,7 +36,7 @@ from orchestration.telling.unread import Ages, in_raw, unread_ages
 from resources import guards
 from resources.guards import guarded
 from resources.topic_facts import stamped_by_broker, topic_settings
-from resources.vanished_topics import parked_lost, vanished
+from resources.vanished_topics import parked_lost, state_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -231,7 +232,22 @@ def _lost_on_parked(asked: Asked, waiting: int) -> HighwaterError | None:
     try:
         return parked_lost(asked.kafka, asked.stream, waiting)
     except TopicAbsentError:
-        return vanished(asked.ledger, asked.stream, asked.stream.parked_topic)
+        return _gone_topic(asked, asked.stream.parked_topic)
+
+
+def _gone_topic(asked: Asked, topic: str) -> TopicVanishedError | None:
+    """The error for a topic that was absent a moment ago; None where it may be absent.
+
+    Raises:
+        DependencyAwayError: Kafka or the ledger is away, or the brokers disagree on whether the topic exists.
+    """
+    try:
+        state_of(asked.ledger, asked.kafka, asked.stream, topic)
+    except TopicVanishedError as gone:
+        return gone
+    except TopicAbsentError:
+        return None
+    raise asked.kafka.away(f"one broker did not know topic {topic}, another one does")
 
 
 def _late_retries(asked: Asked) -> Measure | None:
@@ -269,7 +285,7 @@ def _lateness(asked: Asked, topic: str) -> tuple[timedelta, bool]:
         if topic in stream.foreign_topics and not stamped_by_broker(asked.kafka, topic):
             return timedelta(0), True  # what just came may bear the time of its first publication, days ago
     except TopicAbsentError:
-        if (gone := vanished(asked.ledger, stream, topic)) is not None:
+        if (gone := _gone_topic(asked, topic)) is not None:
             raise gone from None
         return timedelta(0), True  # nothing was published to it yet
     age = ages.oldest or timedelta(0)
@@ -309,6 +325,17 @@ def _retention_left(asked: Asked) -> Measure | None:
     """Of the main topic and of every topic whose records are retried the one that is in most danger."""
     stream = asked.stream
     found = _all_left(asked)
+    if gone := next((one for one in found if one.ages.expired), None):
+        lost = "; ".join(f"partition {p}: {offsets}" for p, offsets in sorted(gone.ages.expired.items()))
+        return Measure(
+            stream.name,
+            "retention before unread records",
+            f"retention deleted unread records of {gone.topic}: {lost}",
+            str(gone.limit),
+            over=True,
+            remedy=f"highwater status {stream.name} names the command that records the loss; raise retention.ms of "
+            f"{gone.topic}, and see what kept the records from being read",
+        )
     worst = min(found, key=lambda one: one.margin, default=None)
     known = any(one.topic == stream.topic for one in found) and all(one.ages.sure for one in found)
     if worst is None or (worst.margin >= timedelta(0) and not known):
@@ -339,12 +366,57 @@ def _all_left(asked: Asked) -> list[_Left]:
     return found
 
 
+def _open_transaction(asked: Asked) -> Measure | None:
+    """The open transaction that holds records back for longest, by the limit of its topic."""
+    stream = asked.stream
+    held = [(topic, p, found) for topic in _topics(asked) for p, found in asked.ages(topic).held_back.items()]
+    if not held:
+        return Measure.of_nothing(stream.name, "open transaction", "none holds records back")
+    limits = {topic: _held_back_limit(asked, topic) for topic, _, _ in held}
+    known = [(found.age, topic, p, found) for topic, p, found in held if found.age is not None]
+    if not known:
+        return None
+    age, topic, partition, found = max(known, key=lambda one: one[0] - limits[one[1]])
+    place = f"--topic {topic} --partition {partition}"
+    tool = f"kafka-transactions --bootstrap-server {asked.kafka.bootstrap}"
+    return Measure(
+        stream.name,
+        "open transaction",
+        f"{topic} partition {partition}: {found.offsets:,} offsets from offset {found.offset} on are held back by "
+        f"a transaction whose first record is {span(age)} old",
+        str(limits[topic]),
+        age > limits[topic],
+        f"{tool} describe-producers {place} names the producer ID: end that producer. If nobody runs it any more: "
+        f"{tool} abort {place} --start-offset {found.offset}",
+    )
+
+
+def _topics(asked: Asked) -> list[str]:
+    """The main topic, and those whose records are retried that are there; what is gone the age of retries tells."""
+    found = [asked.stream.topic]
+    for topic in asked.stream.delays:
+        with suppress(TopicAbsentError):
+            asked.ages(topic)
+            found.append(topic)
+    return found
+
+
+def _held_back_limit(asked: Asked, topic: str) -> timedelta:
+    kept = retention(topic_settings(asked.kafka, topic))
+    limit = asked.stream.alerts.held_back
+    return limit if kept is None else min(limit, kept / 2)
+
+
 def _left(asked: Asked, topic: str) -> _Left | None:
     """None where the settings of the topic may not be read."""
     settings = topic_settings(asked.kafka, topic)
     kept, size = retention(settings), size_limit(settings)
     if kept is None:
-        return _Left(topic, None, timedelta(0), Ages({}, sure=True), size) if no_age_ends(settings) else None
+        if not no_age_ends(settings):
+            return None
+        # A limit by size may have taken records all the same.
+        expired = {} if size is None else asked.ages(topic).expired
+        return _Left(topic, None, timedelta(0), Ages({}, sure=True, expired=expired), size)
     ages = asked.ages(topic)
     # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
     limit = min(asked.stream.alerts.retention_left, kept / 2)
@@ -523,6 +595,7 @@ MEASURES: tuple[Measuring, ...] = (
     _parked_topic,
     _late_retries,
     _retention_left,
+    _open_transaction,
     _published_late,
     _reclaimed_late,
 )
@@ -535,6 +608,7 @@ ASKS: Mapping[Measuring, Sequence[str]] = {
     _parked_topic: (LAKE, KAFKA),
     _late_retries: (KAFKA,),
     _retention_left: (KAFKA,),
+    _open_transaction: (KAFKA,),
     _published_late: (LAKE,),
     _reclaimed_late: (LAKE,),
 }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.alerting import Alert
 from highwater.breaker import CLOSED, Circuit
 from highwater.declaration import Stream
-from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError
+from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError, TopicVanishedError
 from highwater.history import SOUND, History
 from highwater.holding import Hold
 from highwater.instances import ONE_INSTANCE, Instance
@@ -24,8 +24,9 @@ from highwater.wording import number
 from orchestration.checking.origin_counts import count_parked
 from orchestration.dependencies import see_lake_there
 from orchestration.operating.accepting_rejects import accepting_command
-from orchestration.sensing.cutting import partition_errors, positions, see_same_topic, skipped_partitions
+from orchestration.sensing.cutting import positions, see_same_topic, skipped_partitions, sure_errors
 from orchestration.sensing.due_times import Due, due_of
+from orchestration.sensing.looking import judge
 from orchestration.sensing.retries import plan_tier
 from orchestration.sensing.worker_leases import living
 from orchestration.telling import taken_back
@@ -36,9 +37,8 @@ from orchestration.telling.unread import in_raw
 from resources.breakers import AcceptedReason, Judgement
 from resources.given_up import GivenUp
 from resources.guards import open_error, resting, told
-from resources.history import look_back
 from resources.paused_topics import Pause
-from resources.vanished_topics import parked_lost, planned_topic_gone, vanished
+from resources.vanished_topics import look_if_there, parked_lost, planned_topic_gone, state_of, vanished
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
@@ -67,11 +67,16 @@ class PartitionStatus:
 
     @property
     def lag(self) -> int | None:
-        """Offsets that could be planned and are not."""
+        """Offsets up to the high watermark that are not planned, those behind an open transaction among them."""
         if self.last_stable is None:
             return None
         begun = self.planned if self.planned is not None else self.log_start or 0
-        return max(self.last_stable - begun, 0)
+        return max(max(self.high_watermark or 0, self.last_stable) - begun, 0)
+
+    @property
+    def held_back(self) -> int:
+        """Offsets of the lag that an open transaction keeps from being planned (I3)."""
+        return 0 if self.last_stable is None else max((self.high_watermark or 0) - self.last_stable, 0)
 
 
 @dataclass(frozen=True)
@@ -202,10 +207,16 @@ class StreamStatus:
         return sum(one.lag or 0 for one in self.partitions)
 
     @property
+    def held_back(self) -> int:
+        """Offsets of the lag that open transactions keep from being planned."""
+        return sum(one.held_back for one in self.partitions)
+
+    @property
     def lines(self) -> list[str]:
         """The stream in sentences."""
         planned = "never planned" if self.generation is None else f"generation {self.generation}"
         lag = "lag not known" if self.lag is None else f"lag {self.lag:,}"
+        lag += f", {self.held_back:,} of it held back by open transactions" if self.held_back else ""
         head = f"{self.stream}: topic {self.topic}, {planned}, {self.slices:,} slices, {lag}"
         errors = [f"  {type(error).__name__}: {error}" for error in self.errors]
         alerts = [
@@ -259,10 +270,12 @@ class StreamStatus:
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Names of columns, and a row for each partition."""
-        names = ["partition", "planned to", "log start", "last stable", "high watermark", "lag", "leader", "trouble"]
+        names = ["partition", "planned to", "log start", "last stable", "high watermark", "lag", "held back"]
+        names += ["leader", "trouble"]
         rows = [
             [str(p.partition)]
             + [number(value) for value in (p.planned, p.log_start, p.last_stable, p.high_watermark, p.lag)]
+            + ["-" if p.last_stable is None else number(p.held_back)]
             + ["-" if p.leader is None else str(p.leader), p.trouble or ""]
             for p in self.partitions
         ]
@@ -277,7 +290,8 @@ class StreamStatus:
             "generation": self.generation,
             "slices": self.slices,
             "lag": self.lag,
-            "partitions": [{**vars(one), "lag": one.lag} for one in self.partitions],
+            "held_back": self.held_back,
+            "partitions": [{**vars(one), "lag": one.lag, "held_back": one.held_back} for one in self.partitions],
             "errors": [_error_plain(error) for error in self.errors],
             "breaker": self.breaker.to_plain(),
             "refused": [
@@ -383,6 +397,8 @@ def _accepted(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Highw
         with suppress(TopicAbsentError):
             kafka.description(topic)
             return None
+        if look_if_there(kafka, topic) is not None:
+            return None
         return accepted_vanished(ledger, lake, stream, topic)
     except HighwaterError as error:
         return error
@@ -430,8 +446,7 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
     partitions: list[PartitionStatus] = []
     errors: list[HighwaterError] = []
     try:
-        state = kafka.topic_state(stream.topic)
-        history = look_back(kafka, state, planned) if planned else SOUND
+        state, history = _judged(kafka, stream, planned)
         partitions = _partitions(stream, planned, state, history)
         errors = _errors(stream, planned, state, history)
     except TopicAbsentError as error:
@@ -447,6 +462,17 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
         partitions=partitions,
         errors=errors,
     )
+
+
+def _judged(kafka: Kafka, stream: Stream, planned: Planned | None) -> tuple[TopicState, History]:
+    try:
+        state = kafka.topic_state(stream.topic)
+    except TopicAbsentError:
+        # A planned topic is called gone after two looks.
+        if planned is None or (again := look_if_there(kafka, stream.topic)) is None:
+            raise
+        state = again
+    return (state, SOUND) if planned is None else judge(kafka, stream, planned, state)
 
 
 def _workers(ledger: Ledger, stream: Stream) -> dict[str, datetime]:
@@ -480,9 +506,11 @@ def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> DlqStatus
 
 def _parked(ledger: Ledger, kafka: Kafka, stream: Stream) -> DlqStatus:
     try:
-        state = kafka.topic_state(stream.parked_topic)
+        state = state_of(ledger, kafka, stream, stream.parked_topic)
+    except TopicVanishedError as error:
+        return DlqStatus(stream.parked_topic, error=error)
     except TopicAbsentError:
-        return DlqStatus(stream.parked_topic, error=vanished(ledger, stream, stream.parked_topic))
+        return DlqStatus(stream.parked_topic)
     except HighwaterError as error:
         return DlqStatus(stream.parked_topic, error=error)
     held = sum((seen.last_stable or 0) - (seen.log_start or 0) for seen in state.partitions.values())
@@ -495,7 +523,7 @@ def _partitions(stream: Stream, planned: Planned | None, state: TopicState, hist
     ends = positions(same, state) if same else {}
     trouble: dict[int, str] = {}
     if same:
-        trouble = {p: error.problem for p, error in partition_errors(stream, same, state, history.diverged).items()}
+        trouble = {p: error.problem for p, error in sure_errors(stream, same, state, history).items()}
         trouble |= {**history.unsure, **skipped_partitions(same, state)}
     return [
         PartitionStatus(
@@ -518,4 +546,4 @@ def _errors(stream: Stream, planned: Planned | None, state: TopicState, history:
         see_same_topic(stream, planned, state)
     except HighwaterError as error:
         return [error]
-    return list(partition_errors(stream, planned, state, history.diverged).values())
+    return list(sure_errors(stream, planned, state, history).values())
