@@ -11,6 +11,7 @@ between leaves what the next erasure of the key finishes. Nothing is judged agai
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from highwater.proof import Proof
 from highwater.retention import AGED_FROM, aged, records
 from highwater.slices import SliceKey
 from highwater.tables import COMMON
-from resources.lake import proofs_where, query, query_all, slice_is_one_of
+from resources.lake import ensure_complete, proofs_where, query, query_all, sizes, slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import replace_slices, rows_at, table_in_sql
 
@@ -41,7 +42,10 @@ if TYPE_CHECKING:
     from resources.lake import Lake
 
 _TIMES = {"first_event_us", "last_event_us"}
-_IS_KEY = "proof IS NULL AND encode(sha256(key), 'hex') = '{digest}'"
+# Without `proof IS NULL`: no filter may hide a row of the key, and rows of proof have no key.
+_IS_KEY = "encode(sha256(key), 'hex') = '{digest}'"
+# The tables that hold keys; the rows of the others follow from these.
+KEYED = ("raw", "events", "rejects", "current")
 
 
 @dataclass
@@ -74,11 +78,11 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
     Of slices whose rows of raw went by their age its records are those that events and rejects tell of.
 
     Raises:
+        IncompleteReadError: fewer rows were read than the tables' logs count.
         DependencyAwayError: the lake could not be read.
     """
     found, mine = Found(), _IS_KEY.format(digest=digest)
-    tables = {name: lake.table(stream.name, name) for name in COMMON}
-    there = {name: table for name, table in tables.items() if table is not None}
+    there = _readable_tables(lake, stream, digest)
     if "raw" in there:
         where = 'slice, "partition", "offset", arrow_cast("timestamp", \'Int64\') AS us, value IS NULL AS tombstone'
         for row in query(there["raw"], f"SELECT {where} FROM t WHERE {mine}"):
@@ -103,11 +107,69 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
     return found
 
 
+def _readable_tables(lake: Lake, stream: Stream, digest: str) -> dict[str, DeltaTable]:
+    """The tables that exist, after a read of every row of those with keys."""
+    tables = {name: lake.table(stream.name, name) for name in COMMON}
+    there = {name: table for name, table in tables.items() if table is not None}
+    for name in there.keys() & {*KEYED}:
+        _holders(there[name], digest)
+    return there
+
+
+def _holders(table: DeltaTable, digest: str, keys: Sequence[str] | None = None, *, by: str = "slice") -> set[str]:
+    """The values of a column, by default the slices, in rows of a key, after a read of every row and no filter.
+
+    Raises:
+        IncompleteReadError: fewer rows were read than the table's log counts.
+    """
+    is_mine = f"coalesce({_IS_KEY.format(digest=digest)}, false)"
+    where = "true" if keys is None else slice_is_one_of(keys)
+    # An aggregate over the keys: a mere count would be answered from the table's log.
+    sql = f"SELECT slice, {by} AS found, {is_mine} AS mine, count(*) AS n FROM t WHERE {where} GROUP BY 1, 2, 3"
+    rows = query(table, sql)
+    seen = Counter[str]()
+    for row in rows:
+        seen[str(row["slice"])] += int(row["n"])
+    # In the log's count the row of the proof is left out.
+    ensure_complete(table, {key: count - 1 for key, count in seen.items()}, sizes(table, keys))
+    return {str(row["found"]) for row in rows if row["mine"]}
+
+
+def ensure_gone(lake: Lake, stream: Stream, digest: str, keys: Sequence[str], names: Sequence[str]) -> None:
+    """Validate, by a read of all rows without a JVM, that slices have no row of a key any more: Spark removed them.
+
+    Args:
+        lake: the tables.
+        stream: their stream.
+        digest: the key.
+        keys: the slices.
+        names: the tables.
+
+    Raises:
+        UnbalancedError: the key is still there.
+        IncompleteReadError: fewer rows were read than the tables' logs count.
+        DependencyAwayError: the lake could not be read.
+    """
+    for name in names:
+        table = lake.table(stream.name, name)
+        if table is None:
+            continue
+        folded = name == "current"
+        held = _holders(table, digest, None if folded else keys, by="updated_by_slice" if folded else "slice")
+        if left := sorted(held.intersection(keys)):
+            raise UnbalancedError(
+                f"the erased key is still in {name} of {stream.name}",
+                stored="no row of the key",
+                found=f"rows of it in {len(left):,} slices, the first is {left[0]}",
+                remedy="run the same command again; if this stays, keep the output and do not call the key erased",
+            )
+
+
 _ORIGIN = ", ".join(ORIGIN)
 _SAME = " AND ".join(f"r.{name} = d.{name}" for name in ("slice", *ORIGIN))
 _PUBLISHED = f"""
 SELECT d.slice AS slice, count(*) AS n FROM r JOIN d ON {_SAME}
-WHERE r.proof IS NULL AND d.proof IS NULL AND encode(sha256(r.key), 'hex') = '{{digest}}' GROUP BY d.slice
+WHERE encode(sha256(r.key), 'hex') = '{{digest}}' GROUP BY d.slice
 """
 
 
@@ -277,7 +339,7 @@ def _without(key: str, counts: Mapping[str, int], rows: Mapping[str, int]) -> di
 def _spans(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, dict[str, int]]:
     """The first and last event time of what stays of each slice; a slice without events has none."""
     us = "arrow_cast(event_time, 'Int64')"
-    rest = f"proof IS NULL AND encode(sha256(key), 'hex') <> '{digest}' AND {slice_is_one_of(keys)}"
+    rest = f"encode(sha256(key), 'hex') <> '{digest}' AND {slice_is_one_of(keys)}"
     sql = f"SELECT slice, min({us}) AS first, max({us}) AS last FROM t WHERE {rest} GROUP BY slice"
     return {row["slice"]: {"first_event_us": row["first"], "last_event_us": row["last"]} for row in query(table, sql)}
 

@@ -102,6 +102,10 @@ class UnbalancedError(PermanentError):
     """Raw, events and rejects of a slice do not add up: rows were changed by somebody else (I5)."""
 
 
+class IncompleteReadError(PermanentError):
+    """A read returned fewer rows than the table's log counts; nothing was concluded from what is absent (I15)."""
+
+
 class BlockedError(PermanentError):
     """A check that the stream lets block failed; nothing downstream of what it judged is committed."""
 

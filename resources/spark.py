@@ -48,6 +48,10 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
         "spark.sql.session.timeZone": "UTC",
         # The rows of raw are counted by the statistics of its commits.
         "spark.databricks.delta.stats.collect": "true",
+        # Parquet leaves out the count of nulls where the least and the greatest value of a column have 4,096 bytes
+        # together, and deltalake takes a missing count for zero: `IS NULL` then finds no row of the file. So both are
+        # cut: 2 * 1,024 < 4,096.
+        "parquet.statistics.truncate.length": "1024",
         # What we have Spark hold is read once more and let go; packing it took longer than making it.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # The pages of Spark would show the secrets of Kafka's client in clear (I13). A password may hold any character

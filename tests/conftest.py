@@ -9,8 +9,7 @@ import os
 import re
 import signal
 import uuid
-from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from hypothesis import settings as hypothesis
 
 from dev import processes
 from highwater import settings
-from tests.records import of_records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,13 +68,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ordered += mine + others[: max(0, left)]
         del others[: max(0, left)]
     items[:] = ordered + others
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Of a test that is marked so, what is asserted tells of records."""
-    with of_records() if pyfuncitem.get_closest_marker("records") else nullcontext():
-        return (yield)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -23,7 +23,6 @@ from resources.dlq_topics import ensure_accepted, see_accepted
 from tests.accept_child import FENCED, LAPSED, POINTS
 from tests.accepted import Event, Tables
 from tests.conftest import create_topic
-from tests.records import of_records
 from tests.support import Children, order_message
 from tests.test_dlq import published as read
 
@@ -57,7 +56,6 @@ class Publishing:
         }
         self.children = Children("tests.accept_child", task)
 
-    @of_records()
     def see_each_once_in_order(self) -> None:
         found: dict[int, list[int]] = {0: [], 1: []}
         for partition, key, value, headers in read(self.bootstrap, f"{self.topic}.accepted"):

@@ -168,7 +168,6 @@ def test_the_doctor_tells_it_before_it_asks_whether_the_topic_would_be_created(
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_a_topic_that_was_deleted_is_told_and_filled_anew_as_the_remedy_says(
     bootstrap: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -29,7 +29,7 @@ def write_raw(lake: Lake, scene: Scene, piece: Slice) -> list[dict[str, Any]]:
     consumer = Consumer({"bootstrap.servers": scene.bootstrap, **settings})
     consumer.assign([TopicPartition(scene.topic, 0, 0)])
     rows: list[dict[str, Any]] = []
-    while not (message := consumer.poll(10) or pytest.fail("nothing came")).error():
+    while not (message := consumer.poll(60) or pytest.fail("nothing came")).error():
         rows.append(
             {
                 "slice": piece.key,

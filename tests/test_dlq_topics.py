@@ -49,7 +49,7 @@ def config(bootstrap: str, topic: str) -> dict[str, str]:
 
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient({"bootstrap.servers": bootstrap})  # one that is let go of drops the request under way
-    entries: Any = admin.describe_configs([resource])[resource].result(10)
+    entries: Any = admin.describe_configs([resource])[resource].result(60)
     return {name: entry.value for name, entry in entries.items()}
 
 

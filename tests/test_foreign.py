@@ -381,7 +381,6 @@ def sent_to(bench: Bench, topic: str) -> list[Headers]:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> None:
     """Kafka Connect and Spring read the same topic, and another one, and sent what they could not take to one topic."""
     theirs = f"{bench.stream.topic}.sink.errors"

@@ -238,7 +238,6 @@ def test_a_version_whose_entry_is_gone_has_no_time(world: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files become fewer, rows and proofs stay, an old version stays readable, and the checks stay green."""
     monkeypatch.setattr("assets.raw.LEAST_RECORDS_A_TASK", 1)  # so that a slice has several files

@@ -70,7 +70,7 @@ def allow(bootstrap: str, kind: str, name: str, *operations: str) -> None:
     ]
     admin = AdminClient({"bootstrap.servers": bootstrap})  # it lives until its answers are there
     for future in admin.create_acls(rules).values():
-        future.result(10)
+        future.result(60)
 
 
 def test_what_is_forbidden_is_told(guarded: tuple[str, str]) -> None:

@@ -18,7 +18,6 @@ from resources.dlq_topics import ensure
 from resources.groups import commit
 from resources.transactions import Mark, Transactions
 from tests.publish_child import FENCED, POINTS
-from tests.records import of_records
 from tests.support import Bench, Children, order_message, read_topic
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class Publishing:
         }
         self.children = Children("tests.publish_child", task)
 
-    @of_records()
     def see_each_once(self) -> None:
         found = read_topic(self.bench.bootstrap, self.bench.stream.tier_topics[0])
         assert Counter(key for key, _ in found.values()) == Counter(f"o{n}".encode() for n in range(RECORDS))

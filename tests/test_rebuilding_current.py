@@ -81,7 +81,6 @@ def folded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_whatever_became_of_current_it_is_what_the_events_say(
     folded: Bench, spark_server: SparkConnect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +113,6 @@ def test_whatever_became_of_current_it_is_what_the_events_say(
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.records
 def test_runs_go_on_while_current_is_rebuilt(folded: Bench) -> None:
     """What is decided between the look and the commit is neither overwritten nor forgotten."""
     bench = folded
@@ -177,7 +175,6 @@ def environment(bench: Bench, server: SparkConnect) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_without_events_nothing_is_rebuilt(bench: Bench) -> None:
     bench.send(order_message("o1", 1))
     raw.materialise(bench.work(bench.plan(0, p0=(0, 1))))

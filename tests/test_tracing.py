@@ -126,7 +126,7 @@ def write_raw(lake: Lake, offsets: list[int]) -> None:
         ]
     )
     proof = {"slice": PIECE.key, "proof": Proof(PIECE, 1, len(rows)).to_json()}
-    write_deltalake(lake.path("orders", "raw"), pa.Table.from_pylist([*rows, proof], schema))
+    write_deltalake(lake.path("orders", "raw"), pa.Table.from_pylist([*rows, proof], schema), partition_by=["slice"])
 
 
 @pytest.mark.slow
