@@ -20,6 +20,7 @@ from assets import events
 from assets.commit import Clock, commit_lock, have_table, reports, require_newer
 from assets.events import require
 from assets.layout import TABLE, Layout
+from assets.origins import MILLISECONDS, TIMESTAMP
 from assets.parsing import field_columns, quoted, sql_type
 from assets.work import SliceReport, Work
 from highwater.balancing import balanced
@@ -49,7 +50,7 @@ def columns(stream: Stream) -> str:
     return (
         f"slice STRING, key STRING, version {version}, event_time TIMESTAMP{fields}, origin_topic STRING, "
         "origin_generation INT, origin_partition INT, origin_offset BIGINT, origin_timestamp TIMESTAMP, "
-        "updated_by_slice STRING"
+        "origin_timestamp_ms BIGINT, updated_by_slice STRING"
     )
 
 
@@ -72,7 +73,7 @@ def precedence() -> Column:
 
     return F.struct(
         F.col("version"),
-        -F.unix_micros("origin_timestamp"),
+        -F.col(MILLISECONDS),
         -F.col("origin_partition"),
         -F.col("origin_offset"),
         -F.col("origin_generation"),
@@ -167,7 +168,7 @@ def _names(work: Work, name: str, version: int | None = None) -> list[str]:
 def columns_of(stream: Stream) -> list[str]:
     """The columns of a winner: those of the table, `slice` and `proof` left out."""
     fields = [quoted(f.name) for f in field_columns(stream)]
-    return ["key", "version", "event_time", *fields, *ORIGIN, "origin_timestamp", "updated_by_slice"]
+    return ["key", "version", "event_time", *fields, *ORIGIN, *TIMESTAMP, "updated_by_slice"]
 
 
 def fold_if_due(work: Work, clock: Clock) -> str | None:

@@ -25,7 +25,7 @@ from assets.dlq_sending import Alike, Reject, Sending
 from assets.events import ORIGIN_COLUMNS, require, see_held
 from assets.marks import PREFIX, delete_marks, group_name
 from assets.origins import DLQ as TABLE
-from assets.origins import MICROSECONDS, covering
+from assets.origins import MILLISECONDS, TIMESTAMP, covering
 from assets.reclaims import NUMBER, counted
 from assets.references import came_as, originals_of
 from assets.work import SliceReport, Work, uncollected
@@ -63,7 +63,7 @@ BYTES_A_TRANSACTION = 16 * 1024 * 1024
 RECORDS_A_READ = 50_000
 _ORDER = ", ".join(ORIGIN)
 _RECORD = (
-    f"slice, {_ORDER}, {MICROSECONDS}, coalesce(retries, 0) AS retries, reason, "
+    f"slice, {_ORDER}, {MILLISECONDS}, coalesce(retries, 0) AS retries, reason, "
     "detail, next_topic, first_failed_at, key, value, headers"
 )
 
@@ -313,8 +313,7 @@ def _rejects_of(rows: pa.Table) -> list[Reject]:
     came = [came_as(found) if tried else None for tried, found in zip(retries, originals, strict=True)]
     details = [(detail or "")[:MOST_DETAIL] for detail in _few(rows["detail"])]
     alike = map(_alike, *[_few(rows[name]) for name in _ALIKE], details, retries, rows[NUMBER].to_pylist(), came)
-    milliseconds = (us // 1000 for us in rows["origin_us"].to_pylist())
-    each = zip(alike, rows["origin_offset"].to_pylist(), milliseconds, originals, strict=True)
+    each = zip(alike, rows["origin_offset"].to_pylist(), rows[MILLISECONDS].to_pylist(), originals, strict=True)
     return [kind.reject(offset, ms, found) for kind, offset, ms, found in each]
 
 
@@ -388,7 +387,7 @@ def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], sta
 
     mine = slice_is_one_of([decision.key for decision in decisions])
     rows = counted(rows_at(work.spark, work.lake.path(work.stream.name, rejects.TABLE), version).where(mine))
-    names = ("slice", *ORIGIN, "origin_timestamp", "attempt", "retries", NUMBER, "reason", "detail", "next_topic")
+    names = ("slice", *ORIGIN, *TIMESTAMP, "attempt", "retries", NUMBER, "reason", "detail", "next_topic")
     copied = F.col(rejects.PUBLISHED_AT) if rejects.PUBLISHED_AT in rows.columns else F.lit(None).cast("timestamp")
     told = rows.select(*names, "first_failed_at", F.coalesce(copied, F.current_timestamp()).alias("now"))
     if any(standing.attempt(decision.key) for decision in decisions):

@@ -55,12 +55,12 @@ class Found:
     Args:
         places: for each slice the offsets of its records in raw.
         rows: for each slice how many rows of each table, with the tombstones, and the rejects by reason as well.
-        newest_us: the greatest timestamp among the records, in microseconds; 0 without one.
+        newest_ms: the greatest timestamp among the records, in milliseconds; 0 without one.
     """
 
     places: dict[str, list[Place]] = field(default_factory=dict)
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
-    newest_us: int = 0
+    newest_ms: int = 0
 
     def count(self, key: str, name: str, count: int) -> None:
         """Add rows of a slice."""
@@ -84,10 +84,10 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
     found, mine = Found(), _IS_KEY.format(digest=digest)
     there = _readable_tables(lake, stream, digest)
     if "raw" in there:
-        where = 'slice, "partition", "offset", arrow_cast("timestamp", \'Int64\') AS us, value IS NULL AS tombstone'
+        where = 'slice, "partition", "offset", timestamp_ms, value IS NULL AS tombstone'
         for row in query(there["raw"], f"SELECT {where} FROM t WHERE {mine}"):
             found.places.setdefault(row["slice"], []).append((row["partition"], row["offset"]))
-            found.newest_us = max(found.newest_us, row["us"])
+            found.newest_ms = max(found.newest_ms, row["timestamp_ms"])
             found.count(row["slice"], "raw", 1)
             found.count(row["slice"], "tombstones", int(row["tombstone"]))
     for name, by in (("events", "slice"), ("current", "updated_by_slice")):

@@ -72,7 +72,7 @@ def named() -> dict[str, Column]:
     from pyspark.sql import functions as F
 
     connect, spring = _system() == foreign.CONNECT_TOPIC, _system() == foreign.SPRING_TOPIC
-    own_time = F.when(F.col("timestamp_type") == foreign.BY_PRODUCER, F.unix_millis("timestamp"))
+    own_time = F.when(F.col("timestamp_type") == foreign.BY_PRODUCER, F.col("timestamp_ms"))
     spring_time = _from_bytes(foreign.SPRING_TIMESTAMP, 8)
     return {
         "named_topic": F.when(connect, _text(foreign.CONNECT_TOPIC)).when(spring, _text(foreign.SPRING_TOPIC)),
@@ -181,7 +181,7 @@ def _open_at(log: foreign.MainLog) -> Column:
     from pyspark.sql import functions as F
 
     time = F.col("named_ms")
-    moment = F.coalesce(time, F.unix_millis("timestamp"))
+    moment = F.coalesce(time, "timestamp_ms")
     first = log.generations[0].number if log.generations else None
     # The youngest first; one chain, not one condition in the other: there may be many.
     found = F.when(F.lit(False), None)  # noqa: FBT003 - a literal column
@@ -207,7 +207,7 @@ def _with_left(work: Work, rows: DataFrame, version: int) -> DataFrame:
         .where(F.col("origin_topic") == work.stream.topic)
         .groupBy(*[F.col(name).alias(f"published_{name}") for name in ORIGIN[1:]])
         .agg(
-            F.collect_set(F.unix_millis("origin_timestamp")).alias("published_ms"),
+            F.collect_set("origin_timestamp_ms").alias("published_ms"),
             F.max(reclaims.NUMBER).alias(PUBLISHED),
         )
     )

@@ -120,7 +120,9 @@ def _value(declared: Field) -> Column:
     part = f"json_{declared.name}"
     if declared.type == "timestamp":
         text = F.try_variant_get(part, "$", "string")
-        return F.when(text.rlike(_ISO), F.try_to_timestamp(text))
+        moment = F.try_to_timestamp(text)
+        # In UTC: a zone moves the first and the last hours into years that other readers' times do not have.
+        return F.when(text.rlike(_ISO) & F.year(moment).between(1, 9999), moment)
     value = F.try_variant_get(part, "$", sql_type(declared).lower())
     if declared.type.startswith("decimal"):
         # The cast would round; money is not rounded in silence.

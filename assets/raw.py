@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,11 +18,12 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from assets import erased
+from assets import client_reads, erased
 from assets.commit import Clock, Standing, commit_until_settled, have_table
 from assets.work import SliceReport, Work, nothing
 from highwater.balancing import balanced
-from highwater.erasing import microseconds, until
+from highwater.envelope import LEAST_MILLISECONDS, MOST_MILLISECONDS
+from highwater.erasing import milliseconds, until
 from highwater.errors import (
     DependencyAwayError,
     HighwaterError,
@@ -52,7 +54,8 @@ if TYPE_CHECKING:
 TABLE = "raw"
 COLUMNS = (
     "slice STRING, topic STRING, generation INT, partition INT, offset BIGINT, timestamp TIMESTAMP, "
-    "timestamp_type INT, key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    "timestamp_ms BIGINT, timestamp_type INT, key BINARY, value BINARY, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
 
 SEARCHED = ("partition", "offset", "timestamp")
@@ -78,6 +81,13 @@ RECORDS_A_POLL = "10000"
 # Each time that the planner or another run is first, losses are worked out again.
 TRIES = 5
 SHORT_WAIT: Mapping[str, str] = MappingProxyType({"kafka.fetch.max.wait.ms": LONGEST_FETCH_MS})
+# Spark's source takes each timestamp through `java.sql.Timestamp`, in the calendar and zone of the JVM: beyond the year
+# 294247 that fails, and before 1900 it gives another moment.
+UNCONVERTED = "HIGHWATER_UNCONVERTED_TIMESTAMP"
+_UNCONVERTED = re.compile(rf"{UNCONVERTED}|long overflow")
+_OLDEST_CONVERTED = "TIMESTAMP '1901-01-01 00:00:00Z'"
+# The milliseconds of a record, as Spark's source has it.
+_SOURCE_MS = f"IF(timestamp < {_OLDEST_CONVERTED}, RAISE_ERROR('{UNCONVERTED}'), UNIX_MILLIS(timestamp))"
 # Seconds for holding thousands of partitions against their plan after an election; no tick waits for it.
 LONGEST_COMPARISON = 300.0
 
@@ -160,6 +170,19 @@ def _record_expired(work: Work, left: Mapping[str, Slice], standing: Standing) -
 
 
 def _read_and_commit(
+    work: Work, left: Mapping[str, Slice], standing: Standing, kept: Mapping[str, str]
+) -> list[SliceReport]:
+    """Commit what Spark reads from Kafka; where its source cannot convert a timestamp, what our own consumer reads."""
+    try:
+        return _commit_from_spark(work, left, standing, kept)
+    except Exception as error:
+        if not _UNCONVERTED.search(str(error)):
+            raise
+    work.log("raw: a record's timestamp is outside of what Spark's Kafka source converts; reading by our own consumer")
+    return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing, None))
+
+
+def _commit_from_spark(
     work: Work, left: Mapping[str, Slice], standing: Standing, kept: Mapping[str, str]
 ) -> list[SliceReport]:
     """Read with the short wait, and again with the long one where Kafka gave nothing."""
@@ -407,6 +430,7 @@ class _Read:
     again: Mapping[str, int] | None
     spread: str = "offset"
     run: str = ""
+    release_rows: Callable[[], None] = nothing
 
     def proof(self, piece: Slice, attempt: int) -> Proof:
         lost = piece.offsets - self.left[piece.key].offsets
@@ -443,14 +467,17 @@ class _Read:
         return nullcontext(nothing)
 
     def release(self) -> None:
-        if self.again is not None:
-            self.rows.unpersist()
+        try:
+            if self.again is not None:
+                self.rows.unpersist()
+        finally:
+            self.release_rows()
 
 
 def _read(
     left: Mapping[str, Slice],
     standing: Standing,
-    options: Mapping[str, str],
+    options: Mapping[str, str] | None,
     work: Work,
     slices: Sequence[Slice],
     clock: Clock,
@@ -460,23 +487,66 @@ def _read(
     Only where rows stand already are the records counted first, and held meanwhile: fewer must not replace more (I10).
     """
     mine = {piece.key: left[piece.key] for piece in slices}
-    with delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
-        rows = _rows(work, [*mine.values()], options)
+    with ExitStack() as opened, delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
+        source = _ByClient(work, opened) if options is None else _BySpark(work, options)
+        rows = _rows(work, [*mine.values()], source)
         if standing.proofs.keys().isdisjoint(mine):
-            return _Read(rows, mine, again=None, run=work.run)
+            return _Read(rows, mine, again=None, run=work.run, release_rows=opened.pop_all().close)
         rows = rows.persist()
         counted = rows.groupBy("slice").count().collect()
-        return _Read(rows, mine, again={row["slice"]: row["count"] for row in counted}, run=work.run)
+        again = {row["slice"]: row["count"] for row in counted}
+        return _Read(rows, mine, again=again, run=work.run, release_rows=opened.pop_all().close)
 
 
-def _rows(work: Work, slices: Sequence[Slice], options: Mapping[str, str]) -> DataFrame:
+@dataclass(frozen=True)
+class _BySpark:
+    """Records as Spark's Kafka source reads them.
+
+    Args:
+        work: the connections.
+        options: of the source, beside those that every read has.
+        ms: a record's timestamp in milliseconds, in SQL.
+        type_: its type, likewise.
+    """
+
+    work: Work
+    options: Mapping[str, str]
+    ms: str = _SOURCE_MS
+    type_: str = "timestampType"
+
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange]) -> DataFrame:
+        return _one_read(self.work, topic, ranges, self.options)
+
+
+@dataclass(frozen=True)
+class _ByClient:
+    """The same records as our own consumer reads them, with any timestamp; slower.
+
+    Args:
+        work: the connections.
+        opened: removes the tables that they are read into, as soon as it is closed.
+        ms, type_: as Spark's.
+    """
+
+    work: Work
+    opened: ExitStack
+    ms: str = "timestamp_ms"
+    type_: str = "timestamp_type"
+
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange]) -> DataFrame:
+        path = client_reads.stage(self.work, topic, ranges)
+        self.opened.callback(client_reads.remove, self.work.lake, self.work.stream.name, path)
+        return self.work.spark.read.format("delta").load(path)
+
+
+def _rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> DataFrame:
     """The records of the slices, each named after its slice, by as few reads as their ranges allow."""
     from pyspark.sql import DataFrame as Frame
 
     groups: dict[tuple[str, int], list[Slice]] = {}
     for piece in slices:
         groups.setdefault((piece.topic, piece.generation), []).append(_marked(work, piece))
-    frames = [_topic_rows(work, group, options) for group in groups.values()]
+    frames = [_topic_rows(work, group, source) for group in groups.values()]
     return _without_erased(work, balanced(Frame.unionByName, frames))
 
 
@@ -487,9 +557,9 @@ def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
         return rows
     # What is left out must be known for as long as what stays.
     erased.keep(work.ledger, work.lake, work.stream.name, of_keys=True)
-    moments = _literal_map({digest: microseconds(moment) for digest, moment in gone.items()})
+    moments = _literal_map({digest: milliseconds(moment) for digest, moment in gone.items()})
     last = f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))"
-    return rows.where(f"{last} IS NULL OR UNIX_MICROS(timestamp) > {last}")
+    return rows.where(f"{last} IS NULL OR timestamp_ms > {last}")
 
 
 def _marked(work: Work, piece: Slice) -> Slice:
@@ -507,7 +577,7 @@ def _marked(work: Work, piece: Slice) -> Slice:
     )
 
 
-def _fenced(slices: Sequence[Slice]) -> str:
+def _fenced(slices: Sequence[Slice], ms: str) -> str:
     """The value in SQL, or an error in Spark when another record stands where the plan saw a partition's last one.
 
     The look before the read cannot see a log that is replaced, or a topic that is made anew, while it is read.
@@ -519,7 +589,7 @@ def _fenced(slices: Sequence[Slice]) -> str:
     at = _literal_map({p: mark.offset for p, mark in marks.items()})
     expected = _literal_map({p: mark.digest for p, mark in marks.items()})
     diverged = f"RAISE_ERROR(CONCAT('{DIVERGED}: partition ', partition, ' offset ', offset))"
-    checked = f"IF({_DIGEST} = TRY_ELEMENT_AT({expected}, partition), value, {diverged})"
+    checked = f"IF({_DIGEST.format(ms=ms)} = TRY_ELEMENT_AT({expected}, partition), value, {diverged})"
     return f"IF(offset = TRY_ELEMENT_AT({at}, partition), {checked}, value) AS value"
 
 
@@ -534,12 +604,12 @@ def _literal(value: int | str) -> str:
 
 # `highwater.history.digest` as an expression of Spark.
 _DIGEST = (
-    "SHA2(CONCAT(CAST(CAST(UNIX_MILLIS(timestamp) AS STRING) AS BINARY), "
+    "SHA2(CONCAT(CAST(CAST({ms} AS STRING) AS BINARY), "
     "COALESCE(CONCAT(X'01', key), X'00'), COALESCE(CONCAT(X'01', value), X'00')), 256)"
 )
 
 
-def _topic_rows(work: Work, slices: Sequence[Slice], options: Mapping[str, str]) -> DataFrame:
+def _topic_rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> DataFrame:
     """The records of slices of one topic and generation, each named after its slice."""
     from pyspark.sql import DataFrame as Frame
 
@@ -547,28 +617,26 @@ def _topic_rows(work: Work, slices: Sequence[Slice], options: Mapping[str, str])
     reads = max((len(ranges) for ranges in merged.values()), default=0)
     if not reads:
         return work.spark.createDataFrame([], COLUMNS)
-    topic, columns = slices[0].topic, _columns(slices)
+    topic, columns = slices[0].topic, _columns(slices, source)
     frames = [
-        _one_read(work, topic, {p: ranges[i] for p, ranges in merged.items() if i < len(ranges)}, columns, options)
+        source.read(topic, {p: ranges[i] for p, ranges in merged.items() if i < len(ranges)}).selectExpr(*columns)
         for i in range(reads)
     ]
     rows = balanced(Frame.unionByName, frames)
     return rows if len(slices) == 1 else _named(work, slices, rows)
 
 
-def _columns(slices: Sequence[Slice]) -> list[str]:
+def _columns(slices: Sequence[Slice], source: _BySpark | _ByClient) -> list[str]:
     """What is taken of a record, in SQL, as one step of the plan: Spark analyses each by itself, for milliseconds."""
     named = [f"{_literal(slices[0].key)} AS slice"] if len(slices) == 1 else []
-    taken = "topic", "partition", "offset", "timestamp", "timestampType AS timestamp_type", "key", "headers"
-    return [*named, f"{slices[0].generation} AS generation", *taken, _fenced(slices)]
+    is_time = f"{source.ms} BETWEEN {LEAST_MILLISECONDS} AND {MOST_MILLISECONDS}"
+    times = f"IF({is_time}, TIMESTAMP_MILLIS({source.ms}), NULL) AS timestamp", f"{source.ms} AS timestamp_ms"
+    taken = "topic", "partition", "offset", *times, f"{source.type_} AS timestamp_type", "key", "headers"
+    return [*named, f"{slices[0].generation} AS generation", *taken, _fenced(slices, source.ms)]
 
 
 def _one_read(
-    work: Work,
-    topic: str,
-    ranges: Mapping[int, OffsetRange],
-    columns: Sequence[str] = ("*",),
-    options: Mapping[str, str] = SHORT_WAIT,
+    work: Work, topic: str, ranges: Mapping[int, OffsetRange], options: Mapping[str, str] = SHORT_WAIT
 ) -> DataFrame:
     options = {
         "kafka.max.poll.records": RECORDS_A_POLL,
@@ -582,7 +650,7 @@ def _one_read(
         "includeHeaders": "true",
         "maxRecordsPerPartition": str(_records_a_task(sum(len(offsets) for offsets in ranges.values()))),
     }
-    return work.spark.read.format("kafka").options(**options).load().selectExpr(*columns)
+    return work.spark.read.format("kafka").options(**options).load()
 
 
 def files_for(records: Sequence[int]) -> int:

@@ -27,6 +27,7 @@ RESERVED_COLUMNS = frozenset(
         "origin_partition",
         "origin_offset",
         "origin_timestamp",
+        "origin_timestamp_ms",
         "attempt",
         "retries",
         "reclaims",

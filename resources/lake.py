@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import LAKE, DependencyAwayError, IncompleteReadError
@@ -20,6 +21,17 @@ from highwater.proof import Proof
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
+
+READER: Mapping[str, str] = MappingProxyType(
+    {
+        # Spark without our session settings, such as a person's own OPTIMIZE, writes timestamps as INT96. By default
+        # DataFusion reads these as nanoseconds, which overflow outside of 1677 to 2262.
+        "datafusion.execution.parquet.coerce_int96": "us",
+        # deltalake takes a missing count of nulls in a Parquet footer for zero, so `IS NULL` finds no row of such a
+        # file (see `resources.spark.SESSION_CONF`). Files are still chosen by the statistics of Delta's log.
+        "datafusion.execution.parquet.pruning": "false",
+    }
+)
 
 
 class Lake:
@@ -210,10 +222,7 @@ def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
     """
     from deltalake import QueryBuilder
 
-    builder = QueryBuilder()
-    # deltalake takes a missing count of nulls in a Parquet footer for zero, so `IS NULL` finds no row of such a file
-    # (see `resources.spark.SESSION_CONF`). Files are still chosen by the statistics of Delta's log.
-    builder.execute("SET datafusion.execution.parquet.pruning = false")
+    builder = QueryBuilder(dict(READER))
     for name, table in tables.items():
         builder = builder.register(name, table)
     return builder.execute(sql)

@@ -41,11 +41,20 @@ STATIC_CONF: Mapping[str, str] = MappingProxyType(
 # Whether Spark plans the rest of a query anew behind each shuffle, which it does unless somebody set it up otherwise.
 ADAPTIVE = "spark.sql.adaptive.enabled"
 
+# As which type of Parquet Spark writes timestamps.
+TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
+
 # What may be set on a running session, so that a Connect server that others set up serves as well.
 SESSION_CONF: Mapping[str, str] = MappingProxyType(
     {
         # Event times and timestamps mean the same on every machine.
         "spark.sql.session.timeZone": "UTC",
+        # Spark's default is INT96. Most other readers take that for nanoseconds, which overflow in silence outside of
+        # 1677 to 2262.
+        TIMESTAMPS: "TIMESTAMP_MICROS",
+        # Times before 1900 as they are, not moved into the calendar of Spark 2, nor refused as by Spark 3.
+        "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+        "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
         # The rows of raw are counted by the statistics of its commits.
         "spark.databricks.delta.stats.collect": "true",
         # Parquet leaves out the count of nulls where the least and the greatest value of a column have 4,096 bytes

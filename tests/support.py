@@ -66,6 +66,7 @@ class Message:
     value: bytes | None
     partition: int = 0
     headers: list[tuple[str, str | bytes | None]] = field(default_factory=list)
+    timestamp: int | None = None
 
 
 def order_message(order_id: str, version: int, partition: int = 0, **changes: object) -> Message:
@@ -86,6 +87,8 @@ def send(bootstrap: str, topic: str, messages: Iterable[Message]) -> None:
             value=message.value,
             partition=message.partition,
             headers=list(message.headers),
+            # 0 is "now" to the client.
+            timestamp=message.timestamp or 0,
             on_delivery=lambda error, _: failed.append(error) if error else None,
         )
         producer.poll(0)
@@ -191,6 +194,17 @@ def make_bench(topic: str, bootstrap: str, spark: SparkSession, home: Path) -> B
     customers(lake)
     ledger = Ledger(f"sqlite:///{home / 'ledger.sqlite'}")
     return Bench(make_stream(topic), spark, lake, ledger, Kafka(bootstrap, {}), bootstrap)
+
+
+def with_milliseconds(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of raw, or of what is made of it, with the numbers of their times."""
+    rows = [*rows]
+    begin, names = datetime(1970, 1, 1, tzinfo=UTC), ("timestamp", "origin_timestamp")
+    numbers = [
+        {f"{name}_ms": (row[name] - begin) // timedelta(milliseconds=1) for name in names if row.get(name) is not None}
+        for row in rows
+    ]
+    return [{**of, **row} for of, row in zip(numbers, rows, strict=True)]
 
 
 def read_rows(path: str, where: str = "proof IS NULL") -> list[dict[str, Any]]:

@@ -116,7 +116,7 @@ def test_every_variable_that_a_page_names_is_read_somewhere() -> None:
 
 def test_every_variable_of_ours_is_in_the_page_of_configuration() -> None:
     code = "".join(f.read_text() for folder in CODE for f in sorted((REPOSITORY / folder).rglob("*.py")))
-    # Names that are assigned as constants; the marker of the fence is no variable.
+    # Names that are assigned as constants; the markers of errors are no variables.
     read = set(re.findall(r'^[A-Z_]+ = "(HIGHWATER_[A-Z_]+)"$', code, re.MULTILINE)) - {
         "HIGHWATER_SUPERSEDED",
         "HIGHWATER_DIVERGED",
@@ -442,7 +442,8 @@ def columns_of(sql: str) -> list[str]:
 
 def columns_listed(title: str) -> list[str]:
     """The columns that a section of the page of tables lists; `a … b` stands for all of the origin."""
-    origin = ["origin_topic", "origin_generation", "origin_partition", "origin_offset", "origin_timestamp"]
+    origin = ["origin_topic", "origin_generation", "origin_partition", "origin_offset"]
+    origin += ["origin_timestamp", "origin_timestamp_ms"]
     found: list[str] = []
     for row in rows(section("docs/tables.md", title).split("\n###")[0]):
         if row[0] == "the declared fields":
@@ -594,7 +595,7 @@ def current_table(tmp_path: Path) -> tuple[Path, dict[str, int]]:
     def row(place: str, key: str, version: int, second: int, partition: int, offset: int) -> dict[str, Any]:
         at = datetime(2026, 3, 1, 10, 0, second, tzinfo=UTC)
         origin = {
-            "origin_timestamp": at,
+            "origin_timestamp_ms": round(at.timestamp() * 1000),
             "origin_partition": partition,
             "origin_offset": offset,
             "origin_generation": 0,
@@ -612,7 +613,7 @@ def current_table(tmp_path: Path) -> tuple[Path, dict[str, int]]:
         row("t@0000001", "equal partitions: lowest offset", 1, 5, 0, 41),
     ]
     proof = dict.fromkeys(found[0]) | {"slice": "base", "proof": "{}"}
-    kinds = {"version": pa.int32(), "origin_timestamp": pa.timestamp("us", "UTC"), "origin_partition": pa.int32()}
+    kinds = {"version": pa.int32(), "origin_timestamp_ms": pa.int64(), "origin_partition": pa.int32()}
     kinds |= {"origin_offset": pa.int64(), "origin_generation": pa.int32()}
     schema = pa.schema([(name, kinds.get(name, pa.string())) for name in found[0]])
     path = tmp_path / "current"

@@ -504,9 +504,8 @@ def test_spark_reads_their_headers_as_python_does(spark: SparkSession) -> None:
         **{name: (headers, kind) for name, (headers, kind, _) in SOUND.items()},
         **{name: (headers, 0) for name, headers in BAD.items()},
     }
-    moment = datetime.fromtimestamp(0.077, UTC)
-    rows: list[Any] = [(name, moment, kind, headers or None) for name, (headers, kind) in cases.items()]
-    schema = "name STRING, timestamp TIMESTAMP, timestamp_type INT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    rows: list[Any] = [(name, 77, kind, headers or None) for name, (headers, kind) in cases.items()]
+    schema = "name STRING, timestamp_ms BIGINT, timestamp_type INT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
     told = spark.createDataFrame(rows, schema).withColumns(foreign.named())
     for row in told.withColumn("problem", foreign.problem()).collect():
         headers, kind = cases[row["name"]]

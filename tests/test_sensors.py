@@ -439,6 +439,45 @@ def test_what_dagster_forgot_is_told_as_the_run_told_it(ticking: Callable[..., T
         assert told[table]["event_span_seconds"].value == 60.0
 
 
+def test_a_slice_that_cannot_be_shown_keeps_no_other_from_repair(
+    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tick of repair failed by it from then on, so that nothing of the stream was requested again."""
+    ours = ticking()
+    ours.tick("orders_planner")
+    _later(ours)
+    pieces = ours.ledger.slices("orders")
+    last = {"first_event_us": 0, "last_event_us": 253_402_300_799_999_999}
+    ours.fill(pieces[:1], *[table.name for table in TABLES], **last)
+    assert len(ours.tick("orders_repair").asset_events) == len(TABLES)
+
+    def fail(*_: object) -> None:
+        raise ValueError("year 10000 is out of range")
+
+    monkeypatch.setattr(repairing, "forgotten_events", fail)
+    found = ours.tick("orders_repair").run_requests
+    assert [request.tags["dagster/asset_partition_range_start"] for request in found] == [pieces[1].key]
+
+
+def test_a_slice_that_fails_again_and_again_is_asked_for_by_itself(
+    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be done failed those that were requested with it, until all of them were given up."""
+    ours = ticking()
+    ours.tick("orders_planner")
+    _later(ours)
+    monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=SOON, first_wait=SOON))
+    keys = ours.keys()
+    ends = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+    wanted = []
+    for _ in range(3):
+        requests = ours.tick("orders_repair").run_requests
+        wanted.append(sorted(tuple(request.tags[end] for end in ends) for request in requests))
+        ours.run(keys[:3], dg.DagsterRunStatus.FAILURE)
+    together = [(keys[0], keys[2]), (keys[3], keys[3])]
+    assert wanted == [together, together, [(key, key) for key in keys]]
+
+
 def test_what_was_decided_anew_since_it_was_folded_is_told_without_the_new_numbers(
     ticking: Callable[..., Ticking],
 ) -> None:

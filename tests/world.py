@@ -29,7 +29,7 @@ from resources.lake import Lake
 from resources.ledger import Ledger
 from resources.spark_tables import name_of, parts_of
 from tests.plain_minutes import minute_of, minutes_of
-from tests.support import make_stream, order
+from tests.support import make_stream, order, with_milliseconds
 
 STREAM = make_stream("orders")
 TIER, PARKED = STREAM.tier_topics[0], STREAM.parked_topic
@@ -368,7 +368,7 @@ class World:
                 mark["linked"] = sorted(self.minutes[mark["slice"]])
             if table == "published":
                 marks.append({"slice": sent.SENDING, "proof": sent.Sending(1, "orders.accepted", ID).to_json()})
-            made = pa.Table.from_pylist([*rows, *marks], self._schema(table))
+            made = pa.Table.from_pylist([*with_milliseconds(rows), *marks], self._schema(table))
             write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
 
     def _schema(self, table: str) -> Any:

@@ -54,7 +54,7 @@ def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence
 
 
 _ORIGIN = ", ".join(ORIGIN)
-_AS_PUBLISHED = f"{_ORIGIN}, origin_timestamp, attempt, retries, reason, detail, next_topic, first_failed_at"
+_AS_PUBLISHED = f"{_ORIGIN}, origin_timestamp_ms, attempt, retries, reason, detail, next_topic, first_failed_at"
 # dlq does not keep it: it follows from the reason.
 _PERMANENT = "reason IN (" + ", ".join(f"'{reason}'" for reason in sorted(PERMANENT)) + ")"
 # One that was altered stands on each side by itself.
@@ -152,7 +152,7 @@ def _folds(current: DeltaTable) -> list[Fold]:
 
 def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
     """What `current` has of an event; of a field that was added to the stream as soon as both tables have it."""
-    names = ["key", "version", "event_time", *[f.name for f in field_columns(stream)], *ORIGIN, "origin_timestamp"]
+    names = ["key", "version", "event_time", *[f.name for f in field_columns(stream)], *ORIGIN, "origin_timestamp_ms"]
     return ", ".join(columns_in_all(tables.values(), names))
 
 
@@ -161,7 +161,7 @@ _WINNERS = """
 SELECT slice, key, origin_topic, origin_generation, origin_partition, origin_offset,
        sum("#e") AS wanted, sum("#c") AS standing
 FROM (SELECT slice, {columns}, 1 AS "#e", 0 AS "#c"
-      FROM (SELECT *, row_number() OVER (PARTITION BY slice, key ORDER BY version DESC, origin_timestamp,
+      FROM (SELECT *, row_number() OVER (PARTITION BY slice, key ORDER BY version DESC, origin_timestamp_ms,
                                          origin_partition, origin_offset, origin_generation) AS "#place"
             FROM e WHERE proof IS NULL AND {slices}) WHERE "#place" = 1
       UNION ALL

@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from assets import erased, sent
+from assets import client_reads, erased, sent
 from assets.erasing import KEYED, Found, ensure_gone, erase, find
 from highwater.erasing import Erasure, moment_of, see_digest
 from highwater.errors import ConfigurationError, SupersededAttemptError
@@ -123,9 +123,10 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
         return Outcome(found.rows, later=later)
     with ledger.lease(lease_of(stream), LEASE_SECONDS) as lease:
         # A producer's clock may run ahead: what is there now is older than the erasure, whatever its time says.
-        at = max(now, moment_of(found.newest_us))
+        at = max(now, moment_of(found.newest_ms))
         number = ledger.erasures.add(Erasure(stream.name, asked.digest, asked.because, asked.by, at))
         erased.keep(ledger, work.lake, stream.name)
+        client_reads.remove_left_over(work.lake, stream.name, timedelta(0))
         done = _erased(replace(work, before_commit=lease.check), asked.digest, number, found, keys, later)
     work.log(f"erased from {len(done):,} slices" + (f"; {len(later):,} are left" if later else ""))
     accepted = [stream.publishes.topic] if stream.publishes else []

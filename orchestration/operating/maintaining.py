@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from assets import current, discarded, erased, marks
+from assets import client_reads, current, discarded, erased, marks
 from assets.commit import LEASE_SECONDS, commit_lock
 from assets.foreign import DLQ_SEEN
 from assets.layout import TABLE as CURRENT
@@ -170,6 +170,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
         # What checks found since, what older versions kept, and what a ledger that was restored does not know.
         erased.keep(work.ledger, work.lake, stream.name)
         discarded.keep(work.ledger, work.lake, stream.name)
+        client_reads.remove_left_over(work.lake, stream.name)
     order = list(instance.get_dynamic_partitions(stream.partitions_name)) if instance else []
     busy = in_flight(past_runs(instance, stream, order, now)) if instance else frozenset()
     later = _read_later(work)

@@ -22,7 +22,7 @@ from assets.commit import LEASE_SECONDS
 from assets.events import retries_lease
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, opened
-from highwater.erasing import digest_of, microseconds, until
+from highwater.erasing import digest_of, milliseconds, until
 from highwater.errors import ConfigurationError, TopicAbsentError, TopicVanishedError
 from highwater.plans import Discard
 from highwater.reclaims import numbers, stale
@@ -255,7 +255,7 @@ def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, dateti
     key = key_of(message) if erased else None
     moment = erased.get(digest_of(key)) if key is not None else None
     oldest_ms = min(envelope.timestamp, message.timestamp()[1])
-    return moment is not None and oldest_ms * 1000 <= microseconds(moment)
+    return moment is not None and oldest_ms <= milliseconds(moment)
 
 
 def _waiting(message: Message, envelope: Envelope) -> Waiting:

@@ -24,6 +24,7 @@ from assets import discarded, dlq_copies, erased, sent
 from assets.marks import parse_groups
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, opened
+from highwater.erasing import moment_of
 from highwater.errors import ConfigurationError, TopicAbsentError, UnknownSliceError
 from highwater.plans import Generation, Loss
 from highwater.slices import OffsetRange, SliceKey
@@ -367,7 +368,7 @@ def _row(topic: str, envelope: Envelope, copied_ms: int) -> dict[str, Any]:
         "next_topic": topic,
         "first_failed_at": envelope.first_failed_at,
         "sent_by": _topic_of(envelope.slice_key),
-        dlq_copies.COPIED_AT: datetime.fromtimestamp(copied_ms / 1000, UTC),
+        dlq_copies.COPIED_AT: moment_of(copied_ms),
     }
 
 

@@ -146,12 +146,11 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
 
 
 def _newest(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """The greatest timestamp of each slice's rows in microseconds, and how many rows there are."""
-    time = "max(arrow_cast(\"timestamp\", 'Int64')) AS us"
+    """The greatest timestamp of each slice's rows in milliseconds, and how many rows there are."""
     where = f"proof IS NULL AND {slice_is_one_of(keys)}"
-    rows = query(table, f"SELECT slice, {time}, count(*) AS n FROM t WHERE {where} GROUP BY slice")
+    rows = query(table, f"SELECT slice, max(timestamp_ms) AS ms, count(*) AS n FROM t WHERE {where} GROUP BY slice")
     ensure_complete(table, {row["slice"]: row["n"] for row in rows}, sizes(table, keys))
-    return {row["slice"]: row["us"] for row in rows}, {row["slice"]: row["n"] for row in rows}
+    return {row["slice"]: row["ms"] for row in rows}, {row["slice"]: row["n"] for row in rows}
 
 
 def _needed(work: Work, instance: dg.DagsterInstance, now: datetime) -> Needed:

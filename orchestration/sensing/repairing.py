@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from highwater.breaker import rested
-from highwater.errors import UnknownSliceError
+from highwater.errors import HighwaterError, UnknownSliceError
 from highwater.routing import reads
 from orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
 from orchestration.sensing import standing
@@ -161,9 +161,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
         ledger.given_up.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
     in_vain = _in_vain(ledger, stream, seen, gate, decided, {*still, *decided.repair.given_up}, runs, now)
     live = [piece for key, piece in seen.slices.items() if key not in seen.retired]
-    with guarded(lake_guard(ledger, lake, stream)):
-        most = RULES.slices_a_tick * len(table_keys(stream))
-        forgotten = forgotten_events(instance, lake, stream, live, seen.there, most)
+    forgotten, untold = _forgotten(instance, ledger, lake, stream, live, seen.there)
     return Tick(
         keys=seen.lost,
         requests=decided.requests,
@@ -173,11 +171,30 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
             *stopped_lines(gate.breaker, decided.stopped, gate.away),
             *turn_lines(decided.turn, gate.holds),
             *urgent_lines(urgent, first),
+            *untold,
             *([f"{len(in_vain)} left undone by {RULES.attempts} runs or more: {_some(in_vain)}"] if in_vain else []),
         ],
         events=forgotten,
         cursor=seen.cursor,
     )
+
+
+def _forgotten(
+    instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, slices: Sequence[Slice], there: Attempts
+) -> tuple[list[dg.AssetMaterialization], list[str]]:
+    """What Dagster lacks of the slices, and what could not be told: that keeps no slice from being asked for again.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    most = RULES.slices_a_tick * len(table_keys(stream))
+    try:
+        with guarded(lake_guard(ledger, lake, stream)):
+            return forgotten_events(instance, lake, stream, slices, there, most), []
+    except HighwaterError:
+        raise
+    except Exception as error:  # noqa: BLE001 - one slice's commit record must not end the repair of all others
+        return [], [f"materialisations that Dagster lacks could not be added: {type(error).__name__}: {error}"]
 
 
 def _look(
@@ -311,7 +328,10 @@ def _decide(
     known = histories(endangered_keys, runs)
     urgent = urgent_due(endangered_keys, found, known, now, RULES.first_wait) - {*turn.keys, stopped.probe}
     due = {**{key: known[key].ended + 1 for key in urgent}, **found.due}
-    again = repair_requests(seen.order, due, most, now, main, raw_alone=raw_alone, alone=gate.refused, urgent=urgent)
+    # One slice that cannot be done fails the run of all: after some tries each goes by itself.
+    failing = {key for key, attempt in found.due.items() if attempt > RULES.tries_together}
+    alone = failing | {*gate.refused}
+    again = repair_requests(seen.order, due, most, now, main, raw_alone=raw_alone, alone=alone, urgent=urgent)
     return _Decided(stopped, turn, found, [*turn.requests(now), *again, *probe_requests(stopped.probe, now)])
 
 

@@ -144,6 +144,8 @@ class RepairRules:
             follows 62 minutes after the first: an outage of an hour heals by itself.
         first_wait: after the first run that left it undone; doubled after each further one.
         longest_wait: no wait is longer.
+        tries_together: runs that may leave a slice undone beside others; then it is asked for by itself, so that one
+            slice that cannot be done keeps no other undone.
         grace: a slice younger than this is left to the planner, whose request may be on its way.
         slices_a_tick: slices that one tick asks for at the most.
     """
@@ -151,6 +153,7 @@ class RepairRules:
     attempts: int = 6
     first_wait: timedelta = timedelta(minutes=2)
     longest_wait: timedelta = timedelta(hours=1)
+    tries_together: int = 2
     grace: timedelta = timedelta(minutes=2)
     slices_a_tick: int = 200
 
@@ -391,7 +394,7 @@ def repair_requests(
         now: the time, in UTC.
         main: those that are slices of the main topic; all of them if None.
         raw_alone: those that are only to be read from Kafka.
-        alone: those that share no run, since they were refused before: others would be refused with them.
+        alone: those that share no run: what refuses or fails one of them would stop the others with it.
         urgent: those that retention is about to take records of; they are only read, before all others.
     """
     found = []

@@ -36,12 +36,14 @@ from highwater.topic_rules import RETENTION_PER_AGE, Finding, Level, judge, rete
 from highwater.wording import span
 from orchestration.checking.topic_audit import judged_published
 from orchestration.dagster_home import see_home, told
+from orchestration.resources import session_of
 from orchestration.telling.publication import accepted_vanished
 from resources.dlq_topics import see_accepted, see_no_drift
 from resources.groups import denied, see_no_member
 from resources.lake import open_table
 from resources.permissions import permitted
 from resources.small_tables import try_storage
+from resources.spark import SESSION_CONF, TIMESTAMPS, delta_errors
 from resources.topic_facts import stamped_by_broker, topic_facts, topic_settings
 from resources.transactions import Transactions
 from resources.vanished_topics import state_of, vanished
@@ -108,6 +110,8 @@ def examine(
         "Kafka's configuration for Spark": lambda: _translated(deployment),
         "Kafka": lambda: f"{len(deployment.kafka().topics()):,} topics at {settings.kafka_bootstrap}",
     }
+    if settings.spark_remote is not None:
+        parts["Spark session"] = lambda: _session(settings)
     if settings.alerts_url is not None:
         url = settings.alerts_url
         parts["receiver of alerts"] = lambda: _receiver(url)
@@ -376,6 +380,27 @@ def _spark(settings: Settings, environment: Mapping[str, str]) -> str:
             found=type(error).__name__,
             remedy=f"start it, or mend {names.SPARK_REMOTE}",
         ) from error
+
+
+def _session(settings: Settings) -> str:
+    """Open a session on the Connect server, and read back what our tables rely on.
+
+    Raises:
+        ConfigurationError: the server does not take our settings.
+        DependencyAwayError: the server does not answer.
+    """
+    with session_of(settings) as session, delta_errors("a Spark session"):
+        found = {name: session.conf.get(name, None) for name in SESSION_CONF}
+    ignored = {name: value for name, value in found.items() if value != SESSION_CONF[name]}
+    if ignored:
+        name, value = next(iter(ignored.items()))
+        raise ConfigurationError(
+            f"the Spark Connect server does not take the setting {name}",
+            stored=SESSION_CONF[name],
+            found=value,
+            remedy="let sessions of this server set it, or set it in the server's own configuration",
+        )
+    return f"takes our settings; timestamps are written as {found[TIMESTAMPS]}"
 
 
 def _dagster(environment: Mapping[str, str]) -> str:

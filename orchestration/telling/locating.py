@@ -158,9 +158,7 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     where = f'proof IS NULL AND {slice_is_one_of([piece.key])} AND "partition" = {partition} AND "offset" = {offset}'
     # `octet_length` takes text alone here.
     size = "octet_length(encode(value, 'hex')) / 2 AS bytes"
-    # As a number: a producer's clock may name a year that Python's times do not know.
-    time = "arrow_cast(\"timestamp\", 'Int64') / 1000 AS ms"
-    columns = f"{time}, timestamp_type, key, value IS NULL AS tombstone, {size}, headers"
+    columns = f"timestamp_ms AS ms, timestamp_type, key, value IS NULL AS tombstone, {size}, headers"
     found = query(raw, f"SELECT {columns} FROM t WHERE {where}")
     if not found and lost:
         return _lost(lost[0], piece)
