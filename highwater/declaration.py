@@ -119,7 +119,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A DLQ topic that another system fills, with Kafka Connect's or Spring's headers. It is only read.
+    """A DLQ topic that another system fills, with headers of Kafka Connect, Kafka Streams or Spring. It is only read.
 
     Args:
         topic: its name.

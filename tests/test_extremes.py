@@ -58,7 +58,6 @@ def at(message: Message, timestamp: int) -> Message:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_any_timestamp_of_a_record_reaches_every_table(any_time: Bench) -> None:
     """Nanoseconds ended each run of the slice by Spark's "long overflow"; year 1 and 1582 came as replaced history."""
     bench, expected = any_time, {}
@@ -243,7 +242,6 @@ def records(seeded: random.Random) -> list[tuple[str, Message]]:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_no_record_fails_a_slice_and_each_has_its_end(any_time: Bench) -> None:
     """What Kafka can carry goes through raw, events, rejects, DLQ and publication, and is accounted for by origin."""
     bench, target = any_time, f"{any_time.stream.topic}.accepted"
