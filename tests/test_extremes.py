@@ -99,7 +99,7 @@ LIMITS: dict[str, tuple[str, list[Any]]] = {
     "flag": ("BOOLEAN", [True, False]),
     "money": ("DECIMAL(12,2)", [Decimal("9999999999.99"), Decimal("-9999999999.99"), Decimal("0.01"), Decimal("0.00")]),
     "whole": ("DECIMAL(38,0)", [Decimal(10**38 - 1), Decimal(1 - 10**38), Decimal(0)]),
-    "fine": ("DECIMAL(38,38)", [Decimal(10**38 - 1).scaleb(-38), Decimal(1).scaleb(-38)]),
+    "fine": ("DECIMAL(38,38)", [Decimal("0." + "9" * 38), Decimal("0." + "0" * 37 + "1")]),
     "headers": (
         "ARRAY<STRUCT<key: STRING, value: BINARY>>",
         [[], [{"key": "a\0", "value": None}, {"key": "", "value": b""}, {"key": "\U0001f600", "value": b"\xff"}]],

@@ -90,9 +90,7 @@ class Cluster:
         leader = SimpleNamespace(id=1)
         return SimpleNamespace(
             partitions=[
-                SimpleNamespace(
-                    id=p, replicas=replicas, isr=isr, leader=None if self._unled(topic, p) else SimpleNamespace(id=1)
-                )
+                SimpleNamespace(id=p, replicas=replicas, isr=isr, leader=None if self._unled(topic, p) else leader)
                 for p in self.topic_state(topic).partitions
             ]
         )
