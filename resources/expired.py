@@ -6,7 +6,6 @@ What belongs here: looking. What does not: reporting it (`orchestration.telling.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,9 +14,6 @@ from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
-
-# The second look is another request, which another broker may answer.
-SECONDS_APART = 2.0
 
 
 @dataclass(frozen=True)
@@ -50,8 +46,7 @@ def expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[Ex
     found = _expired(pieces, first, _log_starts(first))
     if not found:
         return []
-    time.sleep(SECONDS_APART)
-    second = kafka.topic_state(topic)
+    second = kafka.look_again(topic)
     if second.topic_id != first.topic_id:
         return []
     before, after = _log_starts(first), _log_starts(second)

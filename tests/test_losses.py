@@ -15,7 +15,6 @@ from highwater.plans import Generation
 from highwater.slices import Slice
 from orchestration.operating.acceptance import accept_loss, never_read
 from orchestration.sensing.planning import Planner
-from resources import expired
 from tests.support import order_message
 
 if TYPE_CHECKING:
@@ -96,7 +95,6 @@ def test_a_slice_that_was_never_read_takes_what_is_left(bench: Bench) -> None:
 
 def test_a_stream_that_records_losses_goes_on_with_what_is_left(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what expired before it was planned was recorded: a planned slice failed until a person came."""
-    monkeypatch.setattr(expired, "SECONDS_APART", 0)
     send(bench, 1, 2)
     read = tick(bench)
     raw.materialise(bench.work(read))
@@ -125,7 +123,6 @@ def test_a_stream_that_records_losses_goes_on_with_what_is_left(bench: Bench, mo
 
 
 def test_offsets_that_expire_during_the_read_are_recorded_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expired, "SECONDS_APART", 0)
     bench.stream = replace(bench.stream, on_expired="record")
     send(bench, 1, 2, 3)
     piece = tick(bench)

@@ -137,7 +137,6 @@ def test_a_planned_slice_that_lost_offsets_before_it_was_read_is_an_alert(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`status` ended with 0 and lag 0, and the slice failed on and on."""
-    monkeypatch.setattr(expired, "SECONDS_APART", 0)
     deployed = Deployed(tmp_path)
     deployed.read(0, 1)
     gone = Played({0: PartitionState(25, 100, 100, 1), 1: PartitionState(18, 100, 100, 1)})
@@ -171,11 +170,11 @@ def test_a_planned_slice_that_nobody_reads_is_an_alert(tmp_path: Path) -> None:
 
 def test_nothing_is_expired_by_a_single_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log start that only one answer has leads a person to give records up."""
-    monkeypatch.setattr(expired, "SECONDS_APART", 0)
     deployed = Deployed(tmp_path)
     looks = iter([{0: PartitionState(25, 100, 100, 1), 1: SOUND}, {0: SOUND, 1: SOUND}])
     kafka = Played({})
-    monkeypatch.setattr(kafka, "topic_state", lambda topic: TopicState(topic, "A", next(looks)))
+    for look in ("topic_state", "look_again"):
+        monkeypatch.setattr(kafka, look, lambda topic: TopicState(topic, "A", next(looks)))
     assert expired.expired_slices(kafka, "orders", deployed.slices) == []  # type: ignore[arg-type]
 
 

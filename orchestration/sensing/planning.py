@@ -22,7 +22,6 @@ from highwater.slices import OffsetRange, Slice
 from orchestration.sensing.cutting import PlanResult, plan, positions, see_same_topic
 from orchestration.sensing.endangered import endangered_ends
 from orchestration.sensing.looking import judge
-from resources.expired import SECONDS_APART
 from resources.history import fingerprints
 from resources.vanished_topics import state_of
 
@@ -182,8 +181,10 @@ class Planner:
 
     def _confirmed(self, stream: Stream, state: TopicState, losses: Sequence[Loss]) -> bool:
         """Whether a second look, some seconds later, finds the same offsets deleted: a loss is recorded for good."""
-        time.sleep(SECONDS_APART)
-        second = state_of(self._ledger, self._kafka, stream, stream.topic)
+        try:
+            second = self._kafka.look_again(stream.topic)
+        except TopicAbsentError:
+            return False
         found = {p: seen.log_start or 0 for p, seen in second.partitions.items() if seen.known}
         same = second.topic_id == state.topic_id
         return same and all(found.get(loss.partition, 0) >= loss.offsets.end for loss in losses)
