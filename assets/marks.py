@@ -91,7 +91,7 @@ def needless_groups(work: Work) -> list[str]:
 
 
 def clean_up(work: Work, *, sure: bool) -> str:
-    """Delete the groups that nothing needs any more, or tell how many these are; in a sentence, empty without any."""
+    """Delete the groups that nothing needs any more, or count them; one sentence, empty where there are none."""
     try:
         found = needless_groups(work)
     except HighwaterError as error:
@@ -100,8 +100,8 @@ def clean_up(work: Work, *, sure: bool) -> str:
         return ""
     left = _delete(work.kafka, found) if sure else {}
     done = f"{len(found) - len(left):,} consumer groups of complete publications"
-    told = f"{done} were deleted" if sure else f"{done} would be deleted"
-    return f"{told}; {len(left):,} were not: {next(iter(left.values()))}" if left else told
+    outcome = f"{done} were deleted" if sure else f"{done} would be deleted"
+    return f"{outcome}; {len(left):,} were not: {next(iter(left.values()))}" if left else outcome
 
 
 def _delete(kafka: Kafka, names: Collection[str]) -> dict[str, str]:

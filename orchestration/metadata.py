@@ -39,8 +39,8 @@ def of_slice(report: SliceReport, together: int = 1) -> Metadata:
     try:
         return _of_slice(report, together)
     except Exception as error:  # noqa: BLE001 - whatever a record's content does to a page
-        told = f"the metadata of {report.piece.key} could not be written: {type(error).__name__}: {error}"
-        return {"metadata_error": dg.MetadataValue.text(told), "attempt": dg.MetadataValue.int(report.attempt)}
+        problem = f"the metadata of {report.piece.key} could not be written: {type(error).__name__}: {error}"
+        return {"metadata_error": dg.MetadataValue.text(problem), "attempt": dg.MetadataValue.int(report.attempt)}
 
 
 def _of_slice(report: SliceReport, together: int) -> Metadata:

@@ -43,7 +43,7 @@ REPAIR_SECONDS = 30
 MIRROR_SECONDS = 30
 # Events go out so long after their slice is done, at the most, beside the run itself.
 PUBLISH_SECONDS = 20
-# What stopped is told within a minute: this, five seconds until the daemon looks, and the measuring.
+# A stop raises an alert within a minute: this, five seconds until the daemon looks, and the measuring.
 ALERT_SECONDS = 45
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TABLE = schema.instances
 # Each of a stream's five sensors ticks every 10 to 30 s: the ledger gets two writes a minute.
 WRITE_EVERY = timedelta(seconds=30)
-# For whoever wants to know which instance worked on a stream before.
+# Old rows show which instance worked on a stream before.
 KEPT = timedelta(days=30)
 
 

@@ -121,7 +121,7 @@ def parked_lost(kafka: Kafka, stream: Stream, waiting: int) -> OffsetsExpiredErr
     """The error that it is that the parked topic holds less than waits there.
 
     Two looks must agree on it. That its log begins behind 0 alone is none: records of an erased key may be deleted
-    there, and a topic that lost some stays so when they are taken back.
+    there, and a topic that lost some stays so when they come back.
 
     Args:
         kafka: is asked for the topic.

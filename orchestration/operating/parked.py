@@ -279,7 +279,7 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
     found = {discard.origin for discard in ledger.discards(stream.name)}
     events = lake.table(stream.name, "events")
     if events is not None:
-        ensure_all_rows_seen(events)  # an event that was not seen would be sent back, or given up
+        ensure_all_rows_seen(events)  # a missed event would be sent back, or discarded
         # What was published is left to the DLQ: it became an event in a retry, or after it was taken back.
         since = f"(retries > 0 OR {count_in(events, NUMBER)} > 0)"
         accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE proof IS NULL AND {since}")

@@ -182,7 +182,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
 def _forgotten(
     instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, slices: Sequence[Slice], there: Attempts
 ) -> tuple[list[dg.AssetMaterialization], list[str]]:
-    """What Dagster lacks of the slices, and what could not be told: that keeps no slice from being asked for again.
+    """Materialisations that Dagster lacks, and a line where they could not be made; slices are requested all the same.
 
     Raises:
         DependencyAwayError: the lake could not be read.

@@ -182,7 +182,7 @@ def keys_to_request(
         planned: what this tick planned.
     """
     new = {piece.key for piece in planned}
-    # Repair looks at so many in a tick, too.
+    # Repair looks at the same number in a tick.
     older = [key for key in keys if key not in new][-PAGE:]
     if older:
         lake = resources.lake.open()
@@ -196,8 +196,8 @@ def keys_to_request(
         new |= {key for key in older if key not in begun and key not in given_up}
     asked = [key for key in keys if key in new]
     left = len(keys) - len(asked)
-    told = f"Dagster had no key of {left:,} slices: the keys are added, {stream.name}_repair reports or requests them"
-    return asked, [told] if left else []
+    line = f"Dagster had no key of {left:,} slices: the keys are added, {stream.name}_repair reports or requests them"
+    return asked, [line] if left else []
 
 
 def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:

@@ -142,7 +142,7 @@ def tick(
 
 
 def _not_measured(stream: Stream, why: Sequence[str]) -> Measure:
-    """What failed for a reason that waiting does not help: nobody is told then of what should have been measured."""
+    """A measurement that failed for a permanent reason, so that its alert cannot be judged."""
     return Measure(
         stream.name,
         "not measured",
@@ -392,7 +392,7 @@ def _open_transaction(asked: Asked) -> Measure | None:
 
 
 def _topics(asked: Asked) -> list[str]:
-    """The main topic, and those whose records are retried that are there; what is gone the age of retries tells."""
+    """The main topic, and those retried topics that exist; the age of retries reports a missing one."""
     found = [asked.stream.topic]
     for topic in asked.stream.delays:
         with suppress(TopicAbsentError):

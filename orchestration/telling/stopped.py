@@ -1,4 +1,4 @@
-"""What stands still until a person acts: planning that stopped, expired slices, sensors that fail.
+"""Work that waits for a person: planning that stopped, expired slices, sensors that fail.
 
 What belongs here: the measures of the alerts, and the errors of `highwater status`. What does not: the other alerts
 (`orchestration.telling.alerts`).
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from resources.kafka import Kafka
     from resources.ledger import Ledger
 
-# An alert names so many faults; `highwater status` has all of them.
+# An alert names at most this number of faults; `highwater status` has all of them.
 FAULTS_TOLD = 3
 # A sensor's ticks may fail now and then: a code server starts, a connection breaks. This many in a row do not pass.
 TICKS = 3
@@ -122,7 +122,7 @@ def expired_errors(
         try:
             expired = expired_slices(kafka, topic, unread)
         except TopicAbsentError:
-            continue  # planning tells
+            continue  # planning reports it
         if expired:
             first = expired[0]
             many = sum(len(offsets) for one in expired for offsets in one.offsets.values())
@@ -152,7 +152,7 @@ def slices_expired(asked: Asked) -> Measure:
 
 
 def slices_waiting(asked: Asked) -> Measure | None:
-    """How long the oldest planned slice has waited to be read, by its plan: a run queue that stands still, for example.
+    """How long the oldest planned slice has waited to be read, by its plan: for example because the run queue is stuck.
 
     None while the lake cannot be asked.
     """
@@ -171,7 +171,7 @@ def slices_waiting(asked: Asked) -> Measure | None:
         f"{first.key} was planned {span(age)} ago and is not read" if first else "every planned slice is read",
         str(limit),
         age > limit,
-        f"highwater explain {first.key} tells its runs: see that Dagster's run queue moves, and that "
+        f"highwater explain {first.key} lists its runs: check that Dagster's run queue moves, and that "
         f"{stream.name}_repair is switched on"
         if first
         else "nothing is to be done",

@@ -139,7 +139,7 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
 
 
 def _held_back(kafka: Kafka, state: TopicState) -> dict[int, HeldBack]:
-    """What open transactions hold back, read by one consumer: the first record stands at the last stable offset."""
+    """What open transactions hold back, read by one consumer: the first record is at the last stable offset."""
     held = {p: seen for p, seen in state.partitions.items() if seen.last_stable is not None and seen.held_back}
     firsts = {p: OffsetRange(seen.last_stable or 0, (seen.last_stable or 0) + 1) for p, seen in held.items()}
     ages: dict[int | None, timedelta] = {}
@@ -228,7 +228,7 @@ def _oldest(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange])
 def age_of(message: Message) -> timedelta | None:
     """How long ago a record's timestamp is; 0 for one in the future, which a producer's clock may name.
 
-    None of a record without a timestamp: -1 stands for it, which is no time.
+    None for a record without a timestamp, which Kafka reports as -1.
     """
     from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
