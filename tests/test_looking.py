@@ -16,6 +16,7 @@ from highwater.slices import OffsetRange, Slice
 from orchestration.operating.acceptance import accept_loss
 from orchestration.sensing.planning import Planner
 from orchestration.telling.plan_status import topic_status
+from resources.expired import expired_slices
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.ledger import Ledger
 from resources.vanished_topics import parked_lost
@@ -154,6 +155,16 @@ def test_a_loss_that_the_declaration_records_is_seen_twice(planned: Ledger) -> N
     assert planned.losses() == []
     tick = Planner(planned, Looks(expired, expired)).tick(recording, NOON)
     assert [(type(one), one.offsets) for one in tick.losses] == [(Loss, OffsetRange(40, 45))]
+
+
+@pytest.mark.parametrize("at", ["both", "first", "second"])
+def test_no_slice_expired_while_a_partition_has_no_leader(planned: Ledger, at: str) -> None:
+    """A run recorded the loss of one partition for good, and status named `accept-loss`, while others had no leader."""
+    slices = planned.slices("orders", "orders")
+    fault, unled = topic(led(10, 50), led(0, 50)), topic(led(10, 50), UNLED)
+    shown = {"both": [unled, unled], "first": [unled, fault], "second": [fault, unled]}[at]
+    assert expired_slices(Looks(*shown), "orders", slices) == []
+    assert [one.offsets for one in expired_slices(Looks(fault, fault), "orders", slices)] == [{0: OffsetRange(0, 10)}]
 
 
 def test_what_the_parked_topic_lost_is_seen_twice() -> None:
