@@ -130,6 +130,7 @@ def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path:
     ledger.instances.record("orders", "new", "new.example:/dagster", later + timedelta(minutes=2))
     ledger.instances.record("orders", "old", "old.example:/dagster", later + timedelta(minutes=2))
     assert len(ledger.instances.live_together("orders", later + timedelta(minutes=2))) == 2
+    assert ledger.instances.live_together("orders", later + timedelta(minutes=8)) == [], "both were stopped"
 
 
 def test_what_spark_cannot_be_given_is_told_before_anything_is_read() -> None:
