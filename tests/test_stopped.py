@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 import pytest
@@ -35,6 +35,7 @@ from orchestration.build import build_defs
 from orchestration.cli.terminal import PERMANENT
 from orchestration.operating.acceptance import accept_loss, never_read
 from orchestration.telling import alerts
+from orchestration.telling.plan_status import stream_status
 from orchestration.telling.stopped import (
     failing_sensors,
     losses_recorded,
@@ -153,6 +154,23 @@ def test_a_planned_slice_that_lost_offsets_before_it_was_read_is_an_alert(
     assert not slices_expired(asked(deployed, gone, tiers=(), on_expired="record")).over, "its run records the loss"
     deployed.ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(20, 25), "expired", "ann", NOW)])
     assert not slices_expired(asked(deployed, gone, tiers=())).over
+
+
+def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Path) -> None:
+    """It ended with 0 and lag 0, since the plan goes on behind what retention took."""
+    deployed = Deployed(tmp_path)
+    deployed.read(0, 1)
+    gone = Played({0: PartitionState(25, 60, 60, 1), 1: PartitionState(18, 60, 60, 1)})
+
+    def errors(**changes: Any) -> list[str]:
+        stream = replace(STREAM, tiers=(), **changes)
+        found = stream_status(deployed.ledger, cast("Any", gone), stream, {}, deployed.lake)
+        assert found.lag == 0
+        return [f"{type(one).__name__}: {one}" for one in found.errors]
+
+    [told] = errors()
+    assert told.startswith("OffsetsExpiredError: 1 planned slices of orders, from orders@0000002 on, lost 5 offsets")
+    assert errors(on_expired="record") == []
 
 
 def test_a_tick_of_the_alerts_measures_all_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
