@@ -355,16 +355,20 @@ def test_a_reader_that_got_nothing_waits_longer(
 def test_spark_reads_again_with_the_long_wait_where_kafka_gave_nothing(
     monkeypatch: pytest.MonkeyPatch, configured: str | None
 ) -> None:
-    """With a wait of 1 ms nothing of tiered storage was ever read; a wait that is configured is never undercut."""
-    asked: list[str | None] = []
+    """With a wait of 1 ms nothing of tiered storage was ever read.
+
+    A wait that is configured is never undercut, and Spark's own patience ends such a read, not our short one.
+    """
+    asked: list[tuple[str | None, str | None]] = []
     kafka = Kafka("nowhere:1", {} if configured is None else {"fetch.wait.max.ms": configured})
     work: Any = SimpleNamespace(kafka=kafka, log=lambda _: None)
 
     def commit(_: object, __: object, ___: object, ____: object, read: Any) -> list[Any]:
         # Of both, as `_one_read` puts them together.
         options = {**read.args[2], **kafka.spark_options()}
-        asked.append(options.get("kafka.fetch.max.wait.ms"))
-        if int(asked[-1] or 500) < 2000:
+        wait = options.get("kafka.fetch.max.wait.ms")
+        asked.append((wait, options.get("kafkaConsumer.pollTimeoutMs")))
+        if int(wait or 500) < 2000:
             told = "java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 10000 milliseconds"
             error = translated("topic orders", f"SparkException: task failed\nCaused by: {told}\n\tat Consumer")
             assert isinstance(error, NothingFetchedError)
@@ -376,10 +380,10 @@ def test_spark_reads_again_with_the_long_wait_where_kafka_gave_nothing(
     if configured:
         with pytest.raises(NothingFetchedError):
             raw._commit_from_spark(work, nothing, nothing, nothing)
-        assert asked == [configured]
+        assert asked == [(configured, None)]
         return
     assert raw._commit_from_spark(work, nothing, nothing, nothing) == []
-    assert asked == ["1", "5000"]
+    assert asked == [("1", raw.PATIENCE_MS), ("5000", None)]
 
 
 @pytest.mark.slow

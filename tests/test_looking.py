@@ -191,6 +191,31 @@ def test_no_slice_expired_while_a_partition_has_no_leader(planned: Ledger, at: s
     assert [one.offsets for one in expired_slices(Looks(fault, fault), "orders", slices)] == [{0: OffsetRange(0, 10)}]
 
 
+@pytest.mark.parametrize(
+    ("changes", "in_raw", "second", "lost"),
+    [
+        ({"on_expired": "record"}, False, "expired", True),
+        ({"on_expired": "record"}, False, "sound", False),
+        ({"on_expired": "record"}, False, "absent", False),
+        ({"on_expired": "record"}, True, "expired", False),
+        ({}, False, "expired", False),
+    ],
+    ids=["recorded", "one look", "absent at the second look", "what raw holds is not lost", "a person decides"],
+)
+def test_the_run_of_a_planned_slice_records_what_expired(
+    planned: Ledger, changes: dict[str, Any], in_raw: bool, second: str, lost: bool
+) -> None:
+    """Only what expired before it was planned was recorded: a planned slice failed until a person came."""
+    [piece], fault = planned.slices("orders", "orders"), topic(led(10, 50), led(0, 50))
+    kafka = Looks(fault, {"expired": fault, "sound": WHOLE, "absent": None}[second])
+    stream: Any = replace(STREAM, **changes)
+    work: Any = SimpleNamespace(stream=stream, slices=[piece], ledger=planned, kafka=kafka, log=lambda _: None)
+    left = raw._left(work, cast("Any", SimpleNamespace(proofs={piece.key: None} if in_raw else {})), ())
+    found = [(one.partition, one.offsets, one.accepted_by) for one in planned.losses()]
+    assert found == ([(0, OffsetRange(0, 10), "on_expired=record")] if lost else [])
+    assert left[piece.key].ranges == {0: OffsetRange(10 if lost else 0, 40), 1: OffsetRange(0, 40)}
+
+
 SLICE_FAULTS = {
     "expired": (topic(led(10, 50), led(0, 50)), OffsetsExpiredError),
     "truncated": (topic(led(0, 30), led(0, 50)), TopicTruncatedError),
