@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from assets import published, sent
+from assets import kept, published, sent
 from assets.marks import needless_groups
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.declaration import Field
-from highwater.errors import KAFKA
+from highwater.envelope import Origin
+from highwater.errors import KAFKA, RetractionError
 from highwater.plans import Generation
 from highwater.publishing import Copy, second_deliveries
 from highwater.slices import Slice
@@ -460,3 +461,26 @@ def test_only_groups_that_nothing_needs_any_more_are_deleted(tmp_path: Path) -> 
     kafka = SimpleNamespace(groups=lambda: [*expected])
     work: Any = SimpleNamespace(stream=make_stream("orders"), kafka=kafka, ledger=written.ledger, lake=written.lake)
     assert needless_groups(work) == sorted(name for name, needless in expected.items() if needless)
+
+
+def test_a_copy_of_the_last_moment_that_there_is_ends_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float rounded it into the year 10000: the run failed by a bare ValueError, and every try after it.
+
+    A record on the accepted topic may have any timestamp; in a rebuilt lake one beyond 9999 has this moment.
+    """
+    origin = {f"origin_{name}": value for name, value in Origin("orders", 0, 0, 1)._asdict().items()}
+
+    class Row(dict[str, Any]):
+        def asDict(self) -> dict[str, Any]:  # noqa: N802 - as Spark's
+            return self
+
+    row = Row(slice="orders@0000001", us=253_402_300_799_999_999, **origin)
+    monkeypatch.setattr(kept, "_reached", lambda *_: [])
+    monkeypatch.setattr("assets.accepted_copies.refused", lambda *_: [row])
+    seen: list[Any] = []
+    monkeypatch.setattr(kept, "lets_go", lambda _, sent_at: seen.extend(sent_at))
+    ledger = SimpleNamespace(breakers=SimpleNamespace(accepted=lambda _: {}))
+    nothing: Any = None
+    with pytest.raises(RetractionError):
+        kept.see_kept(cast("Any", SimpleNamespace(ledger=ledger)), ["orders@0000001"], nothing, nothing)
+    assert seen == [datetime.max.replace(tzinfo=UTC)]
