@@ -83,7 +83,7 @@ def test_a_slice_with_records_within_the_margin_is_endangered(
     ]
     away = replace(FOUR, topic="orders.dlq.1", ranges={0: OffsetRange(0, 1)})
     kafka: Any = Hourly()
-    assert endangered(kafka, STREAM, [*pieces, away]) == expected, "one that cannot be asked keeps back no other"
+    assert endangered(kafka, STREAM, [away, *pieces]) == expected, "one that cannot be asked keeps back no other"
 
 
 def test_what_is_endangered_is_only_read_and_comes_first() -> None:

@@ -448,7 +448,7 @@ def test_only_groups_that_nothing_needs_any_more_are_deleted(tmp_path: Path) -> 
     written = Written(tmp_path)
     written.ledger.open_generation(Generation("orders", "orders", published_.topic_id, 0, {0: 0}, NOON))
     written.ledger.add([published_, decided_anew, open_])
-    for piece, rejects, dlq in ((published_, 2, 2), (decided_anew, 3, 1), (open_, 1, None)):
+    for piece, rejects, dlq in ((published_, 2, 2), (decided_anew, 3, 1), (open_, 1, None), (unknown, 1, 1)):
         written.prove(piece, {"rejects": 1}, attempt=rejects)
         if dlq is not None:
             written.prove(piece, {"dlq": 1}, attempt=dlq)
