@@ -125,6 +125,18 @@ def test_a_fault_while_a_partition_has_no_leader_is_none(planned: Ledger, name: 
     assert [error for error in errors_of(planned, *shown) if not isinstance(error, TemporaryError)] == []
 
 
+@pytest.mark.parametrize("name", ["expired", "truncated", "a partition is gone", "recreated"])
+def test_a_topic_that_the_second_look_misses_is_not_gone(planned: Ledger, name: str) -> None:
+    """One look saw the topic and one did not: the tick said to create it, and status to accept its loss."""
+    shown = Looks(FAULTS[name], None), Looks(FAULTS[name], None), Looks(FAULTS[name], None)
+    with pytest.raises(DependencyAwayError):
+        Planner(planned, shown[0]).tick(STREAM, NOON, dry=True)
+    [error] = topic_status(shown[1], STREAM, planned.planned("orders", "orders")).errors
+    assert isinstance(error, DependencyAwayError)
+    with pytest.raises(DependencyAwayError):
+        accept(planned, shown[2], dry=False)
+
+
 def test_looks_that_go_back_do_not_agree(planned: Ledger) -> None:
     assert errors_of(planned, topic(led(0, 30), led(0, 50)), topic(led(0, 20), led(0, 50))) == []
     [error] = errors_of(planned, topic(led(0, 20), led(0, 50)), topic(led(0, 30), led(0, 60)))
