@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from assets import accepted_copies
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from highwater.proof import Proof
     from resources.leases import Lease
 
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 # So many are looked at before an error names some of them.
 MOST_RETRACTED = 1_000
 # For so long nothing is sent after a run died as it committed a decision: Spark may go on with it. A Connect server
@@ -49,7 +50,8 @@ def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame, refused: Data
     """
     found: dict[str, dict[Origin, datetime | None]] = {}
     for row in (*_gone(work, _reached(work, keys), accepted), *accepted_copies.refused(work, keys, refused)):
-        at = None if row["us"] is None else datetime.fromtimestamp(row["us"] / 1e6, UTC)
+        # Not by a float: that rounds the last microsecond of the year 9999 into a year that Python does not have.
+        at = None if row["us"] is None else _BEGIN + timedelta(microseconds=row["us"])
         found.setdefault(row["slice"], {}).setdefault(Origin.of_row(row.asDict()), at)
     leaves = work.ledger.breakers.accepted([*found])
     for key, origins in found.items():

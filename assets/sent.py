@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 from assets import accepted_copies
 from assets.commit import LEASE_SECONDS
 from highwater.envelope import ORIGIN, ORIGIN_TYPES, Origin
-from highwater.errors import ConfigurationError, SupersededAttemptError, TopicRecreatedError
+from highwater.errors import (
+    ConfigurationError,
+    DependencyAwayError,
+    SupersededAttemptError,
+    TopicAbsentError,
+    TopicRecreatedError,
+)
 from highwater.proof import Proof
 from highwater.publishing import Known, State
 from highwater.slices import SliceKey
@@ -274,11 +280,30 @@ class Book:
                 remedy=f"declare that topic again; or, {anew}",
             )
         if self.sending.topic_id != self._topic_id:
+            self._ensure_recreated()
             raise TopicRecreatedError(
                 f"topic {self._topic} is not the one that was published to",
                 stored=f"topic ID {self.sending.topic_id}",
                 found=f"topic ID {self._topic_id}",
                 remedy=f"see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, {anew}",
+            )
+
+    def _ensure_recreated(self) -> None:
+        """Look at the topic a second time: the remedy sends everything once more.
+
+        Raises:
+            DependencyAwayError: the second look does not show the same topic as the first, or no broker answered.
+        """
+        try:
+            again = self._work.kafka.look_again(self._topic).topic_id
+        except TopicAbsentError:
+            again = "no such topic"
+        if again != self._topic_id:
+            raise DependencyAwayError(
+                f"two looks at topic {self._topic} disagree",
+                stored=f"first: topic ID {self._topic_id}",
+                found=f"then: {again}",
+                remedy="nothing was sent; it is tried again",
             )
 
     def standing(self, keys: Sequence[str]) -> dict[str, Proof]:

@@ -27,8 +27,9 @@ class Expired:
 def expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[Expired]:
     """Those of the slices that lost offsets to retention.
 
-    Partitions without a leader are left out, and so are slices of another topic that had the same name. Only if
-    something seems deleted the topic is looked at a second time; the lower log start counts.
+    Slices of another topic that had the same name are left out. Only if offsets seem deleted the topic is looked at a
+    second time; the lower log start counts. While a partition has no leader, no slice is called expired: answers may be
+    wrong then, and what follows from them is final.
 
     Args:
         kafka: is looked at.
@@ -44,10 +45,10 @@ def expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[Ex
         return []
     first = kafka.topic_state(topic)
     found = _expired(pieces, first, _log_starts(first))
-    if not found:
+    if first.unled or not found:
         return []
     second = kafka.look_again(topic)
-    if second.topic_id != first.topic_id:
+    if second.unled or second.topic_id != first.topic_id:
         return []
     before, after = _log_starts(first), _log_starts(second)
     return _expired(pieces, second, {p: min(start, after[p]) for p, start in before.items() if p in after})

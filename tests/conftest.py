@@ -55,6 +55,12 @@ LONGEST = (
 )
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Whatever starts a JVM is slow, so that `make test-fast` starts none."""
+    if {"bootstrap", "spark_server"} & {*getattr(item, "fixturenames", ())}:
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let each worker begin with some of the longest modules: at first every worker has an equal, contiguous part."""

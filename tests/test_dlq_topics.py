@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -122,6 +123,66 @@ def test_partitions_are_added_only_where_two_looks_agree(monkeypatch: pytest.Mon
     main = Shape(len(kafka.description("orders").partitions), 1, {})
     with pytest.raises(DependencyAwayError, match="changed while it was looked at"):
         add_partitions(kafka, make_stream("orders"), main, [])
+
+
+class Refusing:
+    """A cluster with a main topic of 9 partitions whose other topics have 5, and that refuses to grow some of them."""
+
+    bootstrap = "here:9092"
+
+    def __init__(self, refused: Mapping[str, int]) -> None:
+        self.refused, self.partitions = refused, dict[str, int]()
+        self.asked: list[bool] = []
+
+    def description(self, topic: str) -> Any:
+        many = self.partitions.get(topic, 9 if topic == "orders" else 5)
+        return SimpleNamespace(partitions=[SimpleNamespace(leader=1)] * many)
+
+    def admin(self) -> Any:
+        return self
+
+    def create_partitions(self, new: list[Any], *, validate_only: bool, **_: object) -> dict[str, Future[None]]:
+        self.asked.append(validate_only)
+        found: dict[str, Future[None]] = {}
+        for one in new:
+            answer = found[one.topic] = Future()
+            if one.topic in self.refused:
+                answer.set_exception(KafkaException(KafkaError(self.refused[one.topic], "no")))
+                continue
+            answer.set_result(None)
+            if not validate_only:
+                self.partitions[one.topic] = one.new_total_count
+        return found
+
+    def away(self, error: object) -> DependencyAwayError:
+        return DependencyAwayError(str(error), remedy="wait")
+
+
+@pytest.mark.parametrize("only_asked", [True, False])
+def test_one_error_names_the_command_for_each_topic_that_may_not_be_grown(only_asked: bool) -> None:
+    """The error named one topic, and the next one when that was grown by hand; the others grow meanwhile."""
+    stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
+    [first, *others] = stream.published_topics
+    denied = {first: KafkaError.TOPIC_AUTHORIZATION_FAILED, others[-1]: KafkaError.POLICY_VIOLATION}
+    kafka: Any = Refusing(denied)
+    with pytest.raises(TopicDriftError) as caught:
+        add_partitions(kafka, stream, Shape(9, 1, {}), [first], only_asked=only_asked)
+    commands = re.findall(
+        r"kafka-topics --bootstrap-server here:9092 --alter --topic (\S+) --partitions 9", str(caught.value)
+    )
+    assert commands == [*denied]
+    assert f"{first}: 5, TOPIC_AUTHORIZATION_FAILED" in str(caught.value.found)
+    assert kafka.partitions == ({} if only_asked else dict.fromkeys(others[:-1], 9))
+    assert kafka.asked == [only_asked]
+
+
+def test_topics_that_another_run_grew_or_that_cannot_be_asked_now_are_no_drift() -> None:
+    stream = make_stream("orders")
+    kafka: Any = Refusing(dict.fromkeys(stream.published_topics, KafkaError.INVALID_PARTITIONS))
+    add_partitions(kafka, stream, Shape(9, 1, {}), [], only_asked=True)
+    kafka = Refusing(dict.fromkeys(stream.published_topics, KafkaError.NOT_CONTROLLER))
+    with pytest.raises(DependencyAwayError, match="could not be grown"):
+        add_partitions(kafka, stream, Shape(9, 1, {}), [])
 
 
 def test_every_drift_of_every_topic_is_in_one_error(stream: Stream, bootstrap: str) -> None:

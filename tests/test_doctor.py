@@ -120,6 +120,13 @@ def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path:
     assert "old.example:/dagster" in str(caught.value.found)
     assert "new.example:/dagster" in str(caught.value.found)
     assert "stop the sensors" in caught.value.remedy
+
+    def away() -> None:
+        raise DependencyAwayError("no broker answers", remedy="wait")
+
+    deployment = cast("Deployment", SimpleNamespace(ledger=lambda: ledger, kafka=away, lake=away))
+    shown = {one.what: one.error for one in doctor._stream(deployment, stream)}
+    assert isinstance(shown["Dagster instances of orders"], ConfigurationError), "whatever Kafka answers"
     # The new one goes on alone.
     seen("new", -4)
     later = now + timedelta(minutes=4)
@@ -130,6 +137,7 @@ def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path:
     ledger.instances.record("orders", "new", "new.example:/dagster", later + timedelta(minutes=2))
     ledger.instances.record("orders", "old", "old.example:/dagster", later + timedelta(minutes=2))
     assert len(ledger.instances.live_together("orders", later + timedelta(minutes=2))) == 2
+    assert ledger.instances.live_together("orders", later + timedelta(minutes=8)) == [], "both were stopped"
 
 
 def test_what_spark_cannot_be_given_is_told_before_anything_is_read() -> None:

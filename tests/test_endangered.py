@@ -15,15 +15,19 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 
 from highwater.declaration import Alerts, Limits
 from highwater.errors import DependencyAwayError
+from highwater.plans import Generation
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Setting
 from orchestration.sensing import endangered as module
 from orchestration.sensing import repairing
 from orchestration.sensing.endangered import endangered, margin
+from orchestration.sensing.planning import Planner
 from orchestration.sensing.repairing import put_first
 from orchestration.sensing.requests import first_requests, repair_requests
 from orchestration.sensing.ticks import run_requests
 from orchestration.stream_assets import table_key
+from resources.kafka import PartitionState, TopicState
+from resources.ledger import Ledger
 from tests.conftest import TopicFactory
 from tests.scene import Scene
 from tests.support import make_stream
@@ -79,7 +83,7 @@ def test_a_slice_with_records_within_the_margin_is_endangered(
     ]
     away = replace(FOUR, topic="orders.dlq.1", ranges={0: OffsetRange(0, 1)})
     kafka: Any = Hourly()
-    assert endangered(kafka, STREAM, [*pieces, away]) == expected, "one that cannot be asked keeps back no other"
+    assert endangered(kafka, STREAM, [away, *pieces]) == expected, "one that cannot be asked keeps back no other"
 
 
 def test_what_is_endangered_is_only_read_and_comes_first() -> None:
@@ -159,6 +163,31 @@ def test_the_queued_runs_of_what_is_endangered_are_put_first(world: Repairing) -
         "other": None,
         "runs": None,
     }
+
+
+class Small(Hourly):
+    """Three such records in each partition."""
+
+    def topic_state(self, topic: str) -> TopicState:
+        return TopicState(topic, "A", {p: PartitionState(0, 3, 3, 1) for p in (0, 1)})
+
+    def read(self, *_: object, **__: object) -> Iterator[Any]:
+        return iter(())
+
+
+@pytest.mark.parametrize(("kept", "planned"), [(120, True), (130, False)])
+def test_what_retention_takes_within_the_margin_is_planned_at_once(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, kept: int, planned: bool
+) -> None:
+    """Six records of 98 to 100 hours wait for four more: of a topic that keeps 120 h they have less than a day."""
+    monkeypatch.setattr(module, "topic_settings", lambda *_: {"retention.ms": Setting(str(kept * 3_600_000), "x")})
+    now = datetime.now(UTC)
+    ledger.open_generation(Generation("orders", "orders", "A", 0, {0: 0, 1: 0}, now))
+    limits = Limits(most_records=100, fewest_records=10, longest_wait=2 * HOUR, retention_margin=24 * HOUR)
+    kafka: Any = Small()
+    tick = Planner(ledger, kafka).tick(replace(STREAM, limits=limits), now)
+    assert bool(tick.slices) == planned
+    assert [piece.offsets for piece in ledger.slices("orders")] == [6] * planned
 
 
 @pytest.mark.slow

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from assets import raw
 from assets.streams.orders import STREAM
 from dev.broker import EmbeddedCluster
 from dev.processes import wait_until
 from highwater.declaration import Limits
+from highwater.erasing import milliseconds, moment_of
 from highwater.errors import DependencyAwayError, TopicAbsentError, TopicTruncatedError
 from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
 from highwater.plans import Generation, Planned, left_to_read
@@ -71,6 +75,26 @@ def test_a_digest_tells_null_from_empty_and_key_from_value() -> None:
     contents = [(None, None), (b"", None), (None, b""), (b"", b""), (b"a", b"b"), (b"ab", b"")]
     assert len({digest(1, *content) for content in contents}) == len(contents)
     assert digest(1, b"a", b"b") != digest(2, b"a", b"b")
+
+
+def test_a_digest_takes_the_milliseconds_as_kafka_has_them() -> None:
+    """By a time it told year 1 as replaced history, and there is no time for nanoseconds taken as milliseconds."""
+    for ms in (1_767_225_600_000_000_000, 2**63 - 1, -(2**63), -62_135_596_800_000, -1):
+        assert digest(ms, b"k", None) == sha256(str(ms).encode() + b"\1k" + b"\0").hexdigest()
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+@example(2**63 - 1)
+@example(253_402_300_800_000)
+@example(253_402_300_799_999)
+@example(-(2**63))
+def test_a_record_of_any_timestamp_is_not_younger_than_the_erasure_that_saw_it(ms: int) -> None:
+    """The moment of an erasure is never before a record that it took: else a later read brought the record back."""
+    moment = moment_of(ms)
+    assert milliseconds(moment) >= ms
+    if 0 <= ms < 253_402_300_800_000:
+        assert moment == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+        assert milliseconds(moment) == ms
 
 
 def generation(number: int, starts: dict[int, int | None]) -> Generation:

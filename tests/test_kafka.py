@@ -18,9 +18,17 @@ from assets import raw
 from dev.broker import EmbeddedBroker, Node
 from dev.processes import LOOPBACK, free_port, wait_until
 from dev.proxy import Proxy
-from highwater.errors import ConfigurationError, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
+from highwater.errors import (
+    ConfigurationError,
+    DependencyAwayError,
+    NothingFetchedError,
+    OffsetsExpiredError,
+    TopicAbsentError,
+)
 from highwater.slices import OffsetRange
+from resources import groups
 from resources.kafka import Kafka, PartitionState
+from resources.spark import translated
 from resources.transactions import publishing_properties
 from tests.conftest import create_topic
 from tests.support import BOUNDED, make_bench, order_message
@@ -301,6 +309,95 @@ def test_records_in_tiered_storage_are_read_by_both_clients(
         assert len([*configured.read("tiered", {0: OffsetRange(0, 3)}, seconds=3)]) == 3
         raw.materialise(bench.work(piece, kafka=configured))
         assert advertised.empty == before, "what the configuration says is never undercut"
+
+
+def test_a_partition_of_which_a_group_committed_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client writes -1001 for it, which is no position; 0 is one."""
+    answers = [
+        SimpleNamespace(topic="orders", partition=p, offset=offset, error=None, metadata="")
+        for p, offset in enumerate((-1001, 0, -1, 7))
+    ]
+    consumer = SimpleNamespace(committed=lambda *_: answers, close=lambda: None)
+    kafka = Kafka("nowhere:1")
+    monkeypatch.setattr(kafka, "reader", lambda **_: consumer)
+    found = groups.held(kafka, "highwater.orders", [("orders", p) for p in range(4)])
+    assert {place: one.offset for place, one in found.items()} == {("orders", 1): 0, ("orders", 3): 7}
+
+
+class Slow:
+    """A consumer of a broker that answers a fetch with nothing when it may not wait for 800 ms."""
+
+    def __init__(self, wait_ms: int) -> None:
+        self.wait_ms = wait_ms
+        self.records = [Told()] if wait_ms >= 800 else []
+
+    def assign(self, _: object) -> None:
+        pass
+
+    def poll(self, _: float) -> Any:
+        return self.records.pop() if self.records else None
+
+    def incremental_unassign(self, _: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("configured", "seconds", "waits"), [(None, 3, [10, 1000]), (None, 60, [10, 5000]), ("900", 3, [900])]
+)
+def test_a_reader_that_got_nothing_waits_longer(
+    monkeypatch: pytest.MonkeyPatch, configured: str | None, seconds: float, waits: list[int]
+) -> None:
+    """With a wait of 10 ms brokers 3.6 and 3.7 answered with nothing of tiered storage, however often they were asked.
+
+    The last wait fits three times into the patience, and what a person configured is used as it is.
+    """
+    kafka, opened = Kafka("nowhere:1", {} if configured is None else {"fetch.wait.max.ms": configured}), list[int]()
+
+    def open_(_: object, config: dict[str, Any], **__: object) -> Slow:
+        opened.append(int(config["fetch.wait.max.ms"]))
+        return Slow(opened[-1])
+
+    monkeypatch.setattr("resources.kafka.opened", open_)
+    assert [message.offset() for message in kafka.read("orders", {0: OffsetRange(7, 8)}, seconds=seconds)] == [7]
+    assert opened == waits
+
+
+@pytest.mark.parametrize("configured", [None, "900"])
+def test_spark_reads_again_with_the_long_wait_where_kafka_gave_nothing(
+    monkeypatch: pytest.MonkeyPatch, configured: str | None
+) -> None:
+    """With a wait of 1 ms nothing of tiered storage was ever read.
+
+    A wait that is configured is never undercut, and Spark's own patience ends such a read, not our short one.
+    """
+    asked: list[tuple[str | None, str | None]] = []
+    kafka = Kafka("nowhere:1", {} if configured is None else {"fetch.wait.max.ms": configured})
+    work: Any = SimpleNamespace(kafka=kafka, log=lambda _: None)
+
+    def commit(_: object, __: object, ___: object, ____: object, read: Any) -> list[Any]:
+        # Of both, as `_one_read` puts them together.
+        options = {**read.args[2], **kafka.spark_options()}
+        wait = options.get("kafka.fetch.max.wait.ms")
+        asked.append((wait, options.get("kafkaConsumer.pollTimeoutMs")))
+        if int(wait or 500) < 2000:
+            told = "java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 10000 milliseconds"
+            error = translated("topic orders", f"SparkException: task failed\nCaused by: {told}\n\tat Consumer")
+            assert isinstance(error, NothingFetchedError)
+            raise error
+        return []
+
+    monkeypatch.setattr(raw, "commit_until_settled", commit)
+    nothing: Any = {}
+    if configured:
+        with pytest.raises(NothingFetchedError):
+            raw._commit_from_spark(work, nothing, nothing, nothing)
+        assert asked == [(configured, None)]
+        return
+    assert raw._commit_from_spark(work, nothing, nothing, nothing) == []
+    assert asked == [("1", raw.PATIENCE_MS), ("5000", None)]
 
 
 @pytest.mark.slow

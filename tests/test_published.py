@@ -23,11 +23,13 @@ from highwater.envelope import Origin
 from highwater.erasing import digest_of
 from highwater.errors import (
     ConfigurationError,
+    DependencyAwayError,
     HighwaterError,
     LeaseHeldError,
     RetractionError,
     SupersededAttemptError,
     TemporaryError,
+    TopicAbsentError,
     TopicRecreatedError,
 )
 from highwater.plans import Publication
@@ -37,6 +39,7 @@ from orchestration.checking.published_checks import events_published
 from resources import ledger_schema
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
+from resources.kafka import TopicState
 from resources.lake import query
 from tests.accepted import NOON, Broken, Event, Log, Sent, Tables, said
 
@@ -751,7 +754,30 @@ def test_a_topic_that_was_made_anew_stops_the_run(tables: Tables, monkeypatch: p
     tables.publish(piece)
     tables.decide(piece, orders(0, 0, 2, status="paid"))
     monkeypatch.setattr(published, "_topic_id", lambda *_: "U" * 22)
+    again = TopicState("", "U" * 22, {})
+    monkeypatch.setattr(tables.kafka, "look_again", lambda topic: replace(again, topic=topic))
     with pytest.raises(TopicRecreatedError, match="topic ID U"):
+        tables.publish(piece)
+
+
+@pytest.mark.parametrize("second", ["T" * 22, "V" * 22, None])
+def test_one_look_does_not_tell_that_the_topic_was_made_anew(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch, second: str | None
+) -> None:
+    """The remedy is to delete the table of what was sent, and to send everything once more."""
+    piece = tables.plan(0, p0=(0, 2))
+    tables.decide(piece, orders(0, 0, 2))
+    tables.publish(piece)
+    tables.decide(piece, orders(0, 0, 2, status="paid"))
+    monkeypatch.setattr(published, "_topic_id", lambda *_: "U" * 22)
+
+    def look_again(topic: str) -> TopicState:
+        if second is None:
+            raise TopicAbsentError(f"topic {topic} does not exist", remedy="create it")
+        return TopicState(topic, second, {})
+
+    monkeypatch.setattr(tables.kafka, "look_again", look_again)
+    with pytest.raises(DependencyAwayError, match="two looks"):
         tables.publish(piece)
 
 

@@ -7,16 +7,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from assets import published, sent
+from assets import kept, published, sent
+from assets.marks import needless_groups
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.declaration import Field
-from highwater.errors import KAFKA
+from highwater.envelope import Origin
+from highwater.errors import KAFKA, RetractionError
+from highwater.plans import Generation
 from highwater.publishing import Copy, second_deliveries
 from highwater.slices import Slice
 from orchestration.build import build_defs
@@ -30,7 +33,8 @@ from orchestration.sensing.ticks import Tick, run_requests
 from resources.breakers import Acceptance
 from resources.dlq_topics import Shape
 from tests.accepted import NOON, Broken, Event, Log, Tables
-from tests.support import failed_by
+from tests.support import failed_by, make_stream
+from tests.test_audit import Written, a_slice
 
 LATER = datetime.now(UTC) + timedelta(days=2)
 
@@ -432,3 +436,51 @@ def test_the_horizon_looks_back_from_an_events_own_time() -> None:
     for name, (copies, expected) in cases.items():
         found = second_deliveries(copies, timedelta(minutes=10))
         assert {origin.offset for _, origin in found} == expected, name
+
+
+def test_only_groups_that_nothing_needs_any_more_are_deleted(tmp_path: Path) -> None:
+    """Each slice with rejects left a consumer group for good. One that is needed keeps a publication from doubling.
+
+    A mark is needed until the table `dlq` records that its decision is published, and a slice that this ledger does not
+    know may be another ledger's.
+    """
+    published_, decided_anew, open_, unknown = (a_slice(n, 10, "orders") for n in range(4))
+    written = Written(tmp_path)
+    written.ledger.open_generation(Generation("orders", "orders", published_.topic_id, 0, {0: 0}, NOON))
+    written.ledger.add([published_, decided_anew, open_])
+    for piece, rejects, dlq in ((published_, 2, 2), (decided_anew, 3, 1), (open_, 1, None), (unknown, 1, 1)):
+        written.prove(piece, {"rejects": 1}, attempt=rejects)
+        if dlq is not None:
+            written.prove(piece, {"dlq": 1}, attempt=dlq)
+    written.write()
+    expected = {f"highwater.pub.{published_.key}{attempt}": attempt != "#3" for attempt in ("", "#1", "#2", "#3")}
+    expected |= {f"highwater.pub.{decided_anew.key}{end}": end == "#1" for end in ("", "#1", "#3")}
+    others = ("highwater.pub.orders.accepted", "highwater.orders", "highwater.pub.sales@0000001#1", "somebody")
+    needed = [f"highwater.pub.{open_.key}#1", f"highwater.pub.{unknown.key}#1", f"highwater.pub.{open_.key}", *others]
+    expected |= dict.fromkeys(needed, False)
+    kafka = SimpleNamespace(groups=lambda: [*expected])
+    work: Any = SimpleNamespace(stream=make_stream("orders"), kafka=kafka, ledger=written.ledger, lake=written.lake)
+    assert needless_groups(work) == sorted(name for name, needless in expected.items() if needless)
+
+
+def test_a_copy_of_the_last_moment_that_there_is_ends_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float rounded it into the year 10000: the run failed by a bare ValueError, and every try after it.
+
+    A record on the accepted topic may have any timestamp; in a rebuilt lake one beyond 9999 has this moment.
+    """
+    origin = {f"origin_{name}": value for name, value in Origin("orders", 0, 0, 1)._asdict().items()}
+
+    class Row(dict[str, Any]):
+        def asDict(self) -> dict[str, Any]:  # noqa: N802 - as Spark's
+            return self
+
+    row = Row(slice="orders@0000001", us=253_402_300_799_999_999, **origin)
+    monkeypatch.setattr(kept, "_reached", lambda *_: [])
+    monkeypatch.setattr("assets.accepted_copies.refused", lambda *_: [row])
+    seen: list[Any] = []
+    monkeypatch.setattr(kept, "lets_go", lambda _, sent_at: seen.extend(sent_at))
+    ledger = SimpleNamespace(breakers=SimpleNamespace(accepted=lambda _: {}))
+    nothing: Any = None
+    with pytest.raises(RetractionError):
+        kept.see_kept(cast("Any", SimpleNamespace(ledger=ledger)), ["orders@0000001"], nothing, nothing)
+    assert seen == [datetime.max.replace(tzinfo=UTC)]

@@ -211,3 +211,30 @@ def test_an_error_of_reading_ahead_is_forgotten_if_it_passes(
     hidden = path.with_name("hidden")
     path.rename(hidden)
     assert len(early.published(lambda: hidden.rename(path)).records) == 3
+
+
+@pytest.mark.parametrize("point", ["", "_publish", "_commit"])
+def test_the_group_of_a_slice_is_deleted_once_the_table_records_its_publication(early: ReadBefore, point: str) -> None:
+    """Each slice with rejects left a consumer group for good. Deleted earlier, a run that dies would publish twice."""
+    done: list[str] = []
+
+    def doing(name: str, answer: object) -> Callable[..., object]:
+        def do(*given: object) -> object:
+            done.append(f"{name} {given[-1]}" if name == "delete" else name)
+            if name == point:
+                raise TemporaryError("killed", remedy="wait")
+            return answer
+
+        return do
+
+    for name, answer in (("have_table", None), ("ensure", {}), ("_publish", (3, 1)), ("_commit", 1)):
+        early.monkeypatch.setattr(dlq, name, doing(name, answer))
+    early.monkeypatch.setattr("assets.marks.delete_groups", doing("delete", {}))
+    work, group = early.tables.work(early.piece), f"highwater.pub.{early.piece.key}#{early.decision.attempt}"
+    if point:
+        with pytest.raises(TemporaryError):
+            dlq.materialise(work)
+    else:
+        dlq.materialise(work)
+    steps = ["have_table", "ensure", "_publish", "_commit", f"delete ['{group}']"]
+    assert done == steps[: steps.index(point) + 1 if point else None]

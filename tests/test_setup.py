@@ -45,6 +45,18 @@ def bare(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_make_test_runs_no_test_a_second_time(bare: Path) -> None:
+    """It ran up to three failed tests again, so that a test that fails now and then was never looked at."""
+    (bare / ".venv").mkdir()
+    commands = make(bare, "--dry-run", "test").stdout.splitlines()
+    [runs] = [line for line in commands if "pytest" in line]
+    assert re.search(r"\.venv/bin/python -m pytest .*-m \"not long\"$", runs)
+    assert not re.search(r"\|\||;|--lf|--last-failed|rerun|flaky|again", runs)
+    options = tomllib.loads((bare / "pyproject.toml").read_text())
+    assert not re.search(r"rerun|flaky|--lf|-p ", options["tool"]["pytest"]["ini_options"]["addopts"])
+    assert not {*pins("requirements.lock")} & {"pytest-rerunfailures", "flaky", "pytest-retry"}
+
+
 def pins(lock: str) -> dict[str, str]:
     """Name → version, as locked for this Python."""
     text = (REPOSITORY / lock).read_text()

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import dagster as dg
 import pytest
@@ -29,9 +30,12 @@ from highwater.declaration import Alerts
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.plans import Loss
 from highwater.slices import OffsetRange
+from orchestration import sensors
+from orchestration.build import build_defs
 from orchestration.cli.terminal import PERMANENT
 from orchestration.operating.acceptance import accept_loss, never_read
 from orchestration.telling import alerts
+from orchestration.telling.plan_status import stream_status
 from orchestration.telling.stopped import (
     failing_sensors,
     losses_recorded,
@@ -150,6 +154,75 @@ def test_a_planned_slice_that_lost_offsets_before_it_was_read_is_an_alert(
     assert not slices_expired(asked(deployed, gone, tiers=(), on_expired="record")).over, "its run records the loss"
     deployed.ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(20, 25), "expired", "ann", NOW)])
     assert not slices_expired(asked(deployed, gone, tiers=())).over
+
+
+def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Path) -> None:
+    """It ended with 0 and lag 0, since the plan goes on behind what retention took."""
+    deployed = Deployed(tmp_path)
+    deployed.read(0, 1)
+    gone = Played({0: PartitionState(25, 60, 60, 1), 1: PartitionState(18, 60, 60, 1)})
+
+    def errors(**changes: Any) -> list[str]:
+        stream = replace(STREAM, tiers=(), **changes)
+        found = stream_status(deployed.ledger, cast("Any", gone), stream, {}, deployed.lake)
+        assert found.lag == 0
+        return [f"{type(one).__name__}: {one}" for one in found.errors]
+
+    [told] = errors()
+    assert told.startswith("OffsetsExpiredError: 1 planned slices of orders, from orders@0000002 on, lost 5 offsets")
+    assert errors(on_expired="record") == []
+
+
+def test_a_tick_of_the_alerts_measures_all_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measure that the sensor does not know is told to nobody."""
+    monkeypatch.setattr("orchestration.telling.alerts.topic_settings", lambda *_: None)
+    deployed, heard = Deployed(tmp_path), dict[str, str]()
+    deployed.read(0, 1)
+    deployed.ledger.record_loss(
+        [Loss("orders", "orders", 0, 1, OffsetRange(0, 5), "expired", "on_expired=record", datetime.now(UTC))]
+    )
+    kafka: Any = Played({0: PartitionState(25, 100, 100, 1), 1: PartitionState(0, 40, 40, 1)})
+
+    def tell(alert: Alert) -> None:
+        heard[alert.what] = alert.value
+
+    failing = Measure("orders", "sensor orders_mirror", "its ticks failed", "3", over=True, remedy="see them")
+    alerts.tick(deployed.ledger, kafka, deployed.lake, [replace(STREAM, tiers=())], tell, lambda: [failing])
+    assert heard.keys() >= {
+        "planning",
+        "expired slices",
+        "age of unread slices",
+        "recorded losses",
+        "sensor orders_mirror",
+    }
+    assert "last stable offset 40" in heard["planning"]
+    assert retries_stopped in alerts.MEASURES
+
+
+def test_what_stopped_is_told_within_a_minute_and_of_every_sensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sensor ticked once a minute, and the daemon looks every five seconds; no tick looked at other sensors."""
+    [sensor] = [one for one in build_defs(streams=[STREAM]).sensors or () if one.name == "alerts"]
+    assert isinstance(sensor, dg.SensorDefinition)
+    # The daemon sees five seconds late that a tick is due; the measuring has the rest.
+    assert (sensor.minimum_interval_seconds or 60) + 5 <= 50
+    asked: list[tuple[str, str]] = []
+
+    def failing(_: object, sensors: list[tuple[Any, str]], __: object) -> list[Measure]:
+        asked.extend((stream.name, name) for stream, name in sensors)
+        return []
+
+    def tick(*given: Any) -> list[str]:
+        given[-1]()
+        return ["measured"]
+
+    monkeypatch.setattr(sensors, "failing_sensors", failing)
+    monkeypatch.setattr(alerts, "tick", tick)
+    opened = SimpleNamespace(open=lambda: None)
+    with dg.DagsterInstance.ephemeral() as instance:
+        resources = {"kafka": opened, "lake": opened, "ledger": opened}
+        sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources=resources))
+    ours = {one.name for one in build_defs(streams=[STREAM]).sensors or ()} - {"alerts"}
+    assert {name for _, name in asked} >= ours
 
 
 def test_a_planned_slice_that_nobody_reads_is_an_alert(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -266,3 +266,36 @@ def test_times_of_brokers_are_shown() -> None:
     shown = {finding.rule: finding for finding in judge(with_zookeeper)}
     assert shown["broker session"].value.startswith("18,000 ms")
     assert shown["replica lag"].level is Level.UNKNOWN
+
+
+class Answering:
+    """A cluster of one broker, with a topic without some leaders: the client writes -1 for unknown."""
+
+    bootstrap = "broker:9092"
+
+    def description(self, _: str) -> Any:
+        node = {n: SimpleNamespace(id=n) for n in (-1, 1)}
+        leaders = {0: node[-1], 1: node[1], 2: None}
+        parts = [
+            SimpleNamespace(id=p, leader=leader, replicas=[node[1], node[-1]], isr=[node[1]])
+            for p, leader in leaders.items()
+        ]
+        return SimpleNamespace(partitions=parts)
+
+    def admin(self) -> Any:
+        return self
+
+    def list_topics(self, **_: object) -> Any:
+        return SimpleNamespace(brokers={1: None})
+
+    def describe_configs(self, asked: list[Any], **_: object) -> dict[Any, Any]:
+        given = {"retention.ms": "60000", "retention.bytes": None}
+        entries = {name: SimpleNamespace(value=value, source=5, is_sensitive=False) for name, value in given.items()}
+        return {asked[0]: SimpleNamespace(result=lambda _: entries)}
+
+
+def test_what_the_client_writes_for_unknown_is_no_fact() -> None:
+    """Broker -1 led a partition and was counted as a broker, and the text "None" was the value of a setting."""
+    facts = topic_facts.topic_facts(cast("Any", Answering()), "orders")
+    assert (facts.leaderless, facts.brokers) == (frozenset({0, 2}), 1)
+    assert {name: one.value for name, one in (facts.settings or {}).items()} == {"retention.ms": "60000"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -18,8 +19,10 @@ from highwater.plans import Generation, Loss
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
+from orchestration import observation
 from orchestration.checking import audit as audit_page
 from orchestration.telling import alerts, unread
+from orchestration.telling.plan_status import topic_status
 from orchestration.telling.unread import Ages, in_raw, unread_ages
 from resources.kafka import PartitionState, TopicState
 from resources.lake import Lake
@@ -345,6 +348,101 @@ def test_a_retry_that_is_planned_and_not_read_is_late(tmp_path: Path, monkeypatc
     other = Deployed(tmp_path / "other", TIER, slices=10)
     other.read(0, *range(2, 10))
     assert alert_of(other, monkeypatch).over, "its first record came 90 minutes ago"
+
+
+class Holding(Topic):
+    """Of some topics an open transaction holds back partition 0, from this offset on."""
+
+    bootstrap = "here:9092"
+
+    def __init__(self, **first: int) -> None:
+        self.first = {name.replace("_", "."): offset for name, offset in first.items()}
+
+    def topic_state(self, topic: str) -> TopicState:
+        stable = self.first.get(topic, 100)
+        return TopicState(topic, "A", {0: PartitionState(0, stable, 100, 1), 1: PartitionState(0, 100, 100, 1)})
+
+    def read(self, _: str, ranges: Mapping[int, OffsetRange], **asked: object) -> Iterator[Any]:
+        topic, committed = _, asked.get("committed", True)
+        for partition, offsets in ranges.items():
+            last = 100 if not committed or partition else self.first.get(topic, 100)
+            if offsets.start < min(offsets.end, last):
+                made = datetime.now(UTC) - timedelta(minutes=100 - offsets.start)
+                time = 1, round(made.timestamp() * 1000)
+                yield SimpleNamespace(timestamp=lambda time=time: time, partition=lambda at=partition: at)
+
+
+def test_what_an_open_transaction_holds_back_has_an_age_and_a_number(deployed: Deployed) -> None:
+    """The lag was 0, and nothing was old: what stands behind an open transaction was no record yet."""
+    deployed.read(*range(6))
+    deployed.kafka = Holding(orders=60)
+    ages = deployed.ages()
+    held = ages.held_back
+    assert {p: (one.offset, one.offsets) for p, one in held.items()} == {0: (60, 40)}
+    assert round((held[0].age or timedelta(0)) / timedelta(minutes=1)) == 40
+    assert (minutes(ages), ages.sure) == ({0: 40, 1: 40}, True)
+    look = observation.of_topic(observation.look(deployed.kafka, deployed.ledger, STREAM))
+    assert (look["lag"].value, look["held_back"].value, look["largest_lag"].value) == (80, 40, 40)
+    status = topic_status(deployed.kafka, STREAM, deployed.ledger.planned("orders", "orders"))
+    assert [(one.lag, one.held_back) for one in status.partitions] == [(40, 40), (40, 0)]
+    assert "lag 80, 40 of it held back by open transactions" in status.lines[0]
+    plain = status.to_plain()
+    assert (plain["held_back"], [one["held_back"] for one in plain["partitions"]]) == (40, [40, 0])
+
+
+@pytest.mark.parametrize(
+    ("first", "kept", "over", "told"),
+    [
+        ({}, 10_000, False, None),
+        ({"orders": 90}, 10_000, False, ("orders", 90, 10)),
+        ({"orders": 80}, 10_000, True, ("orders", 80, 20)),
+        ({"orders": 90}, 16, True, ("orders", 90, 10)),
+        ({"orders": 90, TIER.replace(".", "_"): 70}, 10_000, True, (TIER, 70, 30)),
+    ],
+    ids=["none", "young", "old", "half of a short retention", "the oldest of all topics"],
+)
+def test_an_open_transaction_is_an_alert_that_names_its_place(
+    deployed: Deployed,
+    monkeypatch: pytest.MonkeyPatch,
+    first: dict[str, int],
+    kept: int,
+    over: bool,
+    told: tuple[str, int, int] | None,
+) -> None:
+    """Retention deleted 99,999 records behind one open record, with no alert before or after.
+
+    The limit is a quarter of an hour, and half of the retention in minutes where that is less.
+    """
+    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(str(kept * 60_000), "x")})
+    deployed.kafka = Holding(**first)
+    deployed.ledger.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, NOW))
+    found = alerts._open_transaction(alerts.Asked(deployed.ledger, deployed.kafka, deployed.lake, STREAM))
+    assert found is not None
+    assert found.over == over
+    assert alerts._open_transaction in alerts.MEASURES
+    if told is not None:
+        topic, offset, offsets = told
+        assert found.value.startswith(f"{topic} partition 0: {offsets} offsets from offset {offset} on are held back")
+        minutes_old = re.search(r"first record is 0:(\d+):\d+ old", found.value)
+        # A record of 20 minutes may be shown a millisecond younger.
+        assert minutes_old is not None
+        assert int(minutes_old[1]) in {100 - offset, 99 - offset}
+        place = f"--topic {topic} --partition 0"
+        assert f"--bootstrap-server here:9092 describe-producers {place} names the producer ID" in found.remedy
+        assert f"abort {place} --start-offset {offset}" in found.remedy
+
+
+def test_unread_records_that_retention_deleted_are_an_alert(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing unread was left, so nothing was late, and nobody heard that records were lost."""
+    state = {0: PartitionState(63, 100, 100, 1), 1: PartitionState(50, 100, 100, 1)}
+    deployed.read(*range(6))
+    monkeypatch.setattr(deployed.kafka, "topic_state", lambda topic: TopicState(topic, "A", state))
+    found = alert_of(deployed, monkeypatch)
+    assert (found.over, found.value) == (True, "retention deleted unread records of orders: partition 0: [60, 63)")
+    deployed.ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(60, 63), "expired", "ann", NOW)])
+    assert not alert_of(deployed, monkeypatch).over
 
 
 def test_the_audit_counts_what_is_planned_and_not_read(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 import pytest
@@ -16,7 +16,14 @@ import pytest
 from assets import raw
 from dev.processes import wait_until
 from highwater.declaration import Foreign
-from highwater.errors import TopicAbsentError, TopicRecreatedError, TopicTruncatedError, TopicVanishedError
+from highwater.errors import (
+    DependencyAwayError,
+    HighwaterError,
+    TopicAbsentError,
+    TopicRecreatedError,
+    TopicTruncatedError,
+    TopicVanishedError,
+)
 from highwater.plans import Generation, Loss, Publication
 from highwater.slices import OffsetRange, Slice
 from orchestration import observation
@@ -355,6 +362,48 @@ def test_what_is_lost_is_taken_back_by_the_topic_that_it_was_published_to(tmp_pa
     late.open_generation(Generation("orders", second, "B" * 22, 1, {0: 0}, datetime.now(UTC)))
     ends = count_ends(*where)
     assert (ends.stranded, ends.reclaimed, ends.error) == ({}, 1, None)
+
+
+class SlowToHear(Topics):
+    """The broker that is asked first does not know a topic; another one does, some seconds later."""
+
+    missing = ""
+
+    def topic_state(self, topic: str) -> TopicState:
+        if topic == self.missing:
+            raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
+        return super().topic_state(topic)
+
+    def look_again(self, topic: str) -> TopicState:
+        return super().topic_state(topic)
+
+    def away(self, error: object) -> DependencyAwayError:
+        return DependencyAwayError(str(error), remedy="wait")
+
+
+@pytest.mark.parametrize("topic", [TIER, PARKED])
+def test_a_topic_that_one_look_misses_is_not_called_gone(ledger: Ledger, tmp_path: Path, topic: str) -> None:
+    """Status and alerts named the remedy for a topic that was deleted: to make it anew, without what waits there."""
+    ledger.record_publication("orders", MAIN.key, Publication(1, 3, NOW))
+    kafka, lake = SlowToHear(WHOLE), Lake(str(tmp_path / "lake"))
+    kafka.missing = topic
+    asked = alerts.Asked(ledger, cast("Any", kafka), lake, STREAM)
+
+    def status() -> HighwaterError | None:
+        return {one.topic: one.error for one in _dlq(ledger, cast("Any", kafka), STREAM)}[topic]
+
+    def alert() -> bool:
+        if topic == PARKED:
+            return alerts._lost_on_parked(asked, 3) is not None
+        late = alerts._late_retries(asked)
+        return late is not None and late.over
+
+    assert not isinstance(status(), TopicVanishedError)
+    with pytest.raises(DependencyAwayError, match="one broker did not know"):
+        alert()
+    kafka.missing, kafka.there = "", {name: one for name, one in WHOLE.items() if name != topic}
+    assert isinstance(status(), TopicVanishedError)
+    assert alert()
 
 
 # A parked topic that is there, and lost what waited on it

@@ -26,7 +26,7 @@ from highwater.history import History
 from highwater.plans import Generation, Loss, Planned, left_to_read
 from highwater.slices import OffsetRange, Slice
 from orchestration.sensing.cutting import NOTHING, partition_errors
-from orchestration.sensing.looking import went_back, without_leaders
+from orchestration.sensing.looking import confirming_look, went_back, without_leaders
 from resources.history import look_back, parted
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ def accept_loss(
     found = work_out(first)
     if not found.nothing:
         _see_led(first)
-        second = kafka.look_again(stream.topic)
+        second = confirming_look(kafka, stream.topic)
         _see_led(second)
         found = _agreed(found, work_out(second), first, second)
     if not dry and not found.nothing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from highwater.errors import DependencyAwayError, PermanentError
+from highwater.errors import DependencyAwayError, PermanentError, TopicAbsentError
 from highwater.history import History
 from orchestration.sensing.cutting import partition_errors
 from resources.history import look_back
@@ -38,8 +38,8 @@ def judge(kafka: Kafka, stream: Stream, planned: Planned, state: TopicState) -> 
         The newest look, and how the topic's past compares with what was recorded.
 
     Raises:
-        TopicAbsentError: the topic was there at the first look only.
-        DependencyAwayError: the topic seems to be recreated, and that could not be confirmed.
+        DependencyAwayError: the topic seems to be recreated, which could not be confirmed, or exists at the first look
+            only.
     """
     history = look_back(kafka, state, planned)
     first = _faults(stream, planned, state, history)
@@ -47,7 +47,7 @@ def judge(kafka: Kafka, stream: Stream, planned: Planned, state: TopicState) -> 
         return state, history
     if state.unled:
         return state, _doubt(planned, state, history, first, without_leaders(state))
-    again = kafka.look_again(state.topic)
+    again = confirming_look(kafka, state.topic)
     history = look_back(kafka, again, planned)
     second = _faults(stream, planned, again, history)
     if again.unled:
@@ -55,6 +55,23 @@ def judge(kafka: Kafka, stream: Stream, planned: Planned, state: TopicState) -> 
     doubtful = {p: kind for p, kind in {**first, **second}.items() if first.get(p) != second.get(p)}
     doubtful |= {p: kind for p, kind in second.items() if went_back(state, again, p)}
     return again, _doubt(planned, again, history, doubtful, DISAGREE)
+
+
+def confirming_look(kafka: Kafka, topic: str) -> TopicState:
+    """Look a second time at a topic that existed a moment ago.
+
+    Raises:
+        DependencyAwayError: now it does not exist, or no broker answered in time.
+    """
+    try:
+        return kafka.look_again(topic)
+    except TopicAbsentError:
+        raise DependencyAwayError(
+            f"two looks at topic {topic} disagree",
+            stored="first: it exists",
+            found="then: no such topic",
+            remedy="nothing was decided, and the next look tries again",
+        ) from None
 
 
 def without_leaders(state: TopicState) -> str:
