@@ -17,6 +17,7 @@ from highwater.declaration import Accepted
 from highwater.envelope import MOST_BYTES
 from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, TopicDriftError
 from highwater.topic_rules import TopicFacts
+from resources import dlq_topics
 from resources.dlq_topics import (
     Shape,
     _create,
@@ -174,6 +175,19 @@ def test_one_error_names_the_command_for_each_topic_that_may_not_be_grown(only_a
     assert f"{first}: 5, TOPIC_AUTHORIZATION_FAILED" in str(caught.value.found)
     assert kafka.partitions == ({} if only_asked else dict.fromkeys(others[:-1], 9))
     assert kafka.asked == [only_asked]
+
+
+def test_narrow_topics_are_grown_before_anything_is_published_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run ended with an error until a person had grown the topics."""
+    wanted, narrow, wide = Shape(9, 1, {}), Shape(5, 1, {}), Shape(9, 1, {"grown": "yes"})
+    there, asked = [{"orders.dlq.1": narrow, "orders.parked": wanted}, {"orders.dlq.1": wide}], list[object]()
+    monkeypatch.setattr(dlq_topics, "_there", lambda *_: there.pop(0))
+    monkeypatch.setattr(dlq_topics, "add_partitions", lambda *given: asked.append(given[2:]))
+    grown = dlq_topics._grown(cast("Kafka", None), make_stream("orders"), wanted, ["orders.dlq.1", "orders.parked"])
+    assert (grown, asked) == ({"orders.dlq.1": wide}, [(wanted, ["orders.dlq.1", "orders.parked"])])
+    there.append({"orders.parked": wanted})
+    dlq_topics._grown(cast("Kafka", None), make_stream("orders"), wanted, ["orders.parked"])
+    assert len(asked) == 1, "those that are wide enough are left as they are"
 
 
 def test_topics_that_another_run_grew_or_that_cannot_be_asked_now_are_no_drift() -> None:
