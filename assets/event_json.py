@@ -10,6 +10,8 @@ import json
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from resources.lake import values_of
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -46,7 +48,7 @@ def keys(rows: pa.Table) -> pa.Array:
 
 def fingerprints(values: pa.Array) -> list[str]:
     """What tells one content from another; the key is made of fields, so it needs no part in it."""
-    return [*map(fingerprint, values.to_pylist())]
+    return [*map(fingerprint, values_of(values))]
 
 
 def fingerprint(value: bytes) -> str:

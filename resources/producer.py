@@ -19,7 +19,7 @@ from weakref import WeakMethod
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from resources.clients import opened
 from resources.delivery import NEVER_TOLD, NOT_SENT, End, end_of, remedy_of
-from resources.several_clients import SeveralClients
+from resources.several_clients import SeveralClients, client_of
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -284,7 +284,8 @@ class ReliableProducer:
         self._on_failure = on_failure
         self.transactional = "transactional.id" in properties
         """Whether its records count only once a transaction is committed; delivery reports come before."""
-        self._produce = self._client.produce
+        # One for each client; `client_of` says to which a record's key belongs.
+        self._produces = self._client.produces if isinstance(self._client, SeveralClients) else [self._client.produce]
         self._produces_of = self._client.produces_of if isinstance(self._client, SeveralClients) else None
         self.counts = Counts()
         self._next_number = 0
@@ -299,6 +300,8 @@ class ReliableProducer:
         # Once it gives up: of each topic, the records that had no report until then.
         self._late: Counter[str] | None = None
         self._taken_in = 0.0
+        # Those of the record that was sent last: a tuple for each would be one more object for the collector to walk.
+        self._callbacks = NO_CALLBACKS
         self.stopped: dict[Key, str] = {}
         """Topic and key of each stopped key, with the id of the record that failed."""
         self.handed_back: dict[Key, list[str]] = {}
@@ -343,7 +346,11 @@ class ReliableProducer:
         """
         if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
             self.poll()
-        callbacks = None if on_delivered is None and on_outcome is None else (on_delivered, on_outcome)
+        callbacks: _Callbacks | None = None
+        if on_delivered is not None or on_outcome is not None:
+            callbacks = self._callbacks
+            if callbacks[0] is not on_delivered or callbacks[1] is not on_outcome:
+                callbacks = self._callbacks = (on_delivered, on_outcome)
         number = self._next_number
         self._next_number = number + 1
         if self.stopped:
@@ -418,7 +425,7 @@ class ReliableProducer:
         keys = [key for (key, _), _ in some]
         if not {*map(type, keys)} <= _KEY_TYPES:
             return self._send_first(topic, portion, callbacks)
-        produces = [self._produce] * len(some) if self._produces_of is None else self._produces_of(keys)
+        produces = self._produces * len(some) if self._produces_of is None else self._produces_of(keys)
         tickets: list[_Ticket] = []
         taken, refused = 0, None
         try:
@@ -550,16 +557,21 @@ class ReliableProducer:
     def _hand_over(self, record: Record, number: int, record_id: str | None, callbacks: _Callbacks | None) -> None:
         topic, key, value, headers, partition, timestamp = record
         to = ANY_PARTITION if partition is None else partition
-        ticket = self._ticket().stand_for_one(number, record_id, callbacks)
+        free, produces = self._free, self._produces
+        # A call of Python's for each of these, and one more for each client, took a tenth of the time of `send`.
+        produce = produces[0] if len(produces) == 1 else produces[client_of(key, len(produces))]
+        ticket = free.pop() if free else self._ticket()
+        ticket.first, ticket.one, ticket.callbacks, ticket.left = number, record_id, callbacks, 1
+        ticket.ids, ticket.places = (), None
         try:
             # Most records have neither; what is named here costs each of them time.
             if headers or timestamp is not None:
                 at = NOW if timestamp is None else timestamp
-                self._produce(topic, value, key, to, ticket, headers=[*headers], timestamp=at)
+                produce(topic, value, key, to, ticket, headers=[*headers], timestamp=at)
             else:
-                self._produce(topic, value, key, to, ticket)
+                produce(topic, value, key, to, ticket)
         except Exception:
-            self._free.append(ticket)
+            free.append(ticket)
             raise
 
     def _reported(self, ticket: _Ticket, error: KafkaError | None, message: Message) -> None:

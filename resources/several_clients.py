@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from highwater.errors import ConfigurationError
 from resources.clients import opened
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message, Producer
+    from confluent_kafka import Producer
 
 # How long one client is waited for before the next one is looked at.
 TURN_SECONDS = 0.002
+
+
+def client_of(key: bytes | None, number: int) -> int:
+    """The client to which a key belongs; all records without one belong to the same."""
+    return crc32(key or b"") % number
 
 
 class SeveralClients:
@@ -49,24 +54,13 @@ class SeveralClients:
         self._clients: list[Producer] = [
             opened(Producer, properties, name="reliable producer") for _ in range(max(1, number))
         ]
-        self._produces = [client.produce for client in self._clients]
-
-    def produce(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        partition: int,
-        on_delivery: Callable[[KafkaError | None, Message], None],
-        **more: Any,
-    ) -> None:
-        """Hand a record to the client to which its key belongs; errors are that client's."""
-        # As `produces_of` has it; a list for one record would take as long as the rest of this.
-        self._produces[crc32(key or b"") % len(self._produces)](topic, value, key, partition, on_delivery, **more)
+        self.produces: list[Callable[..., None]] = [client.produce for client in self._clients]
+        """What hands a record to each of them, by `client_of` its key; errors are that client's."""
 
     def produces_of(self, keys: Sequence[bytes | None]) -> list[Callable[..., None]]:
         """For each key what hands its record to the client to which it belongs."""
-        produces, number = self._produces, len(self._produces)
+        produces, number = self.produces, len(self.produces)
+        # As `client_of` has it; a call for each key would take as long as the rest of this.
         return [produces[crc32(key or b"") % number] for key in keys]
 
     def poll(self, seconds: float) -> int:

@@ -25,6 +25,7 @@ from resources.producer import (
     ReliableProducer,
 )
 from resources.producer_properties import producer_properties
+from resources.several_clients import SeveralClients, client_of
 from tests.conftest import TopicFactory, create_topic
 from tests.support import read_topic
 
@@ -1008,3 +1009,25 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_record_and_doubles_none
                 producer.send(Record("t", None, b"%d" % n, partition=0))
         assert producer.counts.delivered == 3000
         assert [value for _, value in held(broker.bootstrap, "t")] == [b"%d" % n for n in range(3000)]
+
+
+def test_each_record_is_reported_to_its_own_callback(client: Client) -> None:
+    """The callbacks of the record before are used again where they are the same ones."""
+    client.room, client.ends = 4, [None] * 4
+    first: list[str] = []
+    second: list[str] = []
+    to_first, to_second = first.append, second.append
+    producer = producing()
+    for name, callback in (("a", to_first), ("b", to_second), ("c", None), ("d", to_second)):
+        producer.send(Record("t", name.encode(), b"v"), name, callback)
+    while client.under_way:
+        producer.poll()
+    assert (first, second, producer.counts.delivered) == (["a"], ["b", "d"], 4)
+
+
+def test_one_by_one_and_together_the_records_of_a_key_go_to_the_same_client(nobody: str) -> None:
+    """Else they would change places."""
+    clients = SeveralClients(producer_properties(nobody), 3)
+    keys = [None, *(b"%d" % n for n in range(30))]
+    assert clients.produces_of(keys) == [clients.produces[client_of(key, 3)] for key in keys]
+    assert len({*map(id, clients.produces_of(keys))}) == 3
