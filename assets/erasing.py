@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from resources.lake import Lake
 
 _TIMES = {"first_event_us", "last_event_us"}
-_IS_KEY = "proof IS NULL AND encode(sha256(key), 'hex') = '{digest}'"
+_HAS_KEY = "encode(sha256(key), 'hex') = '{digest}'"
+_IS_KEY = f"proof IS NULL AND {_HAS_KEY}"
 
 
 @dataclass
@@ -86,9 +87,13 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
             found.newest_us = max(found.newest_us, row["us"])
             found.count(row["slice"], "raw", 1)
             found.count(row["slice"], "tombstones", int(row["tombstone"]))
-    for name, by in (("events", "slice"), ("current", "updated_by_slice")):
-        for row in _counted(there, name, f"SELECT {by} AS slice, count(*) AS n FROM t WHERE {mine} GROUP BY {by}"):
-            found.count(row["slice"], name, row["n"])
+    for row in _counted(there, "events", f"SELECT slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"):
+        found.count(row["slice"], "events", row["n"])
+    brought = (
+        f"SELECT updated_by_slice AS slice, count(*) AS n FROM t WHERE {_HAS_KEY.format(digest=digest)} GROUP BY slice"
+    )
+    for row in _counted(there, "current", brought):
+        found.count(row["slice"], "current", row["n"])
     by_reason = f"SELECT slice, reason, count(*) AS n FROM t WHERE {mine} GROUP BY slice, reason"
     for row in _counted(there, "rejects", by_reason):
         found.count(row["slice"], "rejects", row["n"])

@@ -412,8 +412,12 @@ _LONGEST_ERROR = 500
 
 def slice_is_one_of(keys: Iterable[str]) -> str:
     """The SQL predicate that picks whole slices, for `replaceWhere` and for reading."""
-    listed = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
-    return f"slice IN ({listed})"
+    return f"slice IN ({', '.join(map(text_in_sql, keys))})"
+
+
+def text_in_sql(value: str) -> str:
+    """A text as a literal in SQL."""
+    return "'" + value.replace("'", "''") + "'"
 
 
 def quoted(name: str) -> str:

@@ -25,6 +25,7 @@ from resources.erasures import Erasures, restore
 from resources.given_up import GivenUps
 from resources.holds import Holds
 from resources.in_vain import InVains
+from resources.intents import Intents
 from resources.leases import Heartbeat, Lease, forget, held, leased
 from resources.ledger_rows import (
     discard_of,
@@ -607,6 +608,13 @@ class Ledger:
     def retired(self) -> RetiredKeys:
         """The keys that maintenance took from Dagster."""
         return RetiredKeys(lambda: self._engine)
+
+    # Intents
+
+    @property
+    def intents(self) -> Intents:
+        """The named commits of all streams that were begun and are not known to have ended."""
+        return Intents(lambda: self._engine)
 
     # Erasures
 

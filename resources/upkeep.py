@@ -127,7 +127,8 @@ def join_files(spark: SparkSession, path: str, keys: Sequence[str]) -> None:
         DependencyAwayError: Spark or the storage is away.
     """
     with delta_errors(path):
-        spark.sql(f"OPTIMIZE {table_in_sql(path)} WHERE {slice_is_one_of(keys)}").collect()
+        where = "" if list(keys) == [WHOLE] else f" WHERE {slice_is_one_of(keys)}"
+        spark.sql(f"OPTIMIZE {table_in_sql(path)}{where}").collect()
 
 
 def join_small(table: DeltaTable, keys: Sequence[str]) -> None:

@@ -14,14 +14,12 @@ import pytest
 
 from assets import erased, events, published, sent
 from assets.aging import put_back
-from assets.layout import Layout
 from assets.origins import SEEN
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import Work
 from highwater.declaration import Retention, Upkeep
 from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError, SupersededAttemptError
-from highwater.folding import BASE
 from highwater.upkeep import FEWEST_FILES, LONGEST_RUN, Horizon
 from orchestration.build import build_defs
 from orchestration.operating import maintaining
@@ -267,7 +265,6 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     report = {one.table: one for one in act(bench.work(), None, NOW, sure=True).tables}
     assert report["raw"].removed >= 4
     assert all(one.after.stored == one.after.files for one in report.values())
-    assert set(keys) <= folded(bench)
     assert bench.failing() == {}
     assert len(bench.current()) == 9
 
@@ -298,11 +295,6 @@ def files_of(bench: Bench, name: str) -> dict[str, int]:
     table = open_table(bench.lake.path("orders", name))
     assert table is not None
     return {part.key: len(part.files) for part in parts_of(table)}
-
-
-def folded(bench: Bench) -> set[str]:
-    fold = Layout.read(bench.work()).fold(BASE)
-    return {f"{topic}@{ordinal:07d}" for topic, ordinal in fold.attempts()}
 
 
 def test_the_job_maintains_every_stream_by_itself() -> None:

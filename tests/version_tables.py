@@ -27,6 +27,7 @@ from orchestration.checking.verdicts import Verdict
 from orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
 from orchestration.sensing.standing import version_order
 from resources.lake import Lake
+from tests.commits import commit_current
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,7 +110,11 @@ class Planted:
         schema = pa.schema([*_origin(), *_numbers(), ("published_at", pa.timestamp("us", "UTC")), _proof_column()])
         self._write("dlq", published, schema)
         brought = winners(self.events) if self.current is None else self.current
-        self._write("current", brought + proofs, _events().append(pa.field("updated_by_slice", pa.string())))
+        columns = _events().append(pa.field("updated_by_slice", pa.string()))
+        plain = columns.remove(columns.get_field_index("proof")).remove(columns.get_field_index("slice"))
+        rows = pa.Table.from_pylist([{name: row.get(name) for name in plain.names} for row in brought], plain)
+        decided = {key: 1 for key in self.slices if key not in self.undecided}
+        commit_current(self.lake, "orders", decided, rows, replace=True)
 
     def _write(self, table: str, rows: Iterable[Row], schema: pa.Schema) -> None:
         import pyarrow as pa
@@ -148,10 +153,10 @@ def red(stream: Stream, verdicts: dict[str, dict[str, Verdict]]) -> dict[str, di
 
 
 def winners(events: Iterable[Row]) -> list[Row]:
-    """What `current` holds: of each slice and key the highest version, the earliest origin of equal ones."""
-    best: dict[tuple[str, str], Row] = {}
+    """What `current` holds: of each key the highest version, the earliest origin of equal ones."""
+    best: dict[str, Row] = {}
     for row in events:
-        at = (row["slice"], row["key"])
+        at = row["key"]
         if at not in best or _order(row) < _order(best[at]):
             best[at] = {**row, "updated_by_slice": row["slice"]}
     return list(best.values())
