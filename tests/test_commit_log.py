@@ -205,7 +205,8 @@ def test_a_commit_whose_run_died_before_its_record_is_completed(
 def test_a_writer_whose_intent_was_closed_looks_again(planned: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that stood still for longer than its lease finds its batch closed, and commits nothing under it."""
     bench, [first, _] = planned, planned.ledger.slices(planned.stream.name)
-    real, closed = commit_log._named, []
+    real = commit_log._named
+    closed: list[str] = []
 
     def closed_meanwhile(spark: Any, batch: str, metadata: str) -> Any:
         if not closed:

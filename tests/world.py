@@ -7,6 +7,7 @@ a second delivery, and copies that are superseded.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -332,6 +333,8 @@ class World:
         for table, rows in self.rows.items():
             marks: list[Row] = [{"slice": key, "proof": proof.to_json()} for key, proof in self.proofs[table].items()]
             if table == "current":
+                # Commit records of an earlier call would count on.
+                shutil.rmtree(self.lake.path("orders", table), ignore_errors=True)
                 attempts = {key: proof.attempt for key, proof in self.proofs[table].items()}
                 commit_current(
                     self.lake, "orders", attempts, pa.Table.from_pylist(rows, self._schema(table)), replace=True
