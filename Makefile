@@ -26,12 +26,8 @@ WORKERS ?= 4
 
 TEST := pytest -n $(WORKERS) --dist worksteal --durations 40
 
-RESULTS := .highwater/tests.xml
-
-# Status 1 is pytest's for tests that failed; any other is not theirs, and nothing is run again.
 test: lint ## What CI runs: lint, types, and all tests but the longest
-	@$(RUN) $(TEST) -m "not long" --junitxml $(RESULTS) \
-	  || { [ $$? = 1 ] && $(RUN) tests.again $(RESULTS); }
+	$(RUN) $(TEST) -m "not long"
 
 test-fast: setup ## The tests that need no JVM and little time
 	$(RUN) $(TEST) -m "not slow"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ from highwater.envelope import (
     Header,
     Origin,
 )
+from highwater.erasing import moment_of
 from highwater.publishing import Known, Late, State
 from resources.lake import query, query_all
 from resources.small_tables import storage, write_anew
@@ -109,7 +109,7 @@ class Copy:
             "revision": self.revision,
             "late": self.late and self.late.value,
             "fingerprint": self.fingerprint,
-            "published_at": datetime.fromtimestamp(sent_ms / 1000, UTC),
+            "published_at": moment_of(sent_ms),
         }
 
 

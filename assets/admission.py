@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from assets.work import Work
     from highwater.proof import Proof
     from highwater.slices import Slice
+    from resources.breakers import AcceptedReason
+
+# The number of rejects in the numbers of a split; those for a reason have its name behind an underscore.
+REJECTS = "rejects"
 
 
 def see_admitted(work: Work, slices: Sequence[Slice], standing: Collection[str] = ()) -> None:
@@ -67,7 +71,8 @@ def see_within_limit(
 ) -> None:
     """Tell the breaker how slices would be split, before anything of it is committed.
 
-    Of a slice that is materialised again only the rejects count that it did not have before.
+    Of a slice that is materialised again only the rejects count that it did not have before. Records that are rejected
+    for a reason that a person accepted do not count at all: neither as rejects nor as records.
 
     Args:
         work: the connections.
@@ -80,7 +85,9 @@ def see_within_limit(
     """
     main = sorted((p for p in slices if p.topic == work.stream.topic), key=attrgetter("ordinal"))
     accepted = work.ledger.breakers.accepted([piece.key for piece in main])
-    cases = [_case(p.key, standing, measured.get(p.key, {})) for p in main if p.key not in accepted]
+    reasons = work.ledger.breakers.accepted_reasons(work.stream.name)
+    seen = {p.key: _counted(p, standing, measured.get(p.key, {}), reasons) for p in main}
+    cases = [_case(key, one) for key, one in seen.items() if key not in accepted]
     if not main:
         return
     refused: tuple[str, ...] = ()
@@ -91,12 +98,14 @@ def see_within_limit(
         first = {case.key for case in cases if case.key not in known and case.key not in standing}
         circuit, refused = judge(circuit, work.stream.breaker, cases, first, now)
         told = [case for case in cases if not refused or case.key in refused]
-        told += [_case(key, standing, measured.get(key, {})) for key in accepted]
-        return circuit, [_judgement(work, case, known.get(case.key), now, case.key in refused) for case in told]
+        told += [_case(key, seen[key]) for key in accepted]
+        return circuit, [
+            _judgement(work, case, seen[case.key][2], known.get(case.key), now, case.key in refused) for case in told
+        ]
 
     circuit = work.ledger.breakers.settle(work.stream.name, [piece.key for piece in main], decide)
     if refused:
-        raise _over(work, circuit, [case for case in cases if case.key in refused], len(slices))
+        raise _over(work, circuit, [case for case in cases if case.key in refused], len(slices), reasons)
 
 
 def end_probe(
@@ -124,23 +133,59 @@ def end_probe(
     work.log(f"breaker: {circuit.text}")
 
 
-def _case(key: str, standing: Mapping[str, Proof], counts: Mapping[str, int]) -> Outcome:
-    before = standing[key].counts.get("rejects", 0) if key in standing else 0
-    return Outcome(key, counts.get("raw", 0), max(0, counts.get("rejects", 0) - before))
+_Counted = tuple[int, int, dict[str, int]]
 
 
-def _judgement(work: Work, case: Outcome, known: Judgement | None, now: datetime, refused: bool) -> Judgement:  # noqa: FBT001 - a value, no mode
+def _counted(
+    piece: Slice,
+    standing: Mapping[str, Proof],
+    counts: Mapping[str, int],
+    accepted: Mapping[str, AcceptedReason],
+) -> _Counted:
+    """Records, rejects, and rejects by reason of a slice, as the breaker counts them."""
+    before = standing[piece.key].counts if piece.key in standing else {}
+    left_out = {f"{REJECTS}_{reason}" for reason, one in accepted.items() if piece.ordinal >= one.from_ordinal}
+
+    def rejects(found: Mapping[str, int]) -> int:
+        return found.get(REJECTS, 0) - sum(found.get(name, 0) for name in left_out)
+
+    reasons = {
+        name.removeprefix(f"{REJECTS}_"): max(0, count - before.get(name, 0))
+        for name, count in counts.items()
+        if name.startswith(f"{REJECTS}_") and name not in left_out
+    }
+    records = counts.get("raw", 0) - sum(counts.get(name, 0) for name in left_out)
+    return records, max(0, rejects(counts) - rejects(before)), reasons
+
+
+def _case(key: str, counted: _Counted) -> Outcome:
+    return Outcome(key, counted[0], counted[1])
+
+
+def _judgement(
+    work: Work,
+    case: Outcome,
+    reasons: Mapping[str, int],
+    known: Judgement | None,
+    now: datetime,
+    refused: bool,  # noqa: FBT001 - a value, no mode
+) -> Judgement:
     before = known or Judgement(case.key, work.stream.name, work.run, now)
-    return replace(before, records=case.records, rejects=case.rejects, refused=refused, judged_at=now)
+    counted = replace(before, records=case.records, rejects=case.rejects, reasons=reasons)
+    return replace(counted, refused=refused, judged_at=now)
 
 
-def _over(work: Work, circuit: Circuit, refused: Sequence[Outcome], together: int) -> RejectsOverLimitError:
+def _over(
+    work: Work, circuit: Circuit, refused: Sequence[Outcome], together: int, accepted: Collection[str]
+) -> RejectsOverLimitError:
     told = "; ".join(f"{one.rejects:,} of {one.records:,} records of {one.key} would be rejected" for one in refused)
     rest = "" if together == 1 else f"; none of the {together} slices of this run was decided"
     return RejectsOverLimitError(
         f"{told}{rest}",
-        stored=f"limit {work.stream.breaker.reject_ratio:.0%}",
+        stored=f"limit {work.stream.breaker.reject_ratio:.0%}"
+        + (f"; records rejected for {', '.join(accepted)} do not count" if accepted else ""),
         found=f"the breaker of {work.stream.name} is {circuit.text}",
         remedy="mend the producer, the declaration or the reference table, and it is decided anew; if its rejects are "
-        f"to be parked, highwater accept-rejects {refused[0].key}",
+        f"to be parked, highwater accept-rejects {refused[0].key}, or for all slices from it on highwater "
+        f"accept-rejects {work.stream.name} --reason REASON --from {refused[0].key}",
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assets import event_json
-from assets.origins import MICROSECONDS
+from assets.origins import MILLISECONDS
 from highwater.envelope import ORIGIN, Origin
 from highwater.publishing import Copy, Known
 from resources.lake import query_arrow, slice_is_one_of
@@ -60,10 +60,10 @@ class Twice:
         rows = query_arrow({"e": self.events}, self._question)
         prints = event_json.fingerprints(event_json.values(self.stream, rows))
         origins = [*map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))]
-        slices, us = rows["slice"].to_pylist(), rows["origin_us"].to_pylist()
+        slices, ms = rows["slice"].to_pylist(), rows[MILLISECONDS].to_pylist()
         place = {piece.key: at for at, piece in enumerate(self.pieces)}
         judged = {**known, **self._judged_elsewhere(book, sorted(set(slices) - place.keys()))}
-        ordered = sorted(zip(slices, origins, prints, us, strict=True), key=lambda one: (place.get(one[0], -1), one[1]))
+        ordered = sorted(zip(slices, origins, prints, ms, strict=True), key=lambda one: (place.get(one[0], -1), one[1]))
         found = []
         for at, (key, origin, print_, when) in enumerate(ordered):
             before = judged.get(origin)
@@ -91,7 +91,7 @@ class Twice:
         fields = fields_of(self.stream, self.events)
         return f"""
             WITH {self._twice}
-            SELECT slice, {_ORIGIN}, {MICROSECONDS}, {fields} FROM near x LEFT SEMI JOIN twice y ON {_SAME}"""
+            SELECT slice, {_ORIGIN}, {MILLISECONDS}, {fields} FROM near x LEFT SEMI JOIN twice y ON {_SAME}"""
 
     @property
     def _times(self) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from assets import commit, events
 from assets.commit import Clock, commit_lock, have_table, require_newer
 from assets.events import require
+from assets.origins import MILLISECONDS, TIMESTAMP
 from assets.parsing import field_columns, quoted, sql_type
 from assets.work import SliceReport, Work
 from highwater.envelope import ORIGIN
@@ -48,14 +49,14 @@ def columns(stream: Stream) -> str:
     return (
         f"key STRING, version {version}, event_time TIMESTAMP{fields}, origin_topic STRING, "
         "origin_generation INT, origin_partition INT, origin_offset BIGINT, origin_timestamp TIMESTAMP, "
-        "updated_by_slice STRING"
+        "origin_timestamp_ms BIGINT, updated_by_slice STRING"
     )
 
 
 def columns_of(stream: Stream) -> list[str]:
     """The names of the columns, quoted for Spark."""
     fields = [quoted(f.name) for f in field_columns(stream)]
-    return ["key", "version", "event_time", *fields, *ORIGIN, "origin_timestamp", "updated_by_slice"]
+    return ["key", "version", "event_time", *fields, *ORIGIN, *TIMESTAMP, "updated_by_slice"]
 
 
 def winners(rows: DataFrame, *by: str) -> DataFrame:
@@ -73,7 +74,7 @@ def precedence(alias: str = "") -> str:
         alias: of the table, with a dot behind it.
     """
     return (
-        f"struct({alias}version, -unix_micros({alias}origin_timestamp), -{alias}origin_partition, "
+        f"struct({alias}version, -{alias}{MILLISECONDS}, -{alias}origin_partition, "
         f"-{alias}origin_offset, -{alias}origin_generation)"
     )
 

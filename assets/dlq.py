@@ -5,8 +5,9 @@ routing, which the rejects carry, what becomes of a record that its topic does n
 transactions (`resources.transactions`).
 
 The order is: the decision stands in events and rejects; its rejects are published, portion by portion, each with a mark
-that counts them; the ledger keeps the last mark; the table keeps the origins. Only then may the slice be decided anew,
-and what was published is left to the DLQ, until a person takes it back (`orchestration.operating.reclaiming`).
+that counts them; the ledger keeps the last mark; the table keeps the origins; the mark is deleted. Once the table has
+them, the slice may be decided anew, and what was published is left to the DLQ, until a person takes it back
+(`orchestration.operating.reclaiming`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from assets import rejects
 from assets.commit import Clock, Standing, commit_lock, have_table, reports, require_newer
 from assets.dlq_sending import Alike, Reject, Sending
 from assets.events import ORIGIN_COLUMNS, require, see_held
+from assets.marks import PREFIX, delete_marks, group_name
 from assets.origins import DLQ as TABLE
-from assets.origins import MICROSECONDS, covering
+from assets.origins import MILLISECONDS, TIMESTAMP, covering
 from assets.reclaims import NUMBER, counted
 from assets.references import came_as, originals_of
 from assets.work import SliceReport, Work, uncollected
@@ -61,7 +63,7 @@ BYTES_A_TRANSACTION = 16 * 1024 * 1024
 RECORDS_A_READ = 50_000
 _ORDER = ", ".join(ORIGIN)
 _RECORD = (
-    f"slice, {_ORDER}, {MICROSECONDS}, coalesce(retries, 0) AS retries, reason, "
+    f"slice, {_ORDER}, {MILLISECONDS}, coalesce(retries, 0) AS retries, reason, "
     "detail, next_topic, first_failed_at, key, value, headers"
 )
 
@@ -98,6 +100,7 @@ def materialise(work: Work) -> list[SliceReport]:
                 sent[piece.key], read = _publish(work, piece, decisions[piece.key], topics)
         with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
             version = _commit(work, [decisions[piece.key] for piece in open_], sent, standing, read)
+        delete_marks(work, {piece.key: decisions[piece.key].attempt for piece in rejected})
     done = {piece.key for piece in open_}
     notes = {key: _why_nothing(decisions[key]) for key in work.keys if key not in done}
     return reports(work, TABLE, decisions, notes, clock, version)
@@ -117,13 +120,13 @@ def _publish(work: Work, piece: Slice, decision: Proof, topics: Mapping[str, Sha
     Returns:
         How many were sent of this decision in all, and the version of rejects that tells where to.
     """
-    name = f"highwater.pub.{piece.key}"
+    name, group = f"{PREFIX}{piece.key}", group_name(piece.key, decision.attempt)
     least = min(topic.room for topic in topics.values())
     parked = work.stream.parked_topic
     # What is sent next is read beside: first while Kafka is waited for, then while a portion goes out.
     with uncollected(), ThreadPoolExecutor(1, "rejects") as beside:
         likely = beside.submit(_Waiting, work, piece, decision)
-        with Transactions(work.kafka, name, parked, most_bytes=least) as transactions:
+        with Transactions(work.kafka, name, parked, most_bytes=least, group=group) as transactions:
             mark = transactions.mark()
             # From now on no other run publishes the slice. One that did may have sent records elsewhere than rejects
             # told: what was read before stands only if nobody wrote since.
@@ -310,8 +313,7 @@ def _rejects_of(rows: pa.Table) -> list[Reject]:
     came = [came_as(found) if tried else None for tried, found in zip(retries, originals, strict=True)]
     details = [(detail or "")[:MOST_DETAIL] for detail in _few(rows["detail"])]
     alike = map(_alike, *[_few(rows[name]) for name in _ALIKE], details, retries, rows[NUMBER].to_pylist(), came)
-    milliseconds = (us // 1000 for us in rows["origin_us"].to_pylist())
-    each = zip(alike, rows["origin_offset"].to_pylist(), milliseconds, originals, strict=True)
+    each = zip(alike, rows["origin_offset"].to_pylist(), rows[MILLISECONDS].to_pylist(), originals, strict=True)
     return [kind.reject(offset, ms, found) for kind, offset, ms, found in each]
 
 
@@ -385,7 +387,7 @@ def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], sta
 
     mine = slice_is_one_of([decision.key for decision in decisions])
     rows = counted(rows_at(work.spark, work.lake.path(work.stream.name, rejects.TABLE), version).where(mine))
-    names = ("slice", *ORIGIN, "origin_timestamp", "attempt", "retries", NUMBER, "reason", "detail", "next_topic")
+    names = ("slice", *ORIGIN, *TIMESTAMP, "attempt", "retries", NUMBER, "reason", "detail", "next_topic")
     copied = F.col(rejects.PUBLISHED_AT) if rejects.PUBLISHED_AT in rows.columns else F.lit(None).cast("timestamp")
     told = rows.select(*names, "first_failed_at", F.coalesce(copied, F.current_timestamp()).alias("now"))
     if any(standing.attempt(decision.key) for decision in decisions):

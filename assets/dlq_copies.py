@@ -108,16 +108,16 @@ def _first_copies(work: Work, rows: DataFrame, held: Sequence[str], version: int
     from pyspark.sql import functions as F
 
     copies = table_at(work.spark, work.lake.path(work.stream.name, TABLE), version).alias("c")
-    records = rows.select(*_PLACE, *ORIGIN, "origin_timestamp", "timestamp", "retries", NUMBER).alias("r")
+    records = rows.select(*_PLACE, *ORIGIN, "origin_timestamp_ms", "timestamp_ms", "retries", NUMBER).alias("r")
     main, topic = F.col("r.topic") == work.stream.topic, F.col("r.topic")
     theirs = topic.isin(*work.stream.foreign_topics) if work.stream.foreign_topics else F.lit(False)  # noqa: FBT003
     numbers = F.col(f"c.{NUMBER}"), F.col(f"r.{NUMBER}")
     following = F.least(F.col("r.retries") + 1, F.lit(MOST_COUNT))
     next_try = (F.col("c.attempt") == following) & (F.col("c.sent_by") == topic)
     # The clock of another system's topic is nobody's; that of a tier is the broker's.
-    younger = theirs | (F.col(f"c.{COPIED_AT}") > F.col("r.timestamp"))
+    younger = theirs | (F.unix_millis(f"c.{COPIED_AT}") > F.col("r.timestamp_ms"))
     since = (main & (numbers[0] >= numbers[1])) | (next_try & younger & (numbers[0] == numbers[1]))
-    same = F.unix_millis("r.origin_timestamp") == F.col("c.origin_ms")
+    same = F.col("r.origin_timestamp_ms") == F.col("c.origin_ms")
     for name in ORIGIN:
         same = same & (F.col(f"r.{name}") == F.col(f"c.{name}"))
     found = records.join(copies, same & since)

@@ -11,6 +11,7 @@ between leaves what the next erasure of the key finishes. Nothing is judged agai
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from highwater.proof import Proof
 from highwater.retention import AGED_FROM, aged, records
 from highwater.slices import SliceKey
 from highwater.tables import COMMON
-from resources.lake import proofs_where, query, query_all, slice_is_one_of
+from resources.lake import ensure_all_read, ensure_complete, proofs_where, query, query_all, sizes, slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import replace_slices, rows_at, table_in_sql
 
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
     from resources.lake import Lake
 
 _TIMES = {"first_event_us", "last_event_us"}
-_HAS_KEY = "encode(sha256(key), 'hex') = '{digest}'"
-_IS_KEY = f"proof IS NULL AND {_HAS_KEY}"
+# Without `proof IS NULL`: no filter may hide a row of the key, and rows of proof have no key.
+_IS_KEY = "encode(sha256(key), 'hex') = '{digest}'"
+# The tables that hold keys; the rows of the others follow from these.
+KEYED = ("raw", "events", "rejects", "current")
 
 
 @dataclass
@@ -52,12 +55,12 @@ class Found:
     Args:
         places: for each slice the offsets of its records in raw.
         rows: for each slice how many rows of each table, with the tombstones, and the rejects by reason as well.
-        newest_us: the greatest timestamp among the records, in microseconds; 0 without one.
+        newest_ms: the greatest timestamp among the records, in milliseconds; 0 without one.
     """
 
     places: dict[str, list[Place]] = field(default_factory=dict)
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
-    newest_us: int = 0
+    newest_ms: int = 0
 
     def count(self, key: str, name: str, count: int) -> None:
         """Add rows of a slice."""
@@ -75,23 +78,21 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
     Of slices whose rows of raw went by their age its records are those that events and rejects tell of.
 
     Raises:
+        IncompleteReadError: fewer rows were read than the tables' logs count.
         DependencyAwayError: the lake could not be read.
     """
     found, mine = Found(), _IS_KEY.format(digest=digest)
-    tables = {name: lake.table(stream.name, name) for name in COMMON}
-    there = {name: table for name, table in tables.items() if table is not None}
+    there = _readable_tables(lake, stream, digest)
     if "raw" in there:
-        where = 'slice, "partition", "offset", arrow_cast("timestamp", \'Int64\') AS us, value IS NULL AS tombstone'
+        where = 'slice, "partition", "offset", timestamp_ms, value IS NULL AS tombstone'
         for row in query(there["raw"], f"SELECT {where} FROM t WHERE {mine}"):
             found.places.setdefault(row["slice"], []).append((row["partition"], row["offset"]))
-            found.newest_us = max(found.newest_us, row["us"])
+            found.newest_ms = max(found.newest_ms, row["timestamp_ms"])
             found.count(row["slice"], "raw", 1)
             found.count(row["slice"], "tombstones", int(row["tombstone"]))
     for row in _counted(there, "events", f"SELECT slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"):
         found.count(row["slice"], "events", row["n"])
-    brought = (
-        f"SELECT updated_by_slice AS slice, count(*) AS n FROM t WHERE {_HAS_KEY.format(digest=digest)} GROUP BY slice"
-    )
+    brought = f"SELECT updated_by_slice AS slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"
     for row in _counted(there, "current", brought):
         found.count(row["slice"], "current", row["n"])
     by_reason = f"SELECT slice, reason, count(*) AS n FROM t WHERE {mine} GROUP BY slice, reason"
@@ -108,11 +109,70 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
     return found
 
 
+def _readable_tables(lake: Lake, stream: Stream, digest: str) -> dict[str, DeltaTable]:
+    """The tables that exist, after a read of every row of those with keys."""
+    tables = {name: lake.table(stream.name, name) for name in COMMON}
+    there = {name: table for name, table in tables.items() if table is not None}
+    for name in there.keys() & {*KEYED}:
+        _holders(there[name], name, digest)
+    return there
+
+
+def _holders(table: DeltaTable, name: str, digest: str, keys: Sequence[str] | None = None) -> set[str]:
+    """The slices that rows of a key name, after a read of every row and no filter.
+
+    Raises:
+        IncompleteReadError: fewer rows were read than the table's log counts.
+    """
+    is_mine = f"coalesce({_IS_KEY.format(digest=digest)}, false)"
+    where = "true" if keys is None or name == current.TABLE else slice_is_one_of(keys)
+    by = "updated_by_slice" if name == current.TABLE else "slice"
+    # An aggregate over the keys: a mere count would be answered from the table's log.
+    rows = query(table, f"SELECT {by} AS found, {is_mine} AS mine, count(*) AS n FROM t WHERE {where} GROUP BY 1, 2")
+    seen = Counter[str]()
+    for row in rows:
+        seen[str(row["found"])] += int(row["n"])
+    if name == current.TABLE:
+        ensure_all_read(table, seen.total())
+    else:  # in the log's count the row of the proof is left out
+        ensure_complete(table, {key: count - 1 for key, count in seen.items()}, sizes(table, keys))
+    return {str(row["found"]) for row in rows if row["mine"]}
+
+
+def ensure_gone(lake: Lake, stream: Stream, digest: str, keys: Sequence[str], names: Sequence[str]) -> None:
+    """Validate, by a read of all rows without a JVM, that slices have no row of a key any more: Spark removed them.
+
+    Args:
+        lake: the tables.
+        stream: their stream.
+        digest: the key.
+        keys: the slices.
+        names: the tables.
+
+    Raises:
+        UnbalancedError: the key is still there.
+        IncompleteReadError: fewer rows were read than the tables' logs count.
+        DependencyAwayError: the lake could not be read.
+    """
+    for name in names:
+        table = lake.table(stream.name, name)
+        if table is None:
+            continue
+        held = _holders(table, name, digest, keys)
+        if left := sorted(held.intersection(keys)):
+            raise UnbalancedError(
+                f"the erased key is still in {name} of {stream.name}",
+                stored="no row of the key",
+                found=f"rows of it in {len(left):,} slices, the first is {left[0]}",
+                remedy="run the same command again; if this stays, keep the output and do not call the key erased",
+            )
+
+
 _ORIGIN = ", ".join(ORIGIN)
 _SAME = " AND ".join(f"r.{name} = d.{name}" for name in ("slice", *ORIGIN))
 _PUBLISHED = f"""
 SELECT d.slice AS slice, count(*) AS n FROM r JOIN d ON {_SAME}
-WHERE r.proof IS NULL AND d.proof IS NULL AND encode(sha256(r.key), 'hex') = '{{digest}}' GROUP BY d.slice
+WHERE encode(sha256(r.key), 'hex') = '{{digest}}' GROUP BY d.slice
 """
 
 
@@ -282,7 +342,7 @@ def _without(key: str, counts: Mapping[str, int], rows: Mapping[str, int]) -> di
 def _spans(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, dict[str, int]]:
     """The first and last event time of what stays of each slice; a slice without events has none."""
     us = "arrow_cast(event_time, 'Int64')"
-    rest = f"proof IS NULL AND encode(sha256(key), 'hex') <> '{digest}' AND {slice_is_one_of(keys)}"
+    rest = f"encode(sha256(key), 'hex') <> '{digest}' AND {slice_is_one_of(keys)}"
     sql = f"SELECT slice, min({us}) AS first, max({us}) AS last FROM t WHERE {rest} GROUP BY slice"
     return {row["slice"]: {"first_event_us": row["first"], "last_event_us": row["last"]} for row in query(table, sql)}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from assets import event_json
 from assets.copies import Twice, fields_of
-from assets.origins import MICROSECONDS, covering
+from assets.origins import MILLISECONDS, covering
 from assets.window import schema
 from highwater.envelope import ORIGIN
 from resources.lake import query_arrow, slice_is_one_of
@@ -106,7 +106,7 @@ class EventRecords:
                 yield f"{mine} AND ({covering(origins.slice(start, WINDOW))})"
 
     def _read(self, where: str) -> pa.Table:
-        columns = f"slice, {_ORIGIN}, {MICROSECONDS}, {fields_of(self.stream, self.events)}"
+        columns = f"slice, {_ORIGIN}, {MILLISECONDS}, {fields_of(self.stream, self.events)}"
         asked = f"SELECT {columns} FROM t WHERE proof IS NULL AND {where} ORDER BY {_ORIGIN}"
         return query_arrow({"t": self.events}, asked)
 
@@ -125,5 +125,5 @@ class EventRecords:
             "value": pa.chunked_array(values),
             "fingerprint": pa.chunked_array(prints),
         }
-        plain = rows.select(["slice", *ORIGIN, "origin_us"])
+        plain = rows.select(["slice", *ORIGIN, MILLISECONDS])
         return pa.table({**dict(zip(plain.column_names, plain.columns, strict=True)), **made}, schema=schema())

@@ -18,7 +18,7 @@ from assets.admission import end_probe, see_admitted, see_within_limit
 from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, have_table, let_go
 from assets.holding import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
 from assets.kept import exposed, kept, see_kept
-from assets.origins import DLQ, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
+from assets.origins import DLQ, TIMESTAMP, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
 from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
 from assets.work import SliceReport, Work, nothing
 from highwater.envelope import ORIGIN
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TABLE = "events"
 ORIGIN_COLUMNS = (
     "slice STRING, origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, "
-    "origin_timestamp TIMESTAMP, attempt INT, retries INT, reclaims INT"
+    "origin_timestamp TIMESTAMP, origin_timestamp_ms BIGINT, attempt INT, retries INT, reclaims INT"
 )
 # The last two tell what came back through the DLQ: few files have any of it, and there is a file a slice.
 SEARCHED = (
@@ -391,7 +391,7 @@ def _without_payload(stream: Stream, rows: DataFrame) -> DataFrame:
 
     fields = [F.col(f"field_{f.name}") for f in stream.fields]
     tombstone, anew = F.col("value").isNull().alias("tombstone"), F.col("held_reason").isNull().alias("anew")
-    own = ("origin_timestamp", "retries", "reclaims", "superseded", "reason")
+    own = (*TIMESTAMP, "retries", "reclaims", "superseded", "reason")
     names = [F.col(name) for name in ("slice", *ORIGIN, *own)]
     held = [F.col("detail"), holding(stream).alias(HOLDS)] if stream.ordered else []
     return rows.select(*names, tombstone, anew, *held, *fields)
@@ -438,5 +438,5 @@ def origin_columns(attempts: Mapping[str, int]) -> list[Column]:
 
     pairs = [F.lit(part) for pair in attempts.items() for part in pair]
     attempt = F.create_map(*pairs)[F.col("slice")].alias("attempt")
-    names = ("slice", *ORIGIN, "origin_timestamp")
+    names = ("slice", *ORIGIN, *TIMESTAMP)
     return [*[F.col(name) for name in names], attempt, F.col("retries"), F.col("reclaims")]

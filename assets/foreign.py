@@ -1,7 +1,7 @@
 """Foreign origins in Spark: which record of the main topic a record is of that another system rejected.
 
-What belongs here: reading the headers that Kafka Connect and Spring write, and finding whose the origin is. What does
-not: the names and the rule (`highwater.foreign`), our own envelope (`assets.origins`).
+What belongs here: reading the headers that Kafka Connect, Kafka Streams and Spring write, and finding whose the origin
+is. What does not: the names and the rule (`highwater.foreign`), our own envelope (`assets.origins`).
 
 An origin that slices of the main topic read, or will read, is theirs until they publish it (I5): before that the record
 is left to them. One that none of them ever reads has a namespace of its own.
@@ -71,18 +71,20 @@ def named() -> dict[str, Column]:
     """The origin that foreign headers name: topic, partition, offset and its time in ms; null where they do not."""
     from pyspark.sql import functions as F
 
-    connect, spring = _system() == foreign.CONNECT_TOPIC, _system() == foreign.SPRING_TOPIC
-    own_time = F.when(F.col("timestamp_type") == foreign.BY_PRODUCER, F.unix_millis("timestamp"))
-    spring_time = _from_bytes(foreign.SPRING_TIMESTAMP, 8)
+    system = _system()
+    own_time = F.when(F.col("timestamp_type") == foreign.BY_PRODUCER, F.col("timestamp_ms"))
+    topic, partition, offset, time = [F.lit(None) for _ in range(4)]
+    for prefix in (*foreign.AS_TEXT, *foreign.AS_BYTES):
+        theirs, as_text = system == prefix + foreign.TOPIC, prefix in foreign.AS_TEXT
+        topic = F.when(theirs, _text(prefix + foreign.TOPIC)).otherwise(topic)
+        partition = F.when(theirs, _number(prefix + foreign.PARTITION, 4, as_text=as_text)).otherwise(partition)
+        offset = F.when(theirs, _number(prefix + foreign.OFFSET, 8, as_text=as_text)).otherwise(offset)
+        time = F.when(theirs, own_time if as_text else _from_bytes(prefix + foreign.TIMESTAMP, 8)).otherwise(time)
     return {
-        "named_topic": F.when(connect, _text(foreign.CONNECT_TOPIC)).when(spring, _text(foreign.SPRING_TOPIC)),
-        "named_partition": F.when(connect, _from_text(foreign.CONNECT_PARTITION))
-        .when(spring, _from_bytes(foreign.SPRING_PARTITION, 4))
-        .try_cast("int"),
-        "named_offset": F.when(connect, _from_text(foreign.CONNECT_OFFSET)).when(
-            spring, _from_bytes(foreign.SPRING_OFFSET, 8)
-        ),
-        "named_ms": _time(F.when(connect, own_time).when(spring, spring_time)),
+        "named_topic": topic,
+        "named_partition": partition.try_cast("int"),
+        "named_offset": offset,
+        "named_ms": _time(time),
     }
 
 
@@ -90,7 +92,7 @@ def _system() -> Column:
     """The header by which the system that wrote first names the topic; null where none of them wrote."""
     from pyspark.sql import functions as F
 
-    theirs = F.filter("headers", lambda h: h["key"].isin(foreign.CONNECT_TOPIC, foreign.SPRING_TOPIC))
+    theirs = F.filter("headers", lambda h: h["key"].isin(*foreign.TOPICS))
     return F.try_element_at(F.transform(theirs, lambda h: h["key"]), F.lit(1))
 
 
@@ -107,6 +109,10 @@ def _text(name: str) -> Column:
 
     text = _first(name).cast("string")
     return F.when(text.rlike(f"^{TOPIC_NAME}\\z"), text)
+
+
+def _number(name: str, length: int, *, as_text: bool) -> Column:
+    return _from_text(name) if as_text else _from_bytes(name, length)
 
 
 def _from_text(name: str) -> Column:
@@ -137,9 +143,7 @@ def problem() -> Column:
     """Why foreign headers name no origin; null if they do."""
     from pyspark.sql import functions as F
 
-    none = F.lit(
-        f"no header {foreign.CONNECT_TOPIC}, {foreign.SPRING_TOPIC} or {envelope.ORIGIN_TOPIC} says whence it came"
-    )
+    none = F.lit(f"no header {', '.join(foreign.TOPICS)} or {envelope.ORIGIN_TOPIC} says whence it came")
     garbled = F.lit(" and its like name no topic, partition and offset")
     told = F.coalesce(F.concat(F.lit("header "), _system(), garbled), none)
     names = ("named_topic", "named_partition", "named_offset")
@@ -181,7 +185,7 @@ def _open_at(log: foreign.MainLog) -> Column:
     from pyspark.sql import functions as F
 
     time = F.col("named_ms")
-    moment = F.coalesce(time, F.unix_millis("timestamp"))
+    moment = F.coalesce(time, "timestamp_ms")
     first = log.generations[0].number if log.generations else None
     # The youngest first; one chain, not one condition in the other: there may be many.
     found = F.when(F.lit(False), None)  # noqa: FBT003 - a literal column
@@ -207,7 +211,7 @@ def _with_left(work: Work, rows: DataFrame, version: int) -> DataFrame:
         .where(F.col("origin_topic") == work.stream.topic)
         .groupBy(*[F.col(name).alias(f"published_{name}") for name in ORIGIN[1:]])
         .agg(
-            F.collect_set(F.unix_millis("origin_timestamp")).alias("published_ms"),
+            F.collect_set("origin_timestamp_ms").alias("published_ms"),
             F.max(reclaims.NUMBER).alias(PUBLISHED),
         )
     )

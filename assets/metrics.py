@@ -65,7 +65,7 @@ MOST_EVENTS = 1_000_000
 MOST_SPANS = 100
 _MINUTE = f"((us - ((us % {MICROSECONDS}) + {MICROSECONDS}) % {MICROSECONDS}) / {MICROSECONDS})"
 # The rule of `assets.current`: of equal versions the earliest origin.
-_EARLIEST = "origin_timestamp, origin_partition, origin_offset, origin_generation"
+_EARLIEST = "origin_timestamp_ms, origin_partition, origin_offset, origin_generation"
 
 
 def materialise(work: Work) -> list[SliceReport]:

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from assets.work import Work
     from highwater.slices import Slice
 
-# The timestamp of an origin as a number: a producer's clock may name a year that Python's times do not know.
-MICROSECONDS = "arrow_cast(origin_timestamp, 'Int64') AS origin_us"
+# When an origin was published, in milliseconds since 1970: Kafka takes any number, and times have only some years.
+MILLISECONDS = "origin_timestamp_ms"
+# The same as a time, null outside of the years 1 to 9999, and as a number.
+TIMESTAMP = ("origin_timestamp", MILLISECONDS)
 # The table of what was published.
 DLQ = "dlq"
 # The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.
@@ -108,6 +110,7 @@ def _place() -> dict[str, Column]:
         "origin_partition": F.col("partition"),
         "origin_offset": F.col("offset"),
         "origin_timestamp": F.col("timestamp"),
+        MILLISECONDS: F.col("timestamp_ms"),
         "retries": F.lit(0),
         "first_failed_at": F.lit(None).cast("timestamp"),
         reclaims.NUMBER: F.lit(0),
@@ -149,7 +152,7 @@ def _theirs(work: Work, raw: DataFrame, piece: Slice, seen: Seen, published: Col
         "origin_generation": F.coalesce("reader", F.lit(0)),
         "origin_partition": F.col("named_partition"),
         "origin_offset": F.col("named_offset"),
-        "origin_timestamp": F.coalesce(F.timestamp_millis("named_ms"), "timestamp"),
+        **_timestamp(F.coalesce("named_ms", "timestamp_ms")),
         # Such a copy carries no number: it is one of the publication that makes it a retry.
         reclaims.NUMBER: F.coalesce(foreign.PUBLISHED, F.lit(0)),
     }
@@ -189,7 +192,7 @@ def _from_headers() -> dict[str, Column]:
         "origin_generation": _header(envelope.ORIGIN_GENERATION).try_cast("int"),
         "origin_partition": _header(envelope.ORIGIN_PARTITION).try_cast("int"),
         "origin_offset": _header(envelope.ORIGIN_OFFSET).try_cast("bigint"),
-        "origin_timestamp": F.timestamp_millis(_milliseconds()),
+        **_timestamp(_header(envelope.ORIGIN_TIMESTAMP).try_cast("bigint")),
         "retries": _header(envelope.ATTEMPT).try_cast("int"),
         "first_failed_at": F.when(F.year(failed_at).between(1970, 9999), failed_at),
         reclaims.NUMBER: F.when(_has(envelope.RECLAIMS), _header(envelope.RECLAIMS).try_cast("int")).otherwise(0),
@@ -203,12 +206,12 @@ def _has(name: str) -> Column:
     return F.coalesce(F.exists("headers", lambda h: h["key"] == name), F.lit(False))  # noqa: FBT003 - a literal column
 
 
-def _milliseconds() -> Column:
-    """The origin's timestamp; null outside of the years 1 to 9999, which is what readers of the tables can hold."""
+def _timestamp(ms: Column) -> dict[str, Column]:
+    """The columns of `TIMESTAMP` of a number."""
     from pyspark.sql import functions as F
 
-    found = _header(envelope.ORIGIN_TIMESTAMP).try_cast("bigint")
-    return F.when(found.between(envelope.LEAST_MILLISECONDS, envelope.MOST_MILLISECONDS), found)
+    is_time = ms.between(envelope.LEAST_MILLISECONDS, envelope.MOST_MILLISECONDS)
+    return {"origin_timestamp": F.when(is_time, F.timestamp_millis(ms)), MILLISECONDS: ms}
 
 
 def _with_problem(
@@ -256,7 +259,7 @@ def _problem(work: Work) -> Column:
             F.when(~F.coalesce(sound, F.lit(False)), F.lit(f"header {name} is missing or no number from 0 on"))  # noqa: FBT003 - a literal column
             for name, sound in numbers.items()
         ],
-        F.when(_milliseconds().isNull(), F.lit(f"header {envelope.ORIGIN_TIMESTAMP} is missing or no time in ms")),
+        F.when(found[MILLISECONDS].isNull(), F.lit(f"header {envelope.ORIGIN_TIMESTAMP} is missing or no time in ms")),
         F.when(
             ~F.coalesce(found["retries"].between(1, most), F.lit(False)),  # noqa: FBT003 - a literal column
             F.lit(f"header {envelope.ATTEMPT} is missing or no number from 1 on"),

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from assets import reclaims, rejects
-from assets.origins import MICROSECONDS
+from assets.origins import MILLISECONDS
 from assets.sent import SENDING, complete, schema
 from assets.window import Window
 from assets.window import schema as window_schema
@@ -302,7 +302,7 @@ class Batch:
     def _retractions(self, piece: Slice, gone: Mapping[Origin, Known]) -> list[dict[str, Any]]:
         """The records that retract events, with the keys that these have as rejects."""
         assert self._rejects is not None, "what is retracted is among the rejects"
-        asked = f"SELECT {_ORIGIN}, {MICROSECONDS}, key FROM t WHERE proof IS NULL AND {slice_is_one_of([piece.key])}"
+        asked = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE proof IS NULL AND {slice_is_one_of([piece.key])}"
         rows = {Origin.of_row(row): row for row in query_all({"t": self._rejects}, asked)}
         # What is no reject either was lost by somebody else: that is never told to readers.
         see_none_retracted(piece.key, gone.keys() - rows.keys(), allowed=False)

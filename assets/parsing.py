@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from assets.documents import escapes_half_a_pair, invalid_utf8, scanned, sound_part
 from assets.origins import PROBLEM
 from highwater.errors import DependencyAwayError
 from resources.lake import open_table
@@ -33,11 +34,13 @@ PERMANENT = frozenset({MALFORMED, INVALID})
 # ISO 8601 date and time with a zone, as RFC 3339 narrows it; Spark reads no time without seconds, and would cut off
 # what it cannot hold: two versions would be one. To Java's `$` a line break may follow the end.
 _SECONDS = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}"
-_ISO = _SECONDS + r"(\.\d{1,6}0{0,3})?([Zz]|[+-]\d{2}:?\d{2})\z"
+_ISO = _SECONDS + r"(\.\d{1,6}0*+)?([Zz]|[+-]\d{2}:?\d{2})\z"
 _FINER = _SECONDS + r"\.\d{6}\d*[1-9]"
 # Of a sound document the first character tells that it is an object.
 _OBJECT = r"^[ \t\r\n]*\{"
 _END = "end of the value"
+# A variant's decimal holds no more digits. The parser reads a number with more, or with an exponent, as a double.
+_MOST_DIGITS, _INEXACT = 38, "DOUBLE"
 _JSON_TYPES = {
     "string": ("STRING",),
     "timestamp": ("STRING",),
@@ -76,7 +79,7 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = work.stream
-    parsed = _with_fields(stream, _with_json(raw))
+    parsed = _with_fields(stream, _with_json(stream, raw))
     problem = F.coalesce(PROBLEM, _structure_problem(stream), _key_problem(stream))
     told = parsed.withColumn("malformed", problem).withColumn("invalid", _invalid_problem(stream))
     looked_up = _with_lookup(work, told, stream.lookup)
@@ -88,19 +91,28 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     return looked_up.withColumn("reason", reason).withColumn("detail", F.coalesce("malformed", "invalid", "unresolved"))
 
 
-def _with_json(raw: DataFrame) -> DataFrame:
-    """The value as text and as a variant; null where it is not exactly one JSON document in UTF-8.
+def _with_json(stream: Stream, raw: DataFrame) -> DataFrame:
+    """The value as a variant, null where it is not one JSON document in UTF-8, and `scan` where that is in doubt.
 
-    `try_parse_json` stops at the end of the first document, so what follows it would be dropped in silence. Read as the
-    first element of an array whose second one is ours, whatever follows keeps ours from its place.
+    `try_parse_json` stops at the end of the first document and would drop what follows in silence. Read as the first
+    element of an array whose second one is ours, trailing text moves ours from its place. A value that holds ours
+    itself is scanned, and so is one that the parser refuses, or whose strings may have half of a surrogate pair: the
+    parser reads that as `?`.
     """
     from pyspark.sql import functions as F
 
     text = F.col("value").cast("string")
     pair = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
     alone = F.try_variant_get("json_and_end", "$[1]", "string") == _END
-    document = F.when(alone, F.try_variant_get("json_and_end", "$[0]", "variant"))
-    return raw.withColumn("json_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("json", document)
+    sound = alone & ~F.contains(text, F.lit(_END)) & ~escapes_half_a_pair(text)
+    whole = F.when(sound, F.try_variant_get("json_and_end", "$[0]", "variant"))
+    read = raw.withColumn("json_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("whole", whole)
+    refused = F.col("whole").isNull() & F.is_valid_utf8(text)
+    parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, sound_part(text))})
+    names = [f.name for f in stream.fields]
+    scans = parts.withColumn("scan", F.when(F.col("text").isNotNull(), scanned("text", "sound", names)))
+    fields = F.when(F.col("scan.problem").isNull(), F.try_parse_json("scan.fields"))
+    return scans.withColumn("json", F.coalesce("whole", fields))
 
 
 def _with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
@@ -110,7 +122,7 @@ def _with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
     typed = rows.withColumns(parts)
     kinds = {f"kind_{f.name}": F.schema_of_variant(f"json_{f.name}") for f in stream.fields}
     values = {f"field_{f.name}": _value(f) for f in stream.fields}
-    return typed.withColumns({**kinds, **values})
+    return typed.withColumns(kinds).withColumns(values)
 
 
 def _value(declared: Field) -> Column:
@@ -118,23 +130,39 @@ def _value(declared: Field) -> Column:
     from pyspark.sql import functions as F
 
     part = f"json_{declared.name}"
+    text = F.try_variant_get(part, "$", "string")
     if declared.type == "timestamp":
-        text = F.try_variant_get(part, "$", "string")
-        return F.when(text.rlike(_ISO), F.try_to_timestamp(text))
+        moment = F.try_to_timestamp(F.upper(text))
+        # In UTC: a zone moves the first and the last hours into years that other readers' times do not have.
+        return F.when(text.rlike(_ISO) & F.year(moment).between(1, 9999), moment)
     value = F.try_variant_get(part, "$", sql_type(declared).lower())
     if declared.type.startswith("decimal"):
-        # The cast would round; money is not rounded in silence.
-        exact = F.try_variant_get(part, "$", "decimal(38,18)")
-        return F.when(value == exact, value)
+        # The cast would round, and a double has lost digits before; money is not rounded in silence.
+        exact = text.rlike(_digits(declared)) & (F.col(f"kind_{declared.name}") != _INEXACT)
+        return F.when(exact, value)
     return value
+
+
+def _digits(declared: Field) -> str:
+    """The numbers that a decimal holds, as a variant writes them: plain, without leading or trailing zeros."""
+    precision, scale = _precision_and_scale(declared)
+    whole = rf"(0|[1-9]\d{{0,{precision - scale - 1}}})" if precision > scale else "0"
+    return rf"^-?{whole}(\.\d{{1,{scale}}})?\z" if scale else rf"^-?{whole}\z"
+
+
+def _precision_and_scale(declared: Field) -> tuple[int, int]:
+    precision, scale = declared.type.removeprefix("decimal(").removesuffix(")").split(",")
+    return int(precision), int(scale)
 
 
 def _structure_problem(stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
-    whole = F.when(F.col("json").isNull(), F.lit("the value is not one JSON document in UTF-8")).when(
-        ~F.col("value").cast("string").rlike(_OBJECT), F.lit("the value is no JSON object")
-    )
+    text = F.col("value").cast("string")
+    # Without a problem it is longer than Jackson's limit for strings, or a variant's.
+    problem = F.coalesce("scan.problem", F.lit("a declared field is longer than 16 MiB"))
+    unread = F.when(F.is_valid_utf8(text), problem).otherwise(invalid_utf8(F.col("value")))
+    whole = F.when(F.col("json").isNull(), unread).when(~text.rlike(_OBJECT), F.lit("the value is no JSON object"))
     return F.coalesce(whole, *[_field_problem(f) for f in stream.fields])
 
 
@@ -146,21 +174,36 @@ def _field_problem(declared: Field) -> Column:
     fits = F.lit(False)  # noqa: FBT003 - a literal column
     for name in allowed:
         fits = fits | kind.startswith(name)
+    found = F.when(kind == _INEXACT, f"a number with an exponent or more than {_MOST_DIGITS} digits")
     return (
         F.when(kind.isNull() | (kind == "VOID"), F.lit(f"field {declared.name} is missing"))
-        .when(~fits, F.concat(F.lit(f"field {declared.name} is {declared.type}, found JSON "), kind))
+        .when(
+            ~fits, F.concat(F.lit(f"field {declared.name} is {declared.type}, found "), F.coalesce(found, _json(kind)))
+        )
         .when(value.isNotNull(), None)
-        .when(_is_too_fine(declared), F.lit(f"field {declared.name} has digits after the microsecond"))
-        .otherwise(F.lit(f"field {declared.name} does not fit {declared.type}"))
+        .otherwise(F.concat(F.lit(f"field {declared.name} "), _misfit(declared)))
     )
 
 
-def _is_too_fine(declared: Field) -> Column:
+def _json(kind: Column) -> Column:
     from pyspark.sql import functions as F
 
-    if declared.type != "timestamp":
-        return F.lit(False)  # noqa: FBT003 - a literal column
-    return F.try_variant_get(f"json_{declared.name}", "$", "string").rlike(_FINER)
+    return F.concat(F.lit("JSON "), kind)
+
+
+def _misfit(declared: Field) -> Column:
+    """Why a field of the right JSON type does not fit its column."""
+    from pyspark.sql import functions as F
+
+    text, rest = F.try_variant_get(f"json_{declared.name}", "$", "string"), F.lit(f"does not fit {declared.type}")
+    if declared.type == "timestamp":
+        return F.when(text.rlike(_FINER), "has digits after the microsecond").otherwise(rest)
+    if declared.type.startswith("decimal"):
+        _, scale = _precision_and_scale(declared)
+        return F.when(text.rlike(rf"\.\d{{{scale + 1}}}"), f"has more than {scale} digits after the point").otherwise(
+            rest
+        )
+    return rest
 
 
 def _key_problem(stream: Stream) -> Column:
@@ -213,7 +256,9 @@ def _invalid_problem(stream: Stream) -> Column:
         if declared.one_of:
             problems.append(F.when(~value.isin(list(declared.one_of)), F.lit(f"unknown {declared.name}")))
         if declared.at_least is not None:
-            problems.append(F.when(value < declared.at_least, F.lit(f"{declared.name} is below {declared.at_least}")))
+            # Of two types Spark would compare in a third one, which cuts digits off.
+            least = F.lit(str(declared.at_least)).cast(sql_type(declared))
+            problems.append(F.when(value < least, F.lit(f"{declared.name} is below {declared.at_least}")))
     return F.coalesce(*problems)
 
 

@@ -38,7 +38,7 @@ def schema() -> pa.Schema:
         [
             ("slice", pa.string()),
             *ORIGIN_TYPES,
-            ("origin_us", pa.int64()),
+            ("origin_timestamp_ms", pa.int64()),
             ("key", pa.binary()),
             ("value", pa.binary()),
             ("fingerprint", pa.string()),
@@ -106,9 +106,7 @@ class Window:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        us = pc.cast(self.rows["origin_us"], pa.timestamp("us"))
-        ms = pc.cast(pc.floor_temporal(us, unit="millisecond"), pa.timestamp("ms"))
-        numbers = (self.rows["origin_offset"], pc.cast(ms, pa.int64()))
+        numbers = (self.rows["origin_offset"], self.rows["origin_timestamp_ms"])
         texts = (pc.cast(pc.cast(one, pa.string()), pa.binary()) for one in numbers)
         columns = (self.rows["key"], self.rows["value"], *texts, self.which)
         for start in range(0, len(self), FEW):

@@ -10,7 +10,6 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,7 +75,6 @@ class SliceReport:
         rows: rows of the slice in the stage's table.
         counts: further numbers by name, for example rejects by reason.
         bytes: size of the slice's files in bytes, where it is known.
-        event_span: earliest and latest event time, where the stage knows it.
         delta_version: version of the table after the commit; where nothing was left to commit, the one in which the
             slice stands; -1 without a table.
         seconds: seconds by phase; of the whole run where slices are taken together.
@@ -92,7 +90,6 @@ class SliceReport:
     delta_version: int
     counts: Mapping[str, int] = field(default_factory=dict)
     bytes: int | None = None
-    event_span: tuple[datetime, datetime] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     note: str | None = None
     samples: Sequence[Mapping[str, Any]] = ()

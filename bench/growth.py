@@ -83,7 +83,8 @@ def _key_rows(world: World, keys: int) -> DataFrame:
         "concat('o', id) AS key", "1 AS version", "timestamp'2026-01-01' AS event_time", "concat('o', id) AS order_id",
         "'placed' AS status", "'c1' AS customer_id", "CAST(1.5 AS DECIMAL(12,2)) AS amount",
         f"'{TOPIC}' AS origin_topic", "0 AS origin_generation", "0 AS origin_partition", "id AS origin_offset",
-        "timestamp'2026-01-01' AS origin_timestamp", f"'{TOPIC}@0000000' AS updated_by_slice",
+        "timestamp'2026-01-01' AS origin_timestamp", "1767225600000 AS origin_timestamp_ms",
+        f"'{TOPIC}@0000000' AS updated_by_slice",
     )  # fmt: skip
 
 
@@ -110,7 +111,8 @@ def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
         f"concat('{TOPIC}@', lpad(CAST(id DIV {EVENTS} + 1 AS STRING), 7, '0')) AS slice",
         f"'{TOPIC}' AS origin_topic", "0 AS origin_generation", "0 AS origin_partition",
         f"id + {keys} AS origin_offset",
-        "timestamp'2026-01-02' AS origin_timestamp", "1 AS attempt", f"concat('o', {number}) AS key",
+        "timestamp'2026-01-02' AS origin_timestamp", "1767312000000 AS origin_timestamp_ms",
+        "1 AS attempt", f"concat('o', {number}) AS key",
         "CAST(2 + id AS INT) AS version", "timestamp'2026-01-02' AS event_time", f"concat('o', {number}) AS order_id",
         "'paid' AS status", "'c1' AS customer_id", "CAST(2.5 AS DECIMAL(12,2)) AS amount",
     )  # fmt: skip

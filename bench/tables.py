@@ -94,6 +94,13 @@ class Chunk:
         first = int(BEGIN.timestamp() * 1_000_000)
         return pa.array(first + self.content * 1_000_000, pa.timestamp("us", "UTC"))
 
+    @property
+    def milliseconds(self) -> pa.Array:
+        """When they were published, as Kafka has it."""
+        import pyarrow as pa
+
+        return pa.array(int(BEGIN.timestamp() * 1000) + self.content * 1000, pa.int64())
+
     def values(self) -> pa.Array:
         """The records' values."""
         import pyarrow as pa
@@ -290,6 +297,7 @@ def _raw(chunk: Chunk) -> pa.Table:
             "partition": pa.array(chunk.partition, pa.int32()),
             "offset": pa.array(chunk.offset),
             "timestamp": chunk.times,
+            "timestamp_ms": chunk.milliseconds,
             "timestamp_type": _number(0, many),
             "key": chunk.keys.cast(pa.binary()),
             "value": chunk.values(),
@@ -315,6 +323,7 @@ def _origins(chunk: Chunk, key: str) -> dict[str, pa.Array]:
         "origin_partition": pa.array(chunk.partition, pa.int32()),
         "origin_offset": pa.array(chunk.offset),
         "origin_timestamp": chunk.times,
+        "origin_timestamp_ms": chunk.milliseconds,
     }
 
 

@@ -10,7 +10,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -241,7 +241,7 @@ def _same_bytes(row: Row, kept: Kept, diff: Differences) -> None:
         ("key", kept.key, row["key"]),
         ("value", kept.value, row["value"]),
         ("headers", kept.headers, _headers(row)),
-        ("timestamp", kept.timestamp, _milliseconds(row["timestamp"])),
+        ("timestamp", kept.timestamp, row["timestamp_ms"]),
         ("timestamp type", kept.timestamp_type, row["timestamp_type"]),
         ("generation", 0, row["generation"]),
     ):
@@ -250,10 +250,6 @@ def _same_bytes(row: Row, kept: Kept, diff: Differences) -> None:
 
 def _headers(row: Row) -> tuple[tuple[str, bytes | None], ...]:
     return tuple((header["key"], header["value"]) for header in row["headers"] or ())
-
-
-def _milliseconds(when: datetime) -> int:
-    return _microseconds(when) // 1000
 
 
 def _microseconds(when: datetime) -> int:
@@ -387,7 +383,7 @@ def expected_event(shape: Shape, kept: Kept) -> dict[str, Any]:
         "key": None if kept.key is None else kept.key.decode(errors="replace"),
         "version": columns[shape.version],
         "event_time": columns[shape.event_time],
-        "origin_timestamp": EPOCH + timedelta(milliseconds=kept.timestamp),
+        "origin_timestamp_ms": kept.timestamp,
     }
 
 
@@ -440,9 +436,7 @@ def _reject_contents(
                 diff.compare("rejects: another value than the topic", place, kept.value, row["value"])
                 if not row["retries"]:
                     diff.compare("rejects: other headers than the topic", place, kept.headers, _headers(row))
-                diff.compare(
-                    "rejects: another origin_timestamp", place, kept.timestamp, _milliseconds(row["origin_timestamp"])
-                )
+                diff.compare("rejects: another origin_timestamp", place, kept.timestamp, row["origin_timestamp_ms"])
             ways = shape.dlq_topics(name)
             goes_to = ways[-1] if row["permanent"] else ways[min(row["retries"], shape.tiers)]
             diff.compare("rejects: another next_topic", place, goes_to, row["next_topic"])
@@ -498,7 +492,7 @@ def _rank(row: Row) -> tuple[int, int, int, int]:
     """Smaller is better."""
     version = row["version"]
     number = _microseconds(version) if isinstance(version, datetime) else int(version)
-    return (-number, _microseconds(row["origin_timestamp"]), row["origin_partition"], row["origin_offset"])
+    return (-number, row["origin_timestamp_ms"], row["origin_partition"], row["origin_offset"])
 
 
 def _nowhere(account: Sequence[Written], standing: Mapping[Place, Written], tables: Tables, made: Comparison) -> None:

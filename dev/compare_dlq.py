@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from dev.differences import Differences
@@ -114,14 +113,10 @@ def _one(sent: Sent, row: Row, records: Sequence[Kept], diff: Differences) -> No
             ("timestamp type", 1, kept.timestamp_type),
             ("reason", row["reason"], told.get("reason")),
             ("slice", row["slice"], told.get("slice")),
-            ("origin timestamp", _milliseconds(row["origin_timestamp"]), int(told.get("origin.timestamp", -1))),
+            ("origin timestamp", row["origin_timestamp_ms"], int(told.get("origin.timestamp", -1))),
         )
         for what, expected, found in pairs:
             diff.compare(f"dlq: another {what}", sent, expected, found)
-
-
-def _milliseconds(when: datetime) -> int:
-    return round((when - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
 
 
 def _noted(rejects: Sequence[Row], noted: Sequence[Row], diff: Differences) -> None:

@@ -64,7 +64,7 @@ def compare_metrics(measures: Measures, events: Sequence[Row], rows: Sequence[Ro
 def _once(events: Sequence[Row]) -> list[Row]:
     """Each version of a key once: the one that was published first, then by partition and offset."""
     first: dict[tuple[str, Any], Row] = {}
-    for event in sorted(events, key=lambda e: (e["origin_timestamp"], e["origin_partition"], e["origin_offset"])):
+    for event in sorted(events, key=lambda e: (e["origin_timestamp_ms"], e["origin_partition"], e["origin_offset"])):
         first.setdefault((event["key"], event["version"]), event)
     return [*first.values()]
 

@@ -66,7 +66,7 @@ def wrong_versions(
 
 def _rank(row: Row) -> tuple[object, ...]:
     """Of equal versions the earliest origin counts."""
-    return row["origin_timestamp"], row["origin_partition"], row["origin_offset"], row["origin_generation"]
+    return row["origin_timestamp_ms"], row["origin_partition"], row["origin_offset"], row["origin_generation"]
 
 
 def _see_life(

@@ -1,6 +1,7 @@
-"""Dagster's processes on this machine: the instance's first touch, the webserver, the daemon.
+"""Dagster's processes on this machine: the instance's first touch, the code server, the webserver, the daemon.
 
-What belongs here: starting them and asking whether they are well. What does not: what they load (`workspace.yaml`).
+What belongs here: starting them, asking whether they are well, and restarting those that ended. What does not: the
+definitions that they load.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,13 @@ START_SECONDS = 180.0
 UI_PORT = 3000
 WORKSPACE = REPOSITORY / "workspace.yaml"
 LOCATION = "highwater"
+# The module that the code server loads in `make up` and in the documented deployment.
+DEFINITIONS = "orchestration.definitions"
+# Calls that the code server answers at once: dagster.yaml lets 8 sensors, 4 schedules and 4 backfills run side by side;
+# the pings of webserver and daemon and the pages of some people come beside them. gRPC's default is 6 on two cores.
+CODE_SERVER_THREADS = 32
+# A process that ends sooner after its start would end again and again: that is an error, not a reason for a restart.
+SHORTEST_LIFE_SECONDS = 30.0
 
 _WORKSPACE = """{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError {
   __typename ... on PythonError { message errorChain { error { message } } } } } } } }"""
@@ -42,15 +51,17 @@ def prepare_home(dagster_home: Path, *, ours: bool) -> None:
 
 
 class DagsterServices:
-    """Webserver and daemon of one instance.
+    """Code server, webserver and daemon of one instance.
 
     Args:
         home: the log files lie below it.
-        environment: the variables of both, `DAGSTER_HOME` among them.
-        workspace: what they load.
+        environment: the variables of all, `DAGSTER_HOME` among them.
+        workspace: the definitions that webserver and daemon load by themselves, where `module` is None. The daemon then
+            starts a new code server every minute, which takes a core for ten seconds.
         ui_port: taken for the page when it is free.
-        module: definitions that they load from one process, instead of the workspace in a process each: that costs a
-            small machine less, and the page cannot load them anew. Their daemon looks for backfills every few seconds.
+        module: the definitions that one code server loads, for webserver and daemon.
+        daemon: program and arguments of the daemon; Dagster's own if left out.
+        dagster: program and arguments of `dagster`, which serves the module; Dagster's own if left out.
     """
 
     def __init__(
@@ -61,6 +72,8 @@ class DagsterServices:
         workspace: Path = WORKSPACE,
         ui_port: int = UI_PORT,
         module: str | None = None,
+        daemon: Sequence[str | Path] | None = None,
+        dagster: Sequence[str | Path] | None = None,
     ) -> None:
         self._home = home
         self._environment = environment
@@ -69,20 +82,26 @@ class DagsterServices:
         self.code = None
         if module is not None:
             self._code_port = free_port()
-            self.code = self._child("dagster-code", self._serving(module, programs))
+            self.code = self._child("dagster-code", self._serving(module, dagster or [programs / "dagster"]))
             workspace = home / "workspace.yaml"
-        # Lines of Dagster's own; those of runs and ticks follow the variable by themselves.
-        load = ["-w", str(workspace), *(["--log-format", "json"] if log_format(environment) == "json" else [])]
+        load = ["-w", str(workspace), *self._log_options]
         self.touch = self._child("dagster-instance", [programs / "dagster", "instance", "info"])
         self.webserver = self._child(
             "dagster-webserver", [programs / "dagster-webserver", "-h", LOOPBACK, "-p", str(self.port), *load]
         )
-        daemon = [programs / "dagster-daemon"] if module is None else [sys.executable, "-m", "dev.dagster_daemon"]
-        self.daemon = self._child("dagster-daemon", [*daemon, "run", *load])
+        self.daemon = self._child("dagster-daemon", [*(daemon or [programs / "dagster-daemon"]), "run", *load])
+        self._launched: dict[str, float] = {}
 
-    def _serving(self, module: str, programs: Path) -> list[str | Path]:
-        at = ["--host", LOOPBACK, "--port", str(self._code_port)]
-        return [programs / "dagster", "api", "grpc", *at, "--module-name", module, "--location-name", LOCATION]
+    @property
+    def _log_options(self) -> list[str]:
+        """For the lines of Dagster's own; those of runs and ticks follow the variable by themselves."""
+        return ["--log-format", "json"] if log_format(self._environment) == "json" else []
+
+    def _serving(self, module: str, dagster: Sequence[str | Path]) -> list[str | Path]:
+        # Not `dagster code-server start`: it does not restart the process that it starts for the definitions.
+        at = ["--host", LOOPBACK, "--port", str(self._code_port), "--max-workers", str(CODE_SERVER_THREADS)]
+        load = ["--module-name", module, "--location-name", LOCATION]
+        return [*dagster, "api", "grpc", *at, *load, *self._log_options]
 
     def launch_code(self) -> None:
         """Start the process that serves the definitions, without waiting for it; nothing where there is none.
@@ -96,7 +115,7 @@ class DagsterServices:
         (self._home / "workspace.yaml").write_text(
             f"load_from:\n  - grpc_server: {{host: {LOOPBACK}, port: {self._code_port}, location_name: {LOCATION}}}\n"
         )
-        self.code.start()
+        self._launch(self.code)
 
     def launch(self) -> None:
         """Start webserver and daemon without waiting for them, when what they need is there.
@@ -107,8 +126,37 @@ class DagsterServices:
         self.wait_touched()
         if self.code is not None:
             self.code.wait_healthy(lambda: accepts(self._code_port), START_SECONDS)
-        self.webserver.start()
-        self.daemon.start()
+        self._launch(self.webserver)
+        self._launch(self.daemon)
+
+    def _launch(self, child: Child) -> None:
+        child.start()
+        self._launched[child.name] = time.monotonic()
+
+    def restart_ended(self) -> list[str]:
+        """Restart each launched process that ended; returns a sentence for each.
+
+        A code server leaves the workers of its runs behind. They are killed with it, since nobody could cancel them:
+        `<stream>_repair` requests their slices again.
+
+        Raises:
+            ChildFailedError: a process ended within seconds of its start.
+        """
+        lines = []
+        for child in (self.code, self.webserver, self.daemon):
+            if child is None or child.name not in self._launched or child.alive:
+                continue
+            ended = f"{child.name} ended with exit status {child.exit_status}"
+            if time.monotonic() - self._launched[child.name] < SHORTEST_LIFE_SECONDS:
+                raise ChildFailedError(
+                    f"{ended}, within {SHORTEST_LIFE_SECONDS:.0f} s of its start",
+                    found=f"the end of its log:\n{child.tail()}\n",
+                    remedy=f"read {child.log}",
+                )
+            child.kill()
+            self._launch(child)
+            lines.append(f"{ended}, and was started again; its log is {child.log}")
+        return lines
 
     def _child(self, name: str, command: list[str | Path]) -> Child:
         # The workspace's working_directory is relative to the current folder.
@@ -180,6 +228,7 @@ class DagsterServices:
 
     def stop(self) -> None:
         """End all, the daemon first so that it starts nothing new, and the others side by side."""
+        self._launched.clear()
         self.daemon.stop()
         others = [child for child in (self.webserver, self.code, self.touch) if child is not None]
         for child in others:

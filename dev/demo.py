@@ -114,6 +114,8 @@ class Demo:
                 base=without_configuration(os.environ) | {MOST_RECORDS_NAME: str(self._scaled(MOST_RECORDS))},
                 short_lived=True,
                 definitions=DEFINITIONS,
+                daemon=[sys.executable, "-m", "dev.dagster_daemon"],
+                dagster_program=[sys.executable, "-m", "dev.dagster_code"],
                 on_broker=self._begin_writing,
             )
             ending = ExitStack()
@@ -249,7 +251,8 @@ class _Watch:
             TooSlowError: it did not hold in time.
         """
         while not self._look(holds):
-            self._stack.require_alive()
+            for line in self._stack.supervise():
+                self._demo.console.print(line)
             self._see_no_run_failed()
             if self._demo.left() < 0:
                 raise TooSlowError(

@@ -37,10 +37,10 @@ class ChildFailedError(PermanentError):
 
 
 def free_port(prefer: int | None = None) -> int:
-    """A port on the loopback address that nothing listens on.
+    """A port on the loopback address that nothing listens on, and no other process of ours is about to.
 
     Args:
-        prefer: taken when it is free, and no other process of ours is about to listen there.
+        prefer: taken when it is free.
 
     Raises:
         ChildFailedError: 200 ports tried at random were all taken.
@@ -48,7 +48,7 @@ def free_port(prefer: int | None = None) -> int:
     if prefer is not None and is_free(prefer) and _claimed(prefer):
         return prefer
     for port in random.SystemRandom().sample(PORTS, 200):
-        if is_free(port):
+        if is_free(port) and _claimed(port):
             return port
     raise ChildFailedError("no free port", found=f"200 of {PORTS} are taken", remedy="end what listens there")
 
@@ -58,7 +58,7 @@ _claims: dict[int, socket.socket] = {}
 
 
 def _claimed(port: int) -> bool:
-    """Keep a preferred port for this process: a server takes seconds until it listens there.
+    """Keep a port for this process: a server takes seconds until it listens there.
 
     Two that began at once both found it free, and one then took the other's webserver for its own. The claim is the
     UDP port of the same number, which nobody listens on.

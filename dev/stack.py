@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from dev.broker import EmbeddedBroker
-from dev.dagster_services import UI_PORT, DagsterServices, prepare_home
+from dev.dagster_services import DEFINITIONS, UI_PORT, DagsterServices, prepare_home
 from dev.processes import Child, ChildFailedError
 from dev.server import Server, Service
 from dev.spark_connect import SparkConnect
@@ -41,7 +41,9 @@ class Stack(Service):
         ui_port: taken for Dagster's page when it is free.
         extra: further variables for every part.
         short_lived: whether Spark is to start quickly rather than to run fast for hours.
-        definitions: the module that Dagster loads once for all; if None, each part loads what `workspace.yaml` says.
+        definitions: the module that Dagster's code server loads.
+        daemon: program and arguments of Dagster's daemon; Dagster's own if left out.
+        dagster_program: program and arguments of `dagster`, which serves the definitions; Dagster's own if left out.
         on_broker: called when the broker answers and before Dagster's sensors look at it, to make topics and start
             what writes to them.
 
@@ -62,7 +64,9 @@ class Stack(Service):
         ui_port: int = UI_PORT,
         extra: Mapping[str, str] | None = None,
         short_lived: bool = False,
-        definitions: str | None = None,
+        definitions: str = DEFINITIONS,
+        daemon: Sequence[str | Path] | None = None,
+        dagster_program: Sequence[str | Path] | None = None,
         on_broker: Callable[[Stack], None] | None = None,
     ) -> None:
         self._on_broker = on_broker
@@ -75,7 +79,9 @@ class Stack(Service):
         self.env = {**base, **self._variables(base, sensors=sensors), **(extra or {})}
         self.dagster = None
         if dagster:
-            self.dagster = DagsterServices(self.home, self.env, ui_port=ui_port, module=definitions)
+            self.dagster = DagsterServices(
+                self.home, self.env, ui_port=ui_port, module=definitions, daemon=daemon, dagster=dagster_program
+            )
         self._opened = ExitStack()
         self._extra_children: list[Child] = []
 
@@ -156,12 +162,20 @@ class Stack(Service):
         child.start()
         return child
 
-    def require_alive(self) -> None:
-        """Raise ChildFailedError, with the end of its log, if a part of the stack has ended by itself."""
+    def supervise(self) -> list[str]:
+        """Restart what of Dagster ended by itself; returns a sentence for each process.
+
+        Raises:
+            ChildFailedError: another part ended by itself, or one of Dagster's soon after its start.
+        """
+        self._require_alive()
+        return self.dagster.restart_ended() if self.dagster else []
+
+    def _require_alive(self) -> None:
         for part in self._servers():
             if not part.alive:
                 raise ChildFailedError(f"{part.log.stem} ended", remedy=f"read {part.log}")
-        for child in self._children():
+        for child in self._extra_children:
             if not child.alive and child.exit_status:
                 raise ChildFailedError(
                     f"{child.name} ended with exit status {child.exit_status}",

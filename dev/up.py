@@ -96,7 +96,8 @@ def _run(arguments: argparse.Namespace) -> None:
     with stack:
         print(told(stack), flush=True)
         while True:
-            stack.require_alive()
+            for line in stack.supervise():
+                print(line, flush=True)
             time.sleep(WATCH_SECONDS)
 
 

@@ -27,6 +27,7 @@ RESERVED_COLUMNS = frozenset(
         "origin_partition",
         "origin_offset",
         "origin_timestamp",
+        "origin_timestamp_ms",
         "attempt",
         "retries",
         "reclaims",
@@ -103,6 +104,9 @@ class Limits:
         longest_wait: ... or when the oldest of fewer has waited so long since the last plan.
         slices_a_tick: slices that one tick of the planner cuts at the most.
         slices_a_run: slices that one requested run takes at the most.
+        retention_margin: records that are not read so long before retention takes them are planned at once, and read
+            before all others; of a topic that keeps less, after a quarter of that time. Never less than
+            `Alerts.retention_left`.
     """
 
     most_records: int = 200_000
@@ -110,11 +114,12 @@ class Limits:
     longest_wait: timedelta = timedelta(minutes=1)
     slices_a_tick: int = 100
     slices_a_run: int = 20
+    retention_margin: timedelta = timedelta(hours=24)
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """A DLQ topic that another system fills, with Kafka Connect's or Spring's headers. It is only read.
+    """A DLQ topic that another system fills, with headers of Kafka Connect, Kafka Streams or Spring. It is only read.
 
     Args:
         topic: its name.
@@ -149,6 +154,9 @@ class Alerts:
         retries_late: how long after its due time a retry is still in no slice.
         retention_left: time until retention takes the oldest unread record; of a topic that keeps less than twice as
             long half of what it keeps.
+        unread_late: how long a planned slice may wait until it is in raw.
+        held_back: how old the first record of an open transaction may be; of a topic that keeps less than twice as long
+            half of what it keeps.
         published_late: how long an accepted event may wait until it is sent, of a stream that publishes.
         reclaimed_late: how long what was taken back from the DLQ may wait until its slice is materialised again.
     """
@@ -157,6 +165,9 @@ class Alerts:
     parked: int = 1_000
     retries_late: timedelta = timedelta(hours=1)
     retention_left: timedelta = timedelta(hours=12)
+    unread_late: timedelta = timedelta(hours=6)
+    # A broker ends a transaction after 15 minutes at the latest (`transaction.max.timeout.ms`), unless it hangs.
+    held_back: timedelta = timedelta(minutes=15)
     published_late: timedelta = timedelta(hours=1)
     reclaimed_late: timedelta = timedelta(hours=1)
 
@@ -335,8 +346,8 @@ class Stream:
         event_time: the field of type timestamp that says when it happened.
         key_separator: what stands between the parts of a key of several fields; it holds no backslash.
         start: where planning begins in a topic that was never planned: a `Start`, or a time in ISO 8601 with its zone.
-        on_expired: whether offsets that retention took before they were planned stop their partition until a person
-            accepts the loss, or are recorded as lost by the planner itself.
+        on_expired: whether offsets that retention took before they were read stop their partition, or their slice,
+            until a person accepts the loss, or are recorded as lost by the planner and by the slice's run.
         tiers: how long a rejected record waits before its first, second, ... retry: each is a DLQ topic,
             `<topic>.dlq.1` and so on. Between a second and seven days, each longer than the one before.
         on_reject: for each reason whether such a record is retried, parked at once for a person, or holds its slice.

@@ -154,10 +154,12 @@ def _key_problems(stream: Stream) -> list[str]:
 
 
 def _limit_problems(limits: Limits) -> list[str]:
-    counts = {name: value for name, value in vars(limits).items() if name != "longest_wait"}
+    times = {"longest_wait": limits.longest_wait, "retention_margin": limits.retention_margin}
+    counts = {name: value for name, value in vars(limits).items() if name not in times}
     found = [f"limits: {name} is {value}, and must be 1 or more" for name, value in counts.items() if value < 1]
-    if limits.longest_wait < timedelta(0):
-        found.append(f"limits: longest_wait is {limits.longest_wait}, and cannot be negative")
+    found += [
+        f"limits: {name} is {value}, and cannot be negative" for name, value in times.items() if value < timedelta(0)
+    ]
     if limits.fewest_records > limits.most_records:
         found.append(f"limits: fewest_records is {limits.fewest_records}, above most_records {limits.most_records}")
     return found

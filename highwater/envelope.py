@@ -45,7 +45,7 @@ MOST_DETAIL = 1000
 # Of numbers that count up: one less than the columns hold, so that the next one has room as well.
 MOST_COUNT = 2**31 - 2
 
-# The years 1 to 9999, which is what readers of the tables can hold.
+# The years 1 to 9999: what readers of the tables can hold as a time. Beyond them there is the number alone.
 LEAST_MILLISECONDS, MOST_MILLISECONDS = -62_135_596_800_000, 253_402_300_799_999
 
 Header = tuple[str, bytes | None]
@@ -235,7 +235,7 @@ _RANGES = {
     ORIGIN_GENERATION: (0, MOST_COUNT),
     ORIGIN_PARTITION: (0, _INT),
     ORIGIN_OFFSET: (0, _LONG),
-    ORIGIN_TIMESTAMP: (LEAST_MILLISECONDS, MOST_MILLISECONDS),
+    ORIGIN_TIMESTAMP: (-_LONG - 1, _LONG),
     ATTEMPT: (1, MOST_COUNT),
     RECLAIMS: (0, MOST_COUNT),
 }

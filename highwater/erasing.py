@@ -24,6 +24,9 @@ BY_AGE = ""
 # Among the counts of a slice: rows of raw that went by their age.
 AGED = "aged"
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+_END = datetime.max.replace(tzinfo=UTC)
+# Kafka's greatest timestamp.
+LATEST = 2**63 - 1
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -118,9 +121,14 @@ def microseconds(moment: datetime) -> int:
     return (moment - _BEGIN) // timedelta(microseconds=1)
 
 
-def moment_of(us: int) -> datetime:
-    """The inverse of `microseconds`."""
-    return _BEGIN + timedelta(microseconds=us)
+def milliseconds(moment: datetime) -> int:
+    """The greatest timestamp of a record that is not younger than a moment; of the last moment that there is, any."""
+    return LATEST if moment == _END else microseconds(moment) // 1000
+
+
+def moment_of(ms: int) -> datetime:
+    """The moment of a timestamp in milliseconds since 1970; the last one that there is for all beyond it."""
+    return _END if ms > microseconds(_END) // 1000 else _BEGIN + timedelta(milliseconds=max(ms, 0))
 
 
 def remaining(

@@ -94,8 +94,16 @@ class TopicTruncatedError(PermanentError):
     """A partition ends before the planned end: acknowledged history was cut off (I11, I16)."""
 
 
+class InconsistentRecordError(PermanentError):
+    """A generation or a loss that no topic can have, such as one that begins below offset 0; it was not recorded."""
+
+
 class UnbalancedError(PermanentError):
     """Raw, events and rejects of a slice do not add up: rows were changed by somebody else (I5)."""
+
+
+class IncompleteReadError(PermanentError):
+    """A read returned fewer rows than the table's log counts; nothing was concluded from what is absent (I15)."""
 
 
 class BlockedError(PermanentError):
@@ -160,6 +168,10 @@ class DependencyAwayError(TemporaryError):
     ) -> None:
         super().__init__(problem, remedy=remedy, stored=stored, found=found)
         self.of = of
+
+
+class NothingFetchedError(DependencyAwayError):
+    """Kafka gave Spark no record in time, although its offsets are there."""
 
 
 class SupersededAttemptError(TemporaryError):

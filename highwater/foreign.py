@@ -1,12 +1,14 @@
-"""Origins that other systems wrote: the headers of Kafka Connect and of Spring on the records of their DLQ topics.
+"""Origins that other systems wrote: the headers of Kafka Connect, Kafka Streams and Spring on their DLQ records.
 
 What belongs here: the names and encodings of these headers, and which generation of the main topic an origin is of.
 What does not: the same reading as expressions of Spark (`assets.foreign`), or our own envelope (`highwater.envelope`).
 
-Kafka Connect (`DeadLetterQueueReporter`, with `errors.deadletterqueue.context.headers.enable`) writes all three as text
-in UTF-8 and gives its record the timestamp of the original one. Spring (`DeadLetterPublishingRecoverer`) writes the
-topic as text, the partition as 4 bytes, offset and timestamp as 8 bytes, big-endian; its record has a time of its own.
-Both append: a record that failed again has several headers of a name, and the first one is of the first failure.
+Kafka Connect (`DeadLetterQueueReporter`, with `errors.deadletterqueue.context.headers.enable`) and Kafka Streams
+(`errors.dead.letter.queue.topic.name`, KIP-1034) write topic, partition and offset as text in UTF-8, and give their
+record the timestamp of the original one. Spring (`DeadLetterPublishingRecoverer`) writes the topic as text, the
+partition as 4 bytes, offset and timestamp as 8 bytes, big-endian; its record has a time of its own. With
+`@RetryableTopic` Spring's names have another prefix and the same encodings. All of them append: a record that failed
+again has several headers of a name, and the first one is of the first failure.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from highwater.declaration import TOPIC_NAME, Stream
 from highwater.envelope import MOST_MILLISECONDS, Header, Origin
 from highwater.plans import Generation, Loss
 
-CONNECT_TOPIC = "__connect.errors.topic"
-CONNECT_PARTITION = "__connect.errors.partition"
-CONNECT_OFFSET = "__connect.errors.offset"
-SPRING_TOPIC = "kafka_dlt-original-topic"
-SPRING_PARTITION = "kafka_dlt-original-partition"
-SPRING_OFFSET = "kafka_dlt-original-offset"
-SPRING_TIMESTAMP = "kafka_dlt-original-timestamp"
+# Prefixes of the header names. Numbers are text, and the time is the record's own one:
+AS_TEXT = ("__connect.errors.", "__streams.errors.")
+# Numbers are big-endian bytes, and the time has a header:
+AS_BYTES = ("kafka_dlt-original-", "kafka_original-")
+TOPIC, PARTITION, OFFSET, TIMESTAMP = "topic", "partition", "offset", "timestamp"
+# The headers by which a system names the topic.
+TOPICS = tuple(prefix + TOPIC for prefix in (*AS_TEXT, *AS_BYTES))
 
 NUMBER = "[0-9]{1,19}"
 MOST_PARTITION, MOST_OFFSET = 2**31 - 1, 2**63 - 1
@@ -48,7 +50,7 @@ class Named(NamedTuple):
 def named(headers: Iterable[Header], timestamp: int, timestamp_type: int) -> Named | None:
     """The origin that the headers of a record on a foreign topic name; None where they name none.
 
-    Where both systems wrote headers, those of the first one count. `assets.foreign` reads the same in Spark.
+    Where several systems wrote headers, those of the first one count. `assets.foreign` reads the same in Spark.
 
     Args:
         headers: all of the record's.
@@ -58,16 +60,16 @@ def named(headers: Iterable[Header], timestamp: int, timestamp_type: int) -> Nam
     first: dict[str, bytes] = {}
     for name, value in headers:
         first.setdefault(name, value or b"")
-    system = next((name for name in first if name in {CONNECT_TOPIC, SPRING_TOPIC}), None)
-    if system == CONNECT_TOPIC:
-        partition = _from_text(first.get(CONNECT_PARTITION), MOST_PARTITION)
-        offset = _from_text(first.get(CONNECT_OFFSET), MOST_OFFSET)
+    prefix = next((name.removesuffix(TOPIC) for name in first if name in TOPICS), "")
+    if prefix in AS_TEXT:
+        partition = _from_text(first.get(prefix + PARTITION), MOST_PARTITION)
+        offset = _from_text(first.get(prefix + OFFSET), MOST_OFFSET)
         time: int | None = timestamp if timestamp_type == BY_PRODUCER else None
     else:
-        partition = _from_bytes(first.get(SPRING_PARTITION), 4)
-        offset = _from_bytes(first.get(SPRING_OFFSET), 8)
-        time = _from_bytes(first.get(SPRING_TIMESTAMP), 8)
-    topic = _topic(first[system]) if system else None
+        partition = _from_bytes(first.get(prefix + PARTITION), 4)
+        offset = _from_bytes(first.get(prefix + OFFSET), 8)
+        time = _from_bytes(first.get(prefix + TIMESTAMP), 8)
+    topic = _topic(first[prefix + TOPIC]) if prefix else None
     if topic is None or partition is None or offset is None:
         return None
     return Named(topic, partition, offset, time if time is not None and 0 <= time <= MOST_MILLISECONDS else None)

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from highwater.envelope import Origin
+from highwater.errors import InconsistentRecordError
 from highwater.history import Recorded
 from highwater.slices import OffsetRange, Slice
+
+# Who accepted a loss that the declaration lets Highwater record by itself.
+RECORDED_BY_DECLARATION = "on_expired=record"
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,43 @@ class Loss:
     reason: str
     accepted_by: str
     recorded_at: datetime
+
+
+def see_recordable(generations: Iterable[Generation], losses: Iterable[Loss], seen: Generation | None) -> None:
+    """Validate what is to be recorded for good.
+
+    Args:
+        generations: to be opened.
+        losses: to be recorded.
+        seen: the generation that both were worked out from; None if there is none.
+
+    Raises:
+        InconsistentRecordError: an offset below 0, a topic without an ID, an empty loss, or another topic, stream or
+            generation than the one before allows.
+    """
+    for one in generations:
+        where = f"generation {one.number} of topic {one.topic}"
+        below = {p: start for p, start in one.starts.items() if start is not None and start < 0}
+        if below or one.number < 0 or not one.topic_id or min(one.starts, default=0) < 0:
+            raise _inconsistent(where, f"topic ID {one.topic_id!r}, starts {dict(one.starts)}")
+        if seen is not None and (one.stream, one.topic, one.number) != (seen.stream, seen.topic, seen.number + 1):
+            raise _inconsistent(where, f"it follows generation {seen.number} of topic {seen.topic} of {seen.stream}")
+    for loss in losses:
+        where = f"loss {loss.offsets} of topic {loss.topic} partition {loss.partition} generation {loss.generation}"
+        if not len(loss.offsets) or loss.partition < 0 or loss.generation < 0:
+            raise _inconsistent(where, "no offsets, or a number below 0")
+        if seen is None:
+            continue
+        if (loss.stream, loss.topic) != (seen.stream, seen.topic) or loss.generation > seen.number:
+            raise _inconsistent(where, f"it follows generation {seen.number} of topic {seen.topic} of {seen.stream}")
+
+
+def _inconsistent(what: str, found: str) -> InconsistentRecordError:
+    return InconsistentRecordError(
+        f"{what} cannot be recorded",
+        found=found,
+        remedy="nothing was recorded; report this as a defect of Highwater, with the output of `highwater status`",
+    )
 
 
 @dataclass(frozen=True)

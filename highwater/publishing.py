@@ -96,14 +96,14 @@ class Copy:
         slice_key: the slice that holds it.
         origin: its identity.
         fingerprint: of its content, or of the content that was judged of it before.
-        us: when it was published first, microseconds since 1970 in UTC.
+        ms: when it was published first, milliseconds since 1970 in UTC.
         place: where it stands among what is to be sent now; None if it was judged before.
     """
 
     slice_key: str
     origin: Origin
     fingerprint: str
-    us: int
+    ms: int
     place: int | None = None
 
 
@@ -117,14 +117,14 @@ def second_deliveries(copies: Iterable[Copy], horizon: timedelta) -> set[tuple[s
     by_content: dict[str, list[Copy]] = defaultdict(list)
     for copy in copies:
         by_content[copy.fingerprint].append(copy)
-    reach = round(horizon.total_seconds() * 1_000_000)
+    reach = round(horizon.total_seconds() * 1000)
     found = set()
     for same in by_content.values():
         latest: int | None = None
         for copy in sorted(same, key=lambda one: -1 if one.place is None else one.place):
-            if copy.place is not None and latest is not None and latest >= copy.us - reach:
+            if copy.place is not None and latest is not None and latest >= copy.ms - reach:
                 found.add((copy.slice_key, copy.origin))
-            latest = copy.us if latest is None else max(latest, copy.us)
+            latest = copy.ms if latest is None else max(latest, copy.ms)
     return found
 
 

@@ -80,14 +80,14 @@ def free(wanted: Sequence[str], needed: Needed) -> tuple[list[str], dict[str, in
     return found, kept
 
 
-def old_enough(keys: Sequence[str], newest_us: Mapping[str, int], age: timedelta, now: datetime) -> list[str]:
+def old_enough(keys: Sequence[str], newest_ms: Mapping[str, int], age: timedelta, now: datetime) -> list[str]:
     """Those of the slices whose newest record was published longer ago than the age; one without rows has none to lose.
 
     Args:
         keys: the slices, in any order; it is kept.
-        newest_us: for each slice with rows the greatest timestamp among them, in microseconds since 1970.
+        newest_ms: for each slice with rows the greatest timestamp among them, in milliseconds since 1970.
         age: how long rows are kept.
         now: in UTC.
     """
     oldest = microseconds(now - age)
-    return [key for key in keys if key in newest_us and newest_us[key] < oldest]
+    return [key for key in keys if key in newest_ms and newest_ms[key] * 1000 < oldest]

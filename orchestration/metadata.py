@@ -7,7 +7,7 @@ Names are constant, since Dagster plots a number over time by its name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -21,18 +21,29 @@ if TYPE_CHECKING:
 
 Metadata = dict[str, dg.MetadataValue]
 
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES = ("first_event_us", "last_event_us")
 # Dagster keeps what it is told: partitions that a table shows at the most. `highwater explain` shows all of a slice.
 MOST_SHOWN = 50
 
 
 def of_slice(report: SliceReport, together: int = 1) -> Metadata:
-    """The metadata of one slice in one table.
+    """The metadata of one slice in one table; never an error, since the slice is committed already.
+
+    An event at the last microsecond of the year 9999 failed this once, and with it the run and every tick of repair.
 
     Args:
         report: what the stage made of it.
         together: slices of the run. Its seconds are shared among them, or they would plot the size of the range.
     """
+    try:
+        return _of_slice(report, together)
+    except Exception as error:  # noqa: BLE001 - whatever a record's content does to a page
+        told = f"the metadata of {report.piece.key} could not be written: {type(error).__name__}: {error}"
+        return {"metadata_error": dg.MetadataValue.text(told), "attempt": dg.MetadataValue.int(report.attempt)}
+
+
+def _of_slice(report: SliceReport, together: int) -> Metadata:
     found: Metadata = {
         **_offsets(report.piece),
         "dagster/partition_row_count": dg.MetadataValue.int(report.rows),
@@ -101,22 +112,22 @@ def _counts(counts: Mapping[str, int]) -> Metadata:
 
 
 def _event_span(report: SliceReport) -> Metadata:
-    span = report.event_span or _span_of(report.counts)
-    if span is None:
+    if any(name not in report.counts for name in _TIMES):
         return {}
-    first, last = span
+    first, last = (report.counts[name] for name in _TIMES)
     return {
-        "first_event": dg.MetadataValue.timestamp(first),
-        "last_event": dg.MetadataValue.timestamp(last),
-        "event_span_seconds": dg.MetadataValue.float((last - first).total_seconds()),
+        "first_event": _moment(first),
+        "last_event": _moment(last),
+        "event_span_seconds": dg.MetadataValue.float((last - first) / 1_000_000),
     }
 
 
-def _span_of(counts: Mapping[str, int]) -> tuple[datetime, datetime] | None:
-    if any(name not in counts for name in _TIMES):
-        return None
-    first, last = (datetime.fromtimestamp(counts[name] / 1_000_000, UTC) for name in _TIMES)
-    return first, last
+def _moment(us: int) -> dg.MetadataValue:
+    """A time of an event in microseconds since 1970: whole seconds, since Dagster rounds to a float."""
+    try:
+        return dg.MetadataValue.timestamp(_BEGIN + timedelta(seconds=us // 1_000_000))
+    except OverflowError:
+        return dg.MetadataValue.text(f"{us} microseconds since 1970")
 
 
 def of_breaker(circuit: Circuit) -> Metadata:

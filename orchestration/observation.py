@@ -33,25 +33,33 @@ class Position:
         planned: the end of what is planned.
         log_start: the earliest offset that the broker still holds.
         last_stable: the last stable offset: planning never goes past it (I3).
+        high_watermark: the offset behind the last record, be it of an open transaction.
     """
 
     partition: int
     planned: int | None
     log_start: int | None
     last_stable: int | None
+    high_watermark: int | None = None
 
     @property
     def lag(self) -> int | None:
-        """Offsets that could be planned and are not."""
+        """Offsets up to the high watermark that are not planned, those behind an open transaction among them."""
         if self.last_stable is None:
             return None
-        return max(self.last_stable - (self.planned if self.planned is not None else self.log_start or 0), 0)
+        end = max(self.last_stable, self.high_watermark or 0)
+        return max(end - (self.planned if self.planned is not None else self.log_start or 0), 0)
+
+    @property
+    def held_back(self) -> int | None:
+        """Offsets of the lag that an open transaction keeps from being planned (I3)."""
+        return None if self.last_stable is None else max((self.high_watermark or 0) - self.last_stable, 0)
 
 
 def positions(state: "TopicState", planned: Mapping[int, int]) -> list[Position]:
     """The positions of all partitions of a topic."""
     return [
-        Position(number, planned.get(number), found.log_start, found.last_stable)
+        Position(number, planned.get(number), found.log_start, found.last_stable, found.high_watermark)
         for number, found in sorted(state.partitions.items())
     ]
 
@@ -63,7 +71,7 @@ def of_topic(found: list[Position], left_out: Mapping[int, str] = NOTHING) -> Me
         found: the positions.
         left_out: partitions in which planning did not go on, with the reason.
     """
-    names = ("partition", "planned", "log_start", "last_stable", "lag")
+    names = ("partition", "planned", "log_start", "last_stable", "high_watermark", "lag", "held_back")
     # Those with most lag: of a thousand partitions each observation would be 140 KB, and Dagster keeps them all.
     shown = sorted(sorted(found, key=lambda one: -(one.lag or 0))[:MOST_SHOWN], key=lambda one: one.partition)
     records = [dg.TableRecord({name: getattr(position, name) for name in names}) for position in shown]
@@ -71,6 +79,7 @@ def of_topic(found: list[Position], left_out: Mapping[int, str] = NOTHING) -> Me
     lags = [position.lag for position in found if position.lag is not None]
     return {
         "lag": dg.MetadataValue.int(sum(lags)),
+        "held_back": dg.MetadataValue.int(sum(position.held_back or 0 for position in found)),
         "largest_lag": dg.MetadataValue.int(max(lags, default=0)),
         "partitions": dg.MetadataValue.int(len(found)),
         "left_out": dg.MetadataValue.text("; ".join(f"{p}: {why}" for p, why in left_out.items()) or "none"),

@@ -26,7 +26,7 @@ def hourly(stream: "Stream", job: "UnresolvedAssetJobDefinition") -> dg.Schedule
         job=job,
         cron_schedule="0 * * * *",
         description=f"Plans {stream.topic} every hour and requests what was planned. Instead of {stream.name}_planner.",
-        required_resource_keys={"kafka", "ledger"},
+        required_resource_keys={"kafka", "lake", "ledger"},
     )
     def plan(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         try:

@@ -5,20 +5,25 @@ What belongs here: the shells that Dagster ticks. What does not: what a tick doe
 """
 
 import json
+import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from highwater.errors import TemporaryError
 from highwater.log_fields import fields
+from orchestration.redaction import secret_values
 from orchestration.resources import settings
 from orchestration.sensing.mirror import mirror
 from orchestration.sensing.publishing import publish
 from orchestration.sensing.repairing import repair
 from orchestration.sensing.ticks import Tick, plan, retry, run_requests
 from orchestration.telling import alerts
+from orchestration.telling.stopped import failing_sensors
 from resources.webhook import post
 
 if TYPE_CHECKING:
@@ -38,7 +43,8 @@ REPAIR_SECONDS = 30
 MIRROR_SECONDS = 30
 # Events go out so long after their slice is done, at the most, beside the run itself.
 PUBLISH_SECONDS = 20
-ALERT_SECONDS = 60
+# What stopped is told within a minute: this, five seconds until the daemon looks, and the measuring.
+ALERT_SECONDS = 45
 
 
 @dataclass(frozen=True)
@@ -100,14 +106,14 @@ SHELLS = (
     Shell(
         "planner",
         PLANNER_SECONDS,
-        frozenset({"kafka", "ledger"}),
+        frozenset({"kafka", "lake", "ledger"}),
         plan,
         lambda stream: f"Cuts what is new in {stream.topic} into slices, adds their keys and requests their runs.",
     ),
     Shell(
         "repair",
         REPAIR_SECONDS,
-        frozenset({"lake", "ledger"}),
+        frozenset({"kafka", "lake", "ledger"}),
         repair,
         lambda stream: (
             f"Requests slices of {stream.name} that the lake does not hold whole and no run is working on, and tells "
@@ -117,7 +123,7 @@ SHELLS = (
     Shell(
         "dlq_retries",
         RETRY_SECONDS,
-        frozenset({"kafka", "ledger"}),
+        frozenset({"kafka", "lake", "ledger"}),
         retry,
         lambda stream: (
             f"Cuts what is due in {', '.join(stream.delays)} into slices and requests their runs, behind those of "
@@ -161,9 +167,28 @@ def _sensor(
         required_resource_keys=set(shell.needs),
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return _result(context, stream, lambda: shell.act(context.instance, context.resources, stream, context.cursor))
+        def act() -> Tick:
+            record_instance(context.instance, context.resources, stream)
+            return shell.act(context.instance, context.resources, stream, context.cursor)
+
+        return _result(context, stream, act)
 
     return tick
+
+
+def record_instance(instance: dg.DagsterInstance, resources: Any, stream: "Stream") -> None:
+    """Record in the ledger that this Dagster instance works on a stream: two at the same time repeat each other's work.
+
+    Raises:
+        DependencyAwayError: the ledger is away.
+    """
+    from dagster._core.storage.runs import SqlRunStorage
+
+    place = f"{socket.gethostname()}:{os.environ.get('DAGSTER_HOME', '')}"
+    storage = instance.run_storage
+    # A storage that is no SQL database has no ID; hosts and folders differ then.
+    instance_id = storage.get_run_storage_id() if isinstance(storage, SqlRunStorage) else place
+    resources.ledger.open().instances.record(stream.name, instance_id, place, datetime.now(UTC))
 
 
 def _result(context: dg.SensorEvaluationContext, stream: "Stream", act: Callable[[], Tick]) -> dg.SensorResult:
@@ -204,7 +229,12 @@ def alerts_sensor(streams: Sequence["Stream"], ticking: Ticking) -> dg.SensorDef
         connections = context.resources
         try:
             lines = alerts.tick(
-                connections.ledger.open(), connections.kafka.open(), connections.lake.open(), streams, _teller(context)
+                connections.ledger.open(),
+                connections.kafka.open(),
+                connections.lake.open(),
+                streams,
+                _teller(context),
+                lambda: failing_sensors(context.instance, _sensors_of(streams), secret_values(settings())),
             )
         except TemporaryError as error:
             lines = [str(error)]
@@ -213,6 +243,10 @@ def alerts_sensor(streams: Sequence["Stream"], ticking: Ticking) -> dg.SensorDef
         return dg.SkipReason("; ".join(lines))
 
     return tick
+
+
+def _sensors_of(streams: Sequence["Stream"]) -> list[tuple["Stream", str]]:
+    return [(stream, f"{stream.name}_{shell.name}") for stream in streams for shell in (*SHELLS, PUBLISHER)]
 
 
 def _teller(context: dg.SensorEvaluationContext) -> Callable[["Alert"], None]:

@@ -7,14 +7,14 @@ What belongs here: reading and changing the state, each change a compare-and-set
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from highwater.breaker import CLOSED, Circuit
+from highwater.breaker import CLOSED, OPEN, Circuit
 from highwater.errors import LeaseHeldError
 from resources import ledger_schema as schema
 
@@ -38,6 +38,7 @@ class Judgement:
         failed: whether its first attempt ended in an error of another kind.
         refused: whether it was over the limit at the last attempt, and left undecided.
         judged_at: when that was, in UTC.
+        reasons: how many of the rejects have which reason.
     """
 
     slice_key: str
@@ -48,6 +49,7 @@ class Judgement:
     rejects: int = 0
     failed: bool = False
     refused: bool = False
+    reasons: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,40 @@ class Acceptance:
     because: str
     accepted_by: str
     accepted_at: datetime
+
+
+@dataclass(frozen=True)
+class AcceptedReason:
+    """A person's decision that rejects for a reason open the breaker no more, in slices of the main topic from one on.
+
+    Args:
+        reason: the reason, `malformed` for example.
+        from_slice: the first of the slices.
+        from_ordinal: its ordinal.
+        because: why.
+        accepted_by: the person's name.
+        accepted_at: when, in UTC.
+    """
+
+    reason: str
+    from_slice: str
+    from_ordinal: int
+    because: str
+    accepted_by: str
+    accepted_at: datetime
+
+    @property
+    def text(self) -> str:
+        """The same in a sentence."""
+        why = f": {self.because}" if self.because else ""
+        return (
+            f"rejects for {self.reason} are accepted from {self.from_slice} on, by {self.accepted_by} "
+            f"at {self.accepted_at:%Y-%m-%d %H:%M} UTC{why}"
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "accepted_at": self.accepted_at.isoformat()}
 
 
 @dataclass(frozen=True)
@@ -184,7 +220,7 @@ class Breakers:
         table = schema.judgements
         query = select(table).where(table.c.stream == stream, table.c.refused.is_(True))
         with schema.transaction(self._engine(), writes=False) as connection:
-            return [_judgement(row) for row in connection.execute(query.order_by(table.c.judged_at))]
+            return _with_reasons(connection, connection.execute(query.order_by(table.c.judged_at)).all())
 
     def accept(self, stream: str, acceptances: Iterable[Acceptance]) -> int:
         """Keep that slices are let through; returns how many were not before. What is given again counts from then."""
@@ -202,6 +238,41 @@ class Breakers:
         """Which of these slices a person lets through."""
         with schema.transaction(self._engine(), writes=False) as connection:
             return _accepted(connection, keys)
+
+    def accept_reason(self, stream: str, accepted: AcceptedReason) -> None:
+        """Store that a reason is accepted; an earlier acceptance or revocation of it is replaced.
+
+        A stream whose breaker is open is probed at once.
+        """
+        table = schema.accepted_reasons
+        mine = (table.c.stream == stream) & (table.c.reason == accepted.reason)
+        with schema.transaction(self._engine(), writes=True) as connection:
+            connection.execute(delete(table).where(mine))
+            connection.execute(insert(table).values(stream=stream, **vars(accepted)))
+
+        def end_cool_down(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
+            return (replace(circuit, until=accepted.accepted_at) if circuit.state == OPEN else circuit), ()
+
+        self.settle(stream, (), end_cool_down)
+
+    def revoke_reason(self, stream: str, reason: str, by: str, at: datetime) -> bool:
+        """Store that a reason is accepted no more; False if it was not."""
+        table = schema.accepted_reasons
+        mine = (table.c.stream == stream) & (table.c.reason == reason) & table.c.revoked_at.is_(None)
+        with schema.transaction(self._engine(), writes=True) as connection:
+            return connection.execute(update(table).where(mine).values(revoked_by=by, revoked_at=at)).rowcount == 1
+
+    def accepted_reasons(self, stream: str) -> dict[str, AcceptedReason]:
+        """The reasons that are accepted for a stream, revoked ones left out."""
+        table = schema.accepted_reasons
+        query = select(table).where(table.c.stream == stream, table.c.revoked_at.is_(None)).order_by(table.c.reason)
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return {
+                r.reason: AcceptedReason(
+                    r.reason, r.from_slice, r.from_ordinal, r.because, r.accepted_by, r.accepted_at
+                )
+                for r in connection.execute(query)
+            }
 
 
 def _circuit(connection: Connection, stream: str) -> tuple[Circuit, int]:
@@ -235,20 +306,36 @@ def _of_dependency(name: str) -> str:
     return f"dependency {name}"
 
 
-def _judgement(row: Any) -> Judgement:
-    return Judgement(**row._mapping)  # noqa: SLF001 - SQLAlchemy's public name
+def _with_reasons(connection: Connection, rows: Sequence[Any]) -> list[Judgement]:
+    reasons: dict[str, dict[str, int]] = {row.slice_key: {} for row in rows}
+    for row in schema.rows_of(connection, schema.judged_reasons, [*reasons]):
+        reasons[row.slice_key][row.reason] = row.rejects
+    return [
+        Judgement(**row._mapping, reasons=reasons[row.slice_key])  # noqa: SLF001 - SQLAlchemy's public name
+        for row in rows
+    ]
 
 
 def _judgements(connection: Connection, keys: Sequence[str]) -> dict[str, Judgement]:
-    return {row.slice_key: _judgement(row) for row in schema.rows_of(connection, schema.judgements, keys)}
+    found = _with_reasons(connection, [*schema.rows_of(connection, schema.judgements, keys)])
+    return {one.slice_key: one for one in found}
 
 
 def _replace(connection: Connection, judgements: Sequence[Judgement]) -> None:
-    table = schema.judgements
+    table, reasons = schema.judgements, schema.judged_reasons
     for one in judgements:
         connection.execute(delete(table).where(table.c.slice_key == one.slice_key))
+        connection.execute(delete(reasons).where(reasons.c.slice_key == one.slice_key))
     if judgements:
-        connection.execute(insert(table), [vars(one) for one in judgements])
+        rows = [{name: value for name, value in vars(one).items() if name != "reasons"} for one in judgements]
+        connection.execute(insert(table), rows)
+    if counts := [
+        {"slice_key": one.slice_key, "reason": reason, "rejects": count}
+        for one in judgements
+        for reason, count in one.reasons.items()
+        if count
+    ]:
+        connection.execute(insert(reasons), counts)
 
 
 def _accepted(connection: Connection, keys: Sequence[str]) -> dict[str, Acceptance]:

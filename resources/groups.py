@@ -1,7 +1,7 @@
 """Consumer groups from outside: who is in one, what it holds, and setting its offsets.
 
-What belongs here: questions to the coordinator, and the one commit of the mirror (I12). What does not: what to commit
-(`highwater.mirroring`).
+What belongs here: questions to the coordinator, deletions, and the one commit of the mirror (I12). What does not: what
+to commit (`highwater.mirroring`), or which groups are deleted (`assets.marks`).
 
 What a group holds is asked by a consumer that is assigned nothing, and not by the admin client, which was seen to crash
 the process in that question while the coordinator loads (confluent-kafka 2.16).
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.errors import ConfigurationError, ForeignMemberError, HighwaterError
 from highwater.mirroring import Held, Mark
+from highwater.portions import portions
 from resources.kafka import REQUEST_SECONDS
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ Place = tuple[str, int]
 # seen. A sensor's tick has 60 s.
 COORDINATOR_SECONDS = 10.0
 PAUSE_SECONDS = 0.2
+# A request for thousands of groups would outlast its time-out.
+GROUPS_A_REQUEST = 100
 _MOVING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"})
 _DENIED = frozenset({"GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
 _ABSENT = frozenset({"GROUP_ID_NOT_FOUND"})
@@ -156,6 +159,32 @@ def commit(kafka: Kafka, name: str, offsets: Mapping[Place, tuple[int, Mark]]) -
     for answer in answers:
         if answer.error is not None:
             raise _translated(kafka, name, answer.error)
+
+
+def delete_groups(kafka: Kafka, names: Collection[str]) -> dict[str, str]:
+    """Delete groups; returns those that are still there, with the reason. A group that is gone already is deleted.
+
+    Raises:
+        DependencyAwayError: no broker answered in time.
+    """
+    from confluent_kafka import KafkaException
+
+    left: dict[str, str] = {}
+    admin = kafka.admin()
+    try:
+        for some in portions(sorted(names), GROUPS_A_REQUEST):
+            asked = admin.delete_consumer_groups([*some], request_timeout=REQUEST_SECONDS)
+            for name, future in asked.items():
+                try:
+                    future.result(REQUEST_SECONDS + 1)
+                except KafkaException as error:
+                    if error.args[0].name() not in _ABSENT:
+                        left[name] = error.args[0].name()
+    except TimeoutError as error:
+        raise kafka.away(error) from error
+    finally:
+        del admin
+    return left
 
 
 def _translated(kafka: Kafka, name: str, fault: KafkaError) -> HighwaterError:

@@ -11,7 +11,9 @@ creation would take as a wish.
 from __future__ import annotations
 
 import difflib
+import time
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
@@ -29,6 +31,13 @@ if TYPE_CHECKING:
 
 # A tick makes four requests at the most: 4 x 4 s is well within the 60 s that Dagster gives a sensor.
 REQUEST_SECONDS = 4.0
+# Between two looks that must agree before anything is called lost. Brokers hear of a new leader, or of a topic, within
+# a second of each other.
+LOOKS_APART = 3.0
+# How librdkafka writes the ID of a topic that the broker did not name: 16 bytes of zero in Base64.
+NO_TOPIC_ID = "A" * 22
+# `list_offsets` answers so where no record is as young as a timestamp.
+NO_SUCH_RECORD = -1
 
 
 class Look(Enum):
@@ -77,6 +86,11 @@ class TopicState:
     topic: str
     topic_id: str
     partitions: Mapping[int, PartitionState]
+
+    @property
+    def unled(self) -> list[int]:
+        """The partitions that could not be asked."""
+        return [p for p, seen in sorted(self.partitions.items()) if not seen.known]
 
     def log(self) -> dict[int, OffsetRange]:
         """What each partition holds, up to its last stable offset.
@@ -180,17 +194,20 @@ class Kafka:
         return TopicState(
             topic,
             topic_id,
-            {
-                p: PartitionState(
-                    log_start=starts[p].offset if p in starts else None,
-                    last_stable=stable[p].offset if p in stable else None,
-                    high_watermark=high[p].offset if p in high else None,
-                    leader=leader,
-                    leader_epoch=stable[p].leader_epoch if p in stable else None,
-                )
-                for p, leader in leaders.items()
-            },
+            {p: _state(leader, starts.get(p), stable.get(p), high.get(p)) for p, leader in leaders.items()},
         )
+
+    def look_again(self, topic: str) -> TopicState:
+        """Look at a topic a second time, some seconds later and through connections of its own.
+
+        Raises:
+            TopicAbsentError: there is no such topic.
+            DependencyAwayError: no broker answered in time.
+        """
+        time.sleep(LOOKS_APART)
+        other = copy(self)
+        other._admin = None  # noqa: SLF001 - of this very class
+        return other.topic_state(topic)
 
     def offsets_at(self, topic: str, timestamp_ms: int, state: TopicState | None = None) -> dict[int, int]:
         """For each partition that can be asked the first offset whose timestamp is at or after the given one.
@@ -211,7 +228,9 @@ class Kafka:
         known = {p: seen.last_stable for p, seen in before.partitions.items() if seen.last_stable is not None}
         [found] = self._looks(topic, list(known), timestamp_ms)
         return {
-            p: known[p] if at.offset < 0 else min(at.offset, known[p]) for p, at in sorted(found.items()) if p in known
+            p: known[p] if at.offset == NO_SUCH_RECORD else min(at.offset, known[p])
+            for p, at in sorted(found.items())
+            if p in known
         }
 
     def read(
@@ -231,24 +250,39 @@ class Kafka:
         """
         from confluent_kafka import TopicPartition
 
-        wanted = {p: r for p, r in ranges.items() if len(r)}
-        if not wanted:
-            return
+        open_ = {p: r for p, r in ranges.items() if len(r)}
+        positions = {p: r.start for p, r in open_.items()}
         level = {} if committed else {"isolation.level": "read_uncommitted"}
-        consumer = self.reader(**level)
-        try:
-            consumer.assign([TopicPartition(topic, p, r.start) for p, r in wanted.items()])
-            yield from self._records(consumer, topic, dict(wanted), seconds)
-        finally:
-            consumer.close()
+        for waits, patience in self._fetch_waits(seconds):
+            if not open_:
+                return
+            consumer = self.reader(**waits, **level)
+            try:
+                consumer.assign([TopicPartition(topic, p, positions[p]) for p in open_])
+                yield from self._records(consumer, topic, open_, positions, patience)
+            finally:
+                consumer.close()
+        if open_:
+            raise self.away(f"{topic} gave nothing for {seconds:g} s")
 
-    def _records(self, consumer: Any, topic: str, open_: dict[int, OffsetRange], seconds: float) -> Iterator[Message]:
+    def _fetch_waits(self, seconds: float) -> list[tuple[Mapping[str, Any], float]]:
+        """How long the broker holds a fetch, and after how many seconds without a record the next wait is tried."""
+        if LONGEST_WAIT in self._config:
+            return [({}, seconds)]
+        # A range that ends with a marker ends only after a whole wait, so three of them fit into the patience.
+        longest = min(MOST_WAIT_MS, int(1000 * seconds / 3))
+        return [(WAITS, seconds / 2), ({LONGEST_WAIT: longest}, seconds)]
+
+    def _records(
+        self, consumer: Any, topic: str, open_: dict[int, OffsetRange], positions: dict[int, int], seconds: float
+    ) -> Iterator[Message]:
+        """Records of the ranges until all are read, or none came for so long; both mappings follow."""
         from confluent_kafka import KafkaError, TopicPartition
 
         while open_:
             message = consumer.poll(seconds)
             if message is None:
-                raise self.away(f"{topic} gave nothing for {seconds:g} s")
+                return
             error = message.error()
             if error and error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - the library's public name
                 raise _expired(message, open_)
@@ -259,22 +293,21 @@ class Kafka:
             partition = message.partition()
             if not error and partition in open_ and message.offset() in open_[partition]:
                 yield message
-            at = message.offset() + (0 if error else 1)
+            at = positions[partition] = message.offset() + (0 if error else 1)
             if partition in open_ and at >= open_[partition].end:
                 del open_[partition]
                 consumer.incremental_unassign([TopicPartition(topic, partition)])
 
     def _described(self, topic: str) -> tuple[str, dict[int, int | None]]:
         found = self.description(topic)
-        leaders = {p.id: p.leader.id if p.leader is not None else None for p in found.partitions}
-        return str(found.topic_id), dict(sorted(leaders.items()))
+        return str(found.topic_id), {p.id: leader_of(p) for p in sorted(found.partitions, key=lambda p: p.id)}
 
     def description(self, topic: str) -> TopicDescription:
         """ID, partitions, leaders and replicas of a topic.
 
         Raises:
             TopicAbsentError: there is no such topic; the nearest names are given.
-            DependencyAwayError: no broker answered in time.
+            DependencyAwayError: no broker answered in time, or the answer lacks the ID or a partition.
         """
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
@@ -290,6 +323,11 @@ class Kafka:
             raise self.away(error) from error
         finally:
             del admin
+        # A topic has an ID, and partitions from 0 on without a gap: an answer without them is none.
+        if str(found.topic_id) in {"", NO_TOPIC_ID} or not found.partitions:
+            raise self.away(f"the answer for topic {topic} has no topic ID or no partition")
+        if {p.id for p in found.partitions} != set(range(len(found.partitions))):
+            raise self.away(f"the answer for topic {topic} lacks partitions")
         return found
 
     def _absent(self, topic: str) -> TopicAbsentError:
@@ -307,7 +345,10 @@ class Kafka:
         admin = self.admin()
         try:
             asked = [self._ask(admin, topic, partitions, look) for look in looks]
-            return [self._answers(futures) for futures in asked]
+            return [
+                self._answers(futures, 0 if isinstance(look, Look) else NO_SUCH_RECORD)
+                for look, futures in zip(looks, asked, strict=True)
+            ]
         finally:
             del admin
 
@@ -333,13 +374,19 @@ class Kafka:
             del admin
         return found
 
-    def _answers(self, futures: Mapping[Any, Any]) -> dict[int, Any]:
+    def _answers(self, futures: Mapping[Any, Any], least: int) -> dict[int, Any]:
+        """The answers, without those for a partition that nobody leads.
+
+        While a leader is down, librdkafka also answers offset -1001 without an error.
+        """
         from confluent_kafka import KafkaError, KafkaException
 
         found: dict[int, Any] = {}
         for partition, future in futures.items():
             try:
-                found[partition.partition] = future.result(REQUEST_SECONDS + 1)
+                answer = future.result(REQUEST_SECONDS + 1)
+                if answer.offset >= least:
+                    found[partition.partition] = answer
             except KafkaException as error:
                 if error.args[0].code() not in _without_leader(KafkaError):
                     raise self.away(error) from error
@@ -395,6 +442,25 @@ class Kafka:
         )
 
 
+def leader_of(partition: Any) -> int | None:
+    """The broker that leads a described partition; None without one."""
+    leader = partition.leader
+    return None if leader is None or leader.id < 0 else int(leader.id)
+
+
+def _state(leader: int | None, start: Any, stable: Any, high: Any) -> PartitionState:
+    """A partition as these answers show it; nothing is known of one that lacks an answer, or whose answers disagree."""
+    if start is None or stable is None or high is None or start.offset > high.offset:
+        return PartitionState(None, None, None, leader)
+    return PartitionState(start.offset, stable.offset, high.offset, leader, _epoch(stable))
+
+
+def _epoch(answer: Any) -> int | None:
+    """The leader epoch of an answer; None where the broker did not name one, which is written -1."""
+    epoch = answer.leader_epoch
+    return None if epoch is None or epoch < 0 else int(epoch)
+
+
 # A consumer of ours is assigned, never subscribed, and never commits: Spark's commit is the only one (I12).
 READER: Mapping[str, Any] = MappingProxyType(
     {
@@ -407,7 +473,11 @@ READER: Mapping[str, Any] = MappingProxyType(
     }
 )
 # The broker holds a fetch at the log's end for 500 ms by default, and the end of a range often is there.
-WAITS: Mapping[str, Any] = MappingProxyType({"fetch.wait.max.ms": 10})
+LONGEST_WAIT = "fetch.wait.max.ms"
+WAITS: Mapping[str, Any] = MappingProxyType({LONGEST_WAIT: 10})
+# A broker 3.6 or 3.7 answers with nothing when a fetch of tiered records takes longer than the wait. So a reader that
+# got nothing waits longer.
+MOST_WAIT_MS = 5_000
 
 
 def _expired(message: Message, open_: Mapping[int, OffsetRange]) -> OffsetsExpiredError:

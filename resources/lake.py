@@ -12,14 +12,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.errors import LAKE, DependencyAwayError
+from highwater.errors import LAKE, DependencyAwayError, IncompleteReadError
 from highwater.proof import Proof
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
+
+READER: Mapping[str, str] = MappingProxyType(
+    {
+        # Spark without our session settings, such as a person's own OPTIMIZE, writes timestamps as INT96. By default
+        # DataFusion reads these as nanoseconds, which overflow outside of 1677 to 2262.
+        "datafusion.execution.parquet.coerce_int96": "us",
+        # deltalake takes a missing count of nulls in a Parquet footer for zero, so `IS NULL` finds no row of such a
+        # file (see `resources.spark.SESSION_CONF`). Files are still chosen by the statistics of Delta's log.
+        "datafusion.execution.parquet.pruning": "false",
+    }
+)
 
 
 class Lake:
@@ -210,7 +222,7 @@ def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
     """
     from deltalake import QueryBuilder
 
-    builder = QueryBuilder()
+    builder = QueryBuilder(dict(READER))
     for name, table in tables.items():
         builder = builder.register(name, table)
     return builder.execute(sql)
@@ -317,6 +329,51 @@ def rows_by_slice(table: DeltaTable, keys: Sequence[str]) -> dict[str, int]:
     where = f"proof IS NULL AND {slice_is_one_of(keys)}"
     found = query(table, f"SELECT slice, count(*) AS rows FROM t WHERE {where} GROUP BY slice")
     return {str(row["slice"]): int(str(row["rows"])) for row in found}
+
+
+def ensure_all_rows_seen(table: DeltaTable, keys: Sequence[str] | None = None) -> None:
+    """Validate that a filtered query sees all rows of slices, or of the table: only then does absence mean anything.
+
+    Raises:
+        IncompleteReadError: the query sees fewer rows than the table's log counts (I15).
+        DependencyAwayError: the storage could not be read.
+    """
+    where = "true" if keys is None else slice_is_one_of(keys)
+    rows = query(table, f"SELECT slice, count(*) AS n FROM t WHERE proof IS NULL AND {where} GROUP BY slice")
+    ensure_complete(table, {str(row["slice"]): int(row["n"]) for row in rows}, sizes(table, keys))
+
+
+def ensure_all_read(table: DeltaTable, seen: int) -> None:
+    """Compare the rows that a query saw of a plain table with the table's log, where that has statistics.
+
+    Raises:
+        IncompleteReadError: the query saw fewer.
+    """
+    counts = in_columns(table.get_add_actions(flatten=True))["num_records"].to_pylist()
+    logged = sum(count for count in counts if count is not None)
+    if seen < logged:
+        raise IncompleteReadError(
+            f"a read of {table.table_uri} did not return all rows",
+            stored=f"{logged:,} rows by the table's log",
+            found=f"{seen:,} rows",
+            remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
+        )
+
+
+def ensure_complete(table: DeltaTable, seen: Mapping[str, int], logged: Mapping[str, Size]) -> None:
+    """Compare the rows that a query saw of each slice with the table's log, where that has statistics.
+
+    Raises:
+        IncompleteReadError: the query saw fewer.
+    """
+    for key, size in logged.items():
+        if size.rows is not None and seen.get(key, 0) < size.rows:
+            raise IncompleteReadError(
+                f"a read of {table.table_uri} did not return all rows of {key}",
+                stored=f"{size.rows:,} rows by the table's log",
+                found=f"{seen.get(key, 0):,} rows",
+                remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
+            )
 
 
 def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.alerting import Alert
 from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
-from highwater.plans import Discard, Generation, Loss, Planned, Publication
+from highwater.plans import Discard, Generation, Loss, Planned, Publication, see_recordable
 from highwater.portions import portions
 from highwater.slices import Slice, SliceKey
 from resources import ledger_schema as schema
@@ -25,6 +26,7 @@ from resources.erasures import Erasures, restore
 from resources.given_up import GivenUps
 from resources.holds import Holds
 from resources.in_vain import InVains
+from resources.instances import Instances
 from resources.intents import Intents
 from resources.leases import Heartbeat, Lease, forget, held, leased
 from resources.ledger_rows import (
@@ -101,9 +103,13 @@ class Ledger:
             seen: the generation that the plans were made from; if the topic was planned or opened anew since, nothing
                 is stored.
 
+        Raises:
+            InconsistentRecordError: no topic can lose that.
+
         Returns:
             Whether they were stored; False if another planner was first, be it one of another stream (`last_of_other`).
         """
+        see_recordable([], losses, seen)
         try:
             with self._writing() as connection:
                 if seen is not None and not _move_on(connection, seen):
@@ -343,7 +349,11 @@ class Ledger:
             generation: the new one.
             losses: what is recorded as lost with it.
             seen: the generation before; if it was planned on since, nothing is stored.
+
+        Raises:
+            InconsistentRecordError: no topic can be like that.
         """
+        see_recordable([generation], losses, seen)
         try:
             with self._writing() as connection:
                 if seen is not None and not _move_on(connection, seen):
@@ -361,6 +371,7 @@ class Ledger:
             if not _move_on(connection, seen):
                 return False
             merged = {**seen.starts, **starts}
+            see_recordable([replace(seen, starts=merged)], [], None)
             connection.execute(update(table).where(_is(seen)).values(starts=starts_plain(merged)))
             return True
 
@@ -482,7 +493,9 @@ class Ledger:
 
         Raises:
             LeaseHeldError: somebody planned the stream meanwhile; nothing was written.
+            InconsistentRecordError: no topic can be like that.
         """
+        see_recordable(generations, losses, None)
         streams = {piece.key: piece.stream for piece in slices}
         try:
             with self._writing() as connection:
@@ -587,6 +600,13 @@ class Ledger:
     def in_vain(self) -> InVains:
         """The slices of all streams that runs leave undone again and again, and that are requested on."""
         return InVains(lambda: self._engine)
+
+    # Dagster instances
+
+    @property
+    def instances(self) -> Instances:
+        """The Dagster instances that work on the streams."""
+        return Instances(lambda: self._engine)
 
     # Paused tiers
 

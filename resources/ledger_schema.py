@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.portions import portions
 
-VERSION = 7
+VERSION = 8
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 _WRITES = "highwater_writes"
@@ -197,6 +197,41 @@ acceptances = sa.Table(
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("accepted_by", sa.String(249), nullable=False),
     sa.Column("accepted_at", Utc, nullable=False),
+)
+
+# A person's decision that a reason for rejects opens the breaker no more, in the slices of the main topic from one on.
+accepted_reasons = sa.Table(
+    "accepted_reasons",
+    metadata,
+    sa.Column("stream", sa.String(249), primary_key=True),
+    sa.Column("reason", sa.String(40), primary_key=True),
+    sa.Column("from_slice", sa.String(300), nullable=False),
+    sa.Column("from_ordinal", sa.BigInteger, nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    sa.Column("accepted_by", sa.String(249), nullable=False),
+    sa.Column("accepted_at", Utc, nullable=False),
+    sa.Column("revoked_by", sa.String(249)),
+    sa.Column("revoked_at", Utc),
+)
+
+# How many records of a judged slice were rejected for each reason that is not accepted.
+judged_reasons = sa.Table(
+    "judged_reasons",
+    metadata,
+    sa.Column("slice_key", sa.String(300), primary_key=True),
+    sa.Column("reason", sa.String(40), primary_key=True),
+    sa.Column("rejects", sa.BigInteger, nullable=False),
+)
+
+# Dagster instances whose sensors ticked for a stream.
+instances = sa.Table(
+    "instances",
+    metadata,
+    sa.Column("stream", sa.String(249), primary_key=True),
+    sa.Column("instance_id", sa.String(100), primary_key=True),
+    sa.Column("place", sa.Text, nullable=False),
+    sa.Column("first_seen", Utc, nullable=False),
+    sa.Column("last_seen", Utc, nullable=False),
 )
 
 holds = sa.Table(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
 from highwater.proof import user_metadata
-from resources.lake import in_one_line, open_table, query, slice_is_one_of
+from resources.lake import in_one_line, open_table, query, reading, slice_is_one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -185,6 +185,38 @@ def write_anew(path: str, schema: pa.Schema, portions: Iterable[Sequence[Mapping
         DeltaTable.create(path, schema, mode="overwrite", description=description)
         for rows in portions:
             write_deltalake(path, pa.Table.from_pylist([dict(row) for row in rows], schema), mode="append")
+
+
+def folders_with_files(root: str, folder: str) -> list[str]:
+    """The names of the folders in a folder that hold a file at any depth; none where that is not there.
+
+    Args:
+        root: of the lake, which is there.
+        folder: its path below the root.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import FileSelector, FileType, PyFileSystem
+
+    with reading(f"{root}/{folder}"):
+        selector = FileSelector(folder, allow_not_found=True, recursive=True)
+        found = PyFileSystem(DeltaStorageHandler(root)).get_file_info(selector)
+    files = (one.path for one in found if one.type == FileType.File)
+    return sorted({path.removeprefix(f"{folder}/").partition("/")[0] for path in files})
+
+
+def remove_folder(root: str, folder: str) -> None:
+    """Remove all files in a folder; its path is below the root.
+
+    Raises:
+        DependencyAwayError: the storage could not be written.
+    """
+    from deltalake.fs import DeltaStorageHandler
+
+    with storage(f"{root}/{folder}"):
+        DeltaStorageHandler(root).delete_dir(folder)
 
 
 def try_storage(root: str) -> None:

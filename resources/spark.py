@@ -18,6 +18,7 @@ from highwater.errors import (
     LAKE,
     DependencyAwayError,
     HighwaterError,
+    NothingFetchedError,
     OffsetsExpiredError,
     SupersededAttemptError,
     TopicTruncatedError,
@@ -40,13 +41,26 @@ STATIC_CONF: Mapping[str, str] = MappingProxyType(
 # Whether Spark plans the rest of a query anew behind each shuffle, which it does unless somebody set it up otherwise.
 ADAPTIVE = "spark.sql.adaptive.enabled"
 
+# As which type of Parquet Spark writes timestamps.
+TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
+
 # What may be set on a running session, so that a Connect server that others set up serves as well.
 SESSION_CONF: Mapping[str, str] = MappingProxyType(
     {
         # Event times and timestamps mean the same on every machine.
         "spark.sql.session.timeZone": "UTC",
+        # Spark's default is INT96. Most other readers take that for nanoseconds, which overflow in silence outside of
+        # 1677 to 2262.
+        TIMESTAMPS: "TIMESTAMP_MICROS",
+        # Times before 1900 as they are, not moved into the calendar of Spark 2, nor refused as by Spark 3.
+        "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+        "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
         # The rows of raw are counted by the statistics of its commits.
         "spark.databricks.delta.stats.collect": "true",
+        # Parquet leaves out the count of nulls where the least and the greatest value of a column have 4,096 bytes
+        # together, and deltalake takes a missing count for zero: `IS NULL` then finds no row of the file. So both are
+        # cut: 2 * 1,024 < 4,096.
+        "parquet.statistics.truncate.length": "1024",
         # What we have Spark hold is read once more and let go; packing it took longer than making it.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # The pages of Spark would show the secrets of Kafka's client in clear (I13). A password may hold any character
@@ -62,6 +76,7 @@ _DIVERGED = re.compile(r"HIGHWATER_DIVERGED: [a-z0-9 ]*")
 _SUPERSEDED = re.compile(r"HIGHWATER_SUPERSEDED[^\n]*")
 _CONFLICT = re.compile(r"Concurrent\w+Exception|DELTA_CONCURRENT_\w+|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED")
 _EXPIRED = re.compile(r"OffsetOutOfRange|data may have been lost|KAFKA_DATA_LOSS|Cannot fetch offset")
+_NOTHING_FETCHED = re.compile(r"Cannot fetch record for offset")
 _SPARK_AWAY = re.compile(
     r"StatusCode\.UNAVAILABLE|Connection refused|failed to connect|Socket closed|Connection reset"
     r"|INVALID_HANDLE\.|RETRIES_EXCEEDED|SESSION_NOT_FOUND|SESSION_CLOSED|OPERATION_NOT_FOUND|Stream removed"
@@ -202,6 +217,13 @@ def translated(what: str, text: str) -> HighwaterError | None:
             f"Kafka no longer holds all offsets of {what}",
             found=_line_with(text, found),
             remedy="highwater status names the partition and the command that records the loss",
+        )
+    if found := _NOTHING_FETCHED.search(text):
+        return NothingFetchedError(
+            f"Kafka gave Spark nothing at {what}",
+            found=_line_with(text, found),
+            remedy="see that the broker answers; with tiered storage raise fetch.wait.max.ms in HIGHWATER_KAFKA_CONFIG",
+            of=KAFKA,
         )
     return _away(what, text)
 

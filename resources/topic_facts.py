@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from highwater.topic_rules import Setting, TopicFacts, together
+from resources.kafka import leader_of
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka
@@ -35,14 +36,14 @@ def topic_facts(
 
     partitions = kafka.description(topic).partitions
     brokers = sorted(_brokers(kafka))
-    holders = {broker.id for p in partitions for broker in p.replicas}
+    holders = {broker.id for p in partitions for broker in p.replicas if broker.id >= 0}
     return TopicFacts(
         topic=topic,
         bootstrap=kafka.bootstrap,
         brokers=len(holders.union(brokers)),
         replicas={p.id: len(p.replicas) for p in partitions},
         in_sync={p.id: len(p.isr) for p in partitions},
-        leaderless=frozenset(p.id for p in partitions if p.leader is None),
+        leaderless=frozenset(p.id for p in partitions if leader_of(p) is None),
         settings=topic_settings(kafka, topic),
         broker_settings=together({one: _settings(kafka, ResourceType.BROKER, str(one)) for one in brokers}),
         oldest_unread=oldest_unread,
@@ -109,5 +110,5 @@ def _settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | Non
     return {
         name: Setting(str(entry.value), sources.get(int(entry.source), str(entry.source)))
         for name, entry in entries.items()
-        if not entry.is_sensitive
+        if not entry.is_sensitive and entry.value is not None
     }

@@ -90,16 +90,19 @@ class Transactions:
 
     Args:
         kafka: the cluster.
-        name: names the transactions, and the group of the mark; who opens the same name fences who had it.
+        name: names the transactions; who opens the same name fences who had it.
         topic: the mark stands at partition 0 of this topic, which must exist.
         most_bytes: the least `max.message.bytes` of the topics that are sent to: brokers hold whole batches against it.
+        group: the consumer group of the mark; it has the name of the transactions if left out.
 
     Raises:
         DependencyAwayError: no broker answered in time.
         ConfigurationError: the broker forbids it, or the client refuses its configuration.
     """
 
-    def __init__(self, kafka: Kafka, name: str, topic: str, *, most_bytes: int = LARGEST_BATCH) -> None:
+    def __init__(
+        self, kafka: Kafka, name: str, topic: str, *, most_bytes: int = LARGEST_BATCH, group: str | None = None
+    ) -> None:
         self._kafka = kafka
         self._name = name
         self._topic = topic
@@ -109,7 +112,7 @@ class Transactions:
         self._last: Mark | None = None
         self._meanwhile: Callable[[], object] = _nothing
         # Only names the group: it is never assigned anything.
-        self._group = kafka.reader(**{"group.id": name})
+        self._group = kafka.reader(**{"group.id": group or name})
 
     def _anew(self, *, tells: bool) -> Producer:
         """A producer, which reports what was refused if it tells.

@@ -31,10 +31,12 @@ TO_BE_MADE = "one that is given when it is made"
 
 
 def state_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> TopicState:
-    """What a topic holds now that slices are cut from.
+    """What a topic of the stream holds now.
+
+    A broker that has just started may not know a topic yet: a topic is called gone after two looks.
 
     Raises:
-        TopicVanishedError: it was planned, and is not there any more.
+        TopicVanishedError: it was planned, or published to, and is not there any more.
         TopicAbsentError: it is not there, and never was as far as the ledger knows.
         DependencyAwayError: Kafka or the ledger is away.
     """
@@ -44,7 +46,21 @@ def state_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> TopicS
         gone = vanished(ledger, stream, topic, error)
         if gone is None:
             raise
+        if (again := look_if_there(kafka, topic)) is not None:
+            return again
         raise gone from None
+
+
+def look_if_there(kafka: Kafka, topic: str) -> TopicState | None:
+    """Look again at a topic that was absent a moment ago; None if it is absent still.
+
+    Raises:
+        DependencyAwayError: no broker answered in time.
+    """
+    try:
+        return kafka.look_again(topic)
+    except TopicAbsentError:
+        return None
 
 
 def vanished(
@@ -104,8 +120,8 @@ def _parked(stream: Stream) -> TopicVanishedError:
 def parked_lost(kafka: Kafka, stream: Stream, waiting: int) -> OffsetsExpiredError | None:
     """The error that it is that the parked topic holds less than waits there.
 
-    That its log begins behind 0 alone is none: records of an erased key may be deleted there, and a topic that lost
-    some stays so when they are taken back.
+    Two looks must agree on it. That its log begins behind 0 alone is none: records of an erased key may be deleted
+    there, and a topic that lost some stays so when they are taken back.
 
     Args:
         kafka: is asked for the topic.
@@ -116,8 +132,12 @@ def parked_lost(kafka: Kafka, stream: Stream, waiting: int) -> OffsetsExpiredErr
         TopicAbsentError: it is not there.
         DependencyAwayError: no broker answered in time.
     """
-    topic = stream.parked_topic
-    seen = kafka.topic_state(topic).partitions
+    found = _parked_lost(stream, kafka.topic_state(stream.parked_topic), waiting)
+    return found and _parked_lost(stream, kafka.look_again(stream.parked_topic), waiting)
+
+
+def _parked_lost(stream: Stream, state: TopicState, waiting: int) -> OffsetsExpiredError | None:
+    topic, seen = state.topic, state.partitions
     spans = {
         p: (one.log_start, one.high_watermark)
         for p, one in sorted(seen.items())

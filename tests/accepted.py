@@ -23,7 +23,7 @@ from highwater.slices import OffsetRange, Slice
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
-from tests.support import make_stream, order
+from tests.support import make_stream, order, with_milliseconds
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -119,9 +119,9 @@ class Log:
         self.breaks: str | None = None
         self.commits = 0
 
-    def __call__(self, kafka: object, name: str, topic: str, *, most_bytes: int = 0) -> Log:
+    def __call__(self, kafka: object, name: str, topic: str, *, most_bytes: int = 0, group: str | None = None) -> Log:
         del kafka, topic, most_bytes
-        self.name = name
+        self.name = group or name
         return self
 
     def __enter__(self) -> Self:
@@ -226,7 +226,7 @@ class Tables:
 
         kinds = schema_of(columns)
         names = set(kinds.names)
-        kept = [{name: value for name, value in row.items() if name in names} for row in rows]
+        kept = [{name: value for name, value in row.items() if name in names} for row in with_milliseconds(rows)]
         made = pa.Table.from_pylist([*kept, {"slice": piece.key, "proof": proof.to_json()}], kinds)
         path = self.lake.path("orders", table)
         where = f"slice = '{piece.key}'" if self.lake.table("orders", table) is not None else None

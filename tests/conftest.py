@@ -9,8 +9,7 @@ import os
 import re
 import signal
 import uuid
-from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from hypothesis import settings as hypothesis
 
 from dev import processes
 from highwater import settings
-from tests.records import of_records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,13 +70,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = ordered + others
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Of a test that is marked so, what is asserted tells of records."""
-    with of_records() if pyfuncitem.get_closest_marker("records") else nullcontext():
-        return (yield)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _no_configuration_of_the_machine() -> Iterator[None]:
     """What a person's shell names (`source .highwater/env`) must not be written to by tests."""
@@ -103,6 +94,12 @@ def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if "bench" in request.fixturenames:
         for module in ("kafka", "groups", "topic_facts", "dlq_topics", "permissions"):
             monkeypatch.setattr(f"resources.{module}.REQUEST_SECONDS", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def _second_look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two looks at a topic follow each other at once: seconds in between would add minutes to the tests of losses."""
+    monkeypatch.setattr("resources.kafka.LOOKS_APART", 0.05)
 
 
 @pytest.fixture
@@ -180,6 +177,22 @@ def create_topic(bootstrap: str, name: str, partitions: int, config: dict[str, s
         return len(found) == partitions and all(p.leader >= 0 for p in found.values())
 
     wait_until(led, 30, f"a leader for each partition of {name}")
+
+
+def grow(bootstrap: str, name: str, partitions: int) -> None:
+    """Add partitions to a topic until it has so many, and wait until each has a leader."""
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    from dev.processes import wait_until
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_partitions([NewPartitions(name, partitions)])[name].result(30)
+
+    def led() -> bool:
+        found = admin.list_topics(name, timeout=60).topics[name].partitions
+        return len(found) == partitions and all(p.leader >= 0 for p in found.values())
+
+    wait_until(led, 30, f"the new partitions of {name}")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -171,9 +171,9 @@ def _arm(task: Task) -> None:
         _slow_fetches(seconds=3)
         _patch_commit(table, lambda path, send: _read_watched(task, path, send))
     elif point == "files":
-        _patch_commit(table, lambda path, send: _while_watched(lambda: _files_without_log(task, path), send))
+        _patch_commit(table, lambda path, send: _while_watched(_files_without_log(task, path), send))
     elif point == "logged" and task.victim == "server":
-        _patch_commit(table, lambda path, send: _while_watched(lambda: _log_without_answer(task, path), send))
+        _patch_commit(table, lambda path, send: _while_watched(_log_without_answer(task, path), send))
     elif point == "logged":
         _patch_commit(table, lambda path, send: _after_answer(task, path, send))
     else:
@@ -189,8 +189,7 @@ def _arm(task: Task) -> None:
 def _read_watched(task: Task, table: Path, send: Send) -> int:
     """A busy page answers its first question late, so it is asked while nothing is read yet."""
     assert _reading(task) == []
-    before = data_of(table)
-    return _while_watched(lambda: _while_reading(task, table, before), send)
+    return _while_watched(_while_reading(task, table), send)
 
 
 def _slow_fetches(seconds: int) -> None:
@@ -201,7 +200,9 @@ def _slow_fetches(seconds: int) -> None:
     Kafka.spark_options = lambda self: {**options(self), **never_there}  # type: ignore[method-assign]
 
 
-def _while_reading(task: Task, table: Path, before: set[Path]) -> None:
+def _while_reading(task: Task, table: Path) -> Iterator[None]:
+    before = data_of(table)
+    yield
     found: list[str] = []
 
     def reads() -> bool:
@@ -298,9 +299,10 @@ def _patch_merge(around: Callable[[Path, Send], int]) -> None:
     vars(commit_log)["commit"] = patched
 
 
-def _while_watched(watch: Callable[[], None], send: Send) -> int:
-    threading.Thread(target=watch, daemon=True).start()
-    time.sleep(0.05)  # the watcher has to have seen what was there before
+def _while_watched(watch: Iterator[None], send: Send) -> int:
+    """Commit while a watcher waits, which has seen by its first step what was there before."""
+    next(watch, None)
+    threading.Thread(target=lambda: next(watch, None), daemon=True).start()
     return send()
 
 
@@ -328,8 +330,9 @@ def _ends_well(file: Path) -> bool:
         return opened.read() == b"PAR1"
 
 
-def _files_without_log(task: Task, table: Path) -> None:
+def _files_without_log(task: Task, table: Path) -> Iterator[None]:
     log, files = log_of(table), files_of(table)
+    yield
     _wait(lambda: files_of(table) - files)
     _hold(task)
     new = sorted(file.name for file in files_of(table) - files)
@@ -350,8 +353,9 @@ def _hold(task: Task) -> None:
         time.sleep(0.1)
 
 
-def _log_without_answer(task: Task, table: Path) -> None:
+def _log_without_answer(task: Task, table: Path) -> Iterator[None]:
     log = log_of(table)
+    yield
     _wait(lambda: log_of(table) != log)
     _die(task, log=log_of(table))
 

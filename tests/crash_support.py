@@ -152,7 +152,7 @@ class Deployment:
 
         def ends(isolation: IsolationLevel) -> list[int]:
             answers = admin.list_offsets(asked, isolation_level=isolation).values()
-            return [answer.result(10).offset for answer in answers]
+            return [answer.result(60).offset for answer in answers]
 
         return ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED)
 

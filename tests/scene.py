@@ -20,7 +20,6 @@ from orchestration.cli.main import main
 from orchestration.sensing.planning import Planner, Tick
 from resources.kafka import Kafka
 from resources.ledger import Ledger
-from tests.records import of_records
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -127,7 +126,6 @@ class Scene:
         }
         return CliRunner().invoke(main, ["--declarations", str(declarations), *arguments], env=environment)
 
-    @of_records()
     def see_each_once(self, *expected: set[tuple[int, int, int]]) -> None:
         """See that exactly these offsets are planned, each once."""
         assert self.count() == Counter(set().union(*expected))

@@ -66,6 +66,7 @@ class Message:
     value: bytes | None
     partition: int = 0
     headers: list[tuple[str, str | bytes | None]] = field(default_factory=list)
+    timestamp: int | None = None
 
 
 def order_message(order_id: str, version: int, partition: int = 0, **changes: object) -> Message:
@@ -86,6 +87,8 @@ def send(bootstrap: str, topic: str, messages: Iterable[Message]) -> None:
             value=message.value,
             partition=message.partition,
             headers=list(message.headers),
+            # 0 is "now" to the client.
+            timestamp=message.timestamp or 0,
             on_delivery=lambda error, _: failed.append(error) if error else None,
         )
         producer.poll(0)
@@ -100,6 +103,15 @@ def customers(lake: Lake, known: Sequence[str] = ("c1",)) -> None:
 
     table = pa.table({"customer_id": list(known), "region": ["north"] * len(known)})
     write_deltalake(lake.reference("reference/customers"), table, mode="overwrite")
+
+
+class SilentKafka:
+    """A cluster that gives no answer: what is asked of it beside the matter of a test stays unknown."""
+
+    def admin(self) -> Any:
+        raise DependencyAwayError("nobody answers", remedy="wait")
+
+    topics = admin
 
 
 @dataclass
@@ -186,6 +198,17 @@ def make_bench(topic: str, bootstrap: str, spark: SparkSession, home: Path) -> B
     return Bench(make_stream(topic), spark, lake, ledger, Kafka(bootstrap, {}), bootstrap)
 
 
+def with_milliseconds(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of raw, or of what is made of it, with the numbers of their times."""
+    rows = [*rows]
+    begin, names = datetime(1970, 1, 1, tzinfo=UTC), ("timestamp", "origin_timestamp")
+    numbers = [
+        {f"{name}_ms": (row[name] - begin) // timedelta(milliseconds=1) for name in names if row.get(name) is not None}
+        for row in rows
+    ]
+    return [{**of, **row} for of, row in zip(numbers, rows, strict=True)]
+
+
 def read_rows(path: str, where: str | None = None) -> list[dict[str, Any]]:
     """Rows of a Delta table, by a reader that shares no code with the pipeline."""
     import pyarrow as pa
@@ -218,9 +241,9 @@ def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes 
     found: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
     ended: set[int] = set()
     while len(ended) < len(partitions):
-        message = consumer.poll(10)
+        message = consumer.poll(60)
         if message is None:
-            raise TimeoutError("the topic did not end within 10 s")
+            raise TimeoutError("the topic did not end within 60 s")
         if message.error():
             ended.add(message.partition() or 0)
         else:
@@ -236,7 +259,7 @@ def committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:
     from resources.groups import held
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # one that is let go of drops the request under way
-    listed = admin.list_consumer_groups().result(10)
+    listed = admin.list_consumer_groups().result(60)
     assert not listed.errors
     places = [(topic, number) for number in kafka.topic_state(topic).partitions]
     found = {group.group_id: held(kafka, group.group_id, places) for group in listed.valid}
@@ -310,7 +333,7 @@ def _run_child(module: str, task: dict[str, Any]) -> None:
 
 
 def _ended(child: BaseProcess) -> int | None:
-    child.join(120)
+    child.join(600)
     return child.exitcode
 
 
@@ -322,22 +345,28 @@ def _state(pid: int) -> str:
 PAGE_SECONDS = 60.0
 
 
-# A list of which an entry goes while it is made, since a query of another worker came, is answered by 404.
-PAGE_TRIES = 5
+# Tells a wait that ends by itself from one that never does, on a machine that stands still for seconds.
+BOUNDED = 60.0
 
 
 def rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:
-    """What Spark's REST interface says below `path`."""
-    found: list[dict[str, Any]] = []
-    for tries in range(1, PAGE_TRIES + 1):
+    """What Spark's REST interface says below `path`.
+
+    A list that loses an entry while it is made, since a query of another worker came, is answered by 404.
+    """
+    found: list[list[dict[str, Any]]] = []
+
+    def answered() -> bool:
         try:
             with urllib.request.urlopen(f"{server.ui_url}/api/v1/{path}", timeout=PAGE_SECONDS) as answer:
-                found = json.load(answer)
-                break
+                found.append(json.load(answer))
         except urllib.error.HTTPError as error:
-            if error.code != HTTPStatus.NOT_FOUND or tries == PAGE_TRIES:
+            if error.code != HTTPStatus.NOT_FOUND:
                 raise
-    return found
+        return bool(found)
+
+    wait_until(answered, PAGE_SECONDS, f"Spark's page {path}")
+    return found[0]
 
 
 def jobs_tagged(server: SparkConnect, mark: str, *, status: str = "") -> list[dict[str, Any]]:

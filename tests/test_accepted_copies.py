@@ -191,7 +191,6 @@ def told(records: list[Sent]) -> list[tuple[int, str | None, str | None]]:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_what_was_sent_is_kept_under_the_new_slices_and_the_rest_follows(tables: Tables, log: Log, anew: Anew) -> None:
     """Other slices, and among their events one that had been rejected, one that changed, and new ones."""
     first = tables.plan(0, p0=(0, 3), p1=(0, 2)), tables.plan(1, p0=(3, 5))
@@ -220,7 +219,6 @@ def test_what_was_sent_is_kept_under_the_new_slices_and_the_rest_follows(tables:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
     tables: Tables, log: Log, anew: Anew
 ) -> None:
@@ -250,7 +248,6 @@ def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(tables: Tables, log: Log, anew: Anew) -> None:
     first = tables.plan(0, p0=(0, 3))
     tables.decide(first, orders(0, 0, 3))
@@ -274,7 +271,6 @@ def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(tables: Tables,
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.records
 def test_a_decision_rejects_nothing_that_had_been_sent(bench: Bench) -> None:
     """It is seen before the decision is committed: its reject would be on its way to a tier."""
     topic = bench.stream.topic
@@ -298,7 +294,6 @@ def test_a_decision_rejects_nothing_that_had_been_sent(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log: Log, anew: Anew) -> None:
     """The copy stands in an earlier slice now, and is published before the event that had been sent."""
     first, second = tables.plan(0, p0=(0, 1)), tables.plan(1, p1=(0, 1))
@@ -317,7 +312,6 @@ def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log
 
 
 @pytest.mark.slow
-@pytest.mark.records
 @pytest.mark.parametrize("point", ["handed over 1", "before 2", "committed 2"])
 def test_a_batch_that_breaks_off_among_what_had_been_sent(
     point: str, tables: Tables, log: Log, anew: Anew, monkeypatch: pytest.MonkeyPatch
@@ -342,7 +336,6 @@ def test_a_batch_that_breaks_off_among_what_had_been_sent(
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log: Log, anew: Anew) -> None:
     """Without that, no run would go on; and a number of a batch is never given twice."""
     name = f"highwater.pub.{TARGET}"
@@ -363,7 +356,6 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, anew: Anew) -> None:
     first = tables.plan(0, p0=(0, 3))
     tables.decide(first, orders(0, 0, 3))
@@ -379,7 +371,6 @@ def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, anew: 
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_a_table_published_that_was_not_lost_is_not_begun_over(tables: Tables, log: Log, tmp_path: Path) -> None:
     del log
     piece = tables.plan(0, p0=(0, 3))

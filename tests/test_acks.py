@@ -61,7 +61,7 @@ def begin(cluster: EmbeddedCluster, topic: str, acks: str) -> Producer:
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": acks, "linger.ms": 0, "log_level": 0})
-    producer.list_topics(topic, timeout=10)  # so that it knows the leader
+    producer.list_topics(topic, timeout=60)  # so that it knows the leader
     producer.produce(topic, b"first", partition=0)
     assert producer.flush(30) == 0
     wait_until(lambda: values(cluster, topic) == [b"first"], 30, "the first record")
@@ -119,7 +119,7 @@ def test_acks_1_lose_what_no_follower_had_when_the_leader_dies(cluster: Embedded
     producer = begin(cluster, "one", "1")
     send_signal(follower, signal.SIGSTOP)
     time.sleep(FETCH_SECONDS)
-    delivered = reported_delivered(producer, "one", seconds=2)
+    delivered = reported_delivered(producer, "one", seconds=30)
     leader.kill()
     send_signal(follower, signal.SIGCONT)
     wait_until(lambda: leads(cluster, "one") == follower.node.id, 60, "the election")
@@ -212,7 +212,7 @@ def leads(cluster: EmbeddedCluster, topic: str) -> int:
 
 
 def described(cluster: EmbeddedCluster, topic: str) -> PartitionMetadata:
-    return admin(cluster).list_topics(topic, timeout=5).topics[topic].partitions[0]
+    return admin(cluster).list_topics(topic, timeout=60).topics[topic].partitions[0]
 
 
 def admin(cluster: EmbeddedCluster) -> AdminClient:

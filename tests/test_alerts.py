@@ -300,7 +300,7 @@ def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: py
     ledger, away = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), Kafka(f"{LOOPBACK}:{free_port()}")
     lake: Any = None
     lines: list[str] = []
-    assert list(alerts._measured(ledger, away, lake, STREAM, lines)) == []
+    assert list(alerts._measured(ledger, away, lake, STREAM, lines, [])) == []
     assert [line.startswith("orders: not measured: ") for line in lines] == [True, True]
 
 
@@ -356,7 +356,7 @@ def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(alerts, "MEASURES", of_lake)
             lines: list[str] = []
-            found = [*alerts._measured(written.ledger, away, written.lake, STREAM, lines)]
+            found = [*alerts._measured(written.ledger, away, written.lake, STREAM, lines, [])]
         heard.extend(after({}, found, NOW).values())
         return lines
 

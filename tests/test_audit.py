@@ -84,7 +84,8 @@ class Written:
         numbers += ["version", "amount"]
         # What is asked of raw's keys.
         numbers += ["generation", "partition", "offset"]
-        times += ["event_time", "origin_timestamp"]
+        times += ["event_time"]
+        numbers += ["origin_timestamp_ms"]
         kinds = [(texts, pa.string()), (numbers, pa.int64()), (times, pa.timestamp("us", "UTC"))]
         schema = pa.schema([(name, kind) for names, kind in kinds for name in names])
         if self.current or self.rows["current"]:
@@ -320,7 +321,7 @@ def test_the_command_and_the_job_tell_the_same(
         "order_id": "o1",
         "version": 2,
         "status": "paid",
-        "origin_timestamp": NOW,
+        "origin_timestamp_ms": round(NOW.timestamp() * 1000),
         "event_time": NOW,
     }
     backward = {**forward, "version": 1, "status": "placed", "event_time": NOW + timedelta(hours=1)}

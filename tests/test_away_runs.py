@@ -20,7 +20,6 @@ from dev.processes import LOOPBACK, free_port
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
 from resources.spark_tables import replace_slices
-from tests.records import of_records
 from tests.support import Bench, Message, order_message, quick, read_topic
 from tests.test_breaker_runs import Runs, configure, failure
 
@@ -130,10 +129,9 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
             fails("dlq", "did not answer", settings.KAFKA_BOOTSTRAP)
         assert runs.run([piece.key], "dlq", "current").success
     sent = read_topic(bench.bootstrap, bench.stream.topic)
-    with of_records():
-        assert {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in bench.rows("raw")} == sent
-        assert {row["key"] for row in bench.rows("events")} == {f"o{n}" for n in range(9)}
-        assert sorted(row["reason"] for row in bench.rows("rejects")) == ["malformed", "unresolved"]
-        for topic in (bench.stream.parked_topic, bench.stream.tier_topics[0]):
-            assert len(read_topic(bench.bootstrap, topic)) == 1
+    assert {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in bench.rows("raw")} == sent
+    assert {row["key"] for row in bench.rows("events")} == {f"o{n}" for n in range(9)}
+    assert sorted(row["reason"] for row in bench.rows("rejects")) == ["malformed", "unresolved"]
+    for topic in (bench.stream.parked_topic, bench.stream.tier_topics[0]):
+        assert len(read_topic(bench.bootstrap, topic)) == 1
     assert bench.failing() == {}

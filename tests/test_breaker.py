@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from assets.admission import see_admitted, see_within_limit
 from assets.commit import Standing
 from assets.work import Work
 from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
-from highwater.declaration import Breaker, Stream
+from highwater.declaration import Breaker, OnReject, Stream
 from highwater.errors import (
     BreakerOpenError,
     ConfigurationError,
@@ -46,12 +47,12 @@ from orchestration.telling import alerts
 from orchestration.telling.plan_status import stream_status
 from resources import breakers
 from resources import ledger_schema as schema
-from resources.breakers import Acceptance, Judgement
+from resources.breakers import Acceptance, AcceptedReason, Judgement
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.commits import commit_current
-from tests.support import make_stream
+from tests.support import SilentKafka, make_stream
 from tests.test_audit import a_slice
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -610,7 +611,9 @@ class Repairing:
         self.ledger.add(slices)
         instance.add_dynamic_partitions("orders_slices", [piece.key for piece in slices])
         self.resources = SimpleNamespace(
-            ledger=SimpleNamespace(open=lambda: self.ledger), lake=SimpleNamespace(open=lambda: self.lake)
+            ledger=SimpleNamespace(open=lambda: self.ledger),
+            lake=SimpleNamespace(open=lambda: self.lake),
+            kafka=SimpleNamespace(open=SilentKafka),
         )
 
     def fail_often(self, key: str) -> None:
@@ -777,6 +780,168 @@ def test_a_person_lets_a_slice_through_under_a_name(ledger: Ledger, url: str, wo
         ONE.key: ("ann", "test data"),
         TWO.key: ("ann", "test data"),
     }
+
+
+def split(key: str, raw: int, **reasons: int) -> dict[str, dict[str, int]]:
+    """The numbers of a split of one slice."""
+    by_reason = {f"rejects_{reason}": count for reason, count in reasons.items()}
+    return {key: {"raw": raw, "rejects": sum(reasons.values()), **by_reason}}
+
+
+def accept(ledger: Ledger, *reasons: str, from_slice: str = TWO.key, **asked: Any) -> list[str]:
+    from orchestration.operating.accepting_rejects import AskedReasons, accept_reasons
+
+    lines: list[str] = []
+    given = {"from_slice": from_slice, "sure": True, "by": "ann", "because": "foreign keys", **asked}
+    accept_reasons(ledger, STREAM, AskedReasons(reasons, **given), NOON, lines.append)
+    return lines
+
+
+def test_an_accepted_reason_opens_the_breaker_no_more_and_others_do(ledger: Ledger, work: Callable[..., Work]) -> None:
+    """Each slice of a stream that nobody could mend needed a person, and a probe that was refused again."""
+    ledger.add([ONE, TWO, THREE, FOUR])
+    accept(ledger, "malformed")
+    see_within_limit(work(TWO), [TWO], {}, split(TWO.key, 200, malformed=200))
+    see_within_limit(work(THREE), [THREE], {}, split(THREE.key, 300, malformed=200, invalid=10))
+    assert ledger.breakers.circuit("orders").closed
+    with pytest.raises(RejectsOverLimitError, match="60 of 100 records of orders@0000004") as raised:
+        see_within_limit(work(FOUR), [FOUR], {}, split(FOUR.key, 1_100, malformed=1_000, invalid=60))
+    assert "records rejected for malformed do not count" in str(raised.value)
+    assert ledger.breakers.circuit("orders").state == "open"
+    # The slice before the first accepted one is judged as before.
+    with pytest.raises(RejectsOverLimitError, match="200 of 200 records of orders@0000001"):
+        see_within_limit(work(ONE), [ONE], {}, split(ONE.key, 200, malformed=200))
+
+
+def test_of_a_slice_that_is_materialised_again_new_rejects_of_other_reasons_count(
+    ledger: Ledger, work: Callable[..., Work]
+) -> None:
+    ledger.add([TWO])
+    accept(ledger, "malformed")
+    before = {TWO.key: Proof(TWO, 1, 0, {"rejects": 150, "rejects_malformed": 100, "rejects_invalid": 50})}
+    see_within_limit(work(TWO), [TWO], before, split(TWO.key, 300, malformed=150, invalid=124))
+    with pytest.raises(RejectsOverLimitError, match="75 of 150 records"):
+        see_within_limit(work(TWO), [TWO], before, split(TWO.key, 300, malformed=150, invalid=125))
+
+
+def test_a_revoked_reason_opens_the_breaker_again(ledger: Ledger, work: Callable[..., Work]) -> None:
+    ledger.add([TWO, THREE])
+    accept(ledger, "malformed")
+    assert accept(ledger, "malformed", revoke=True, from_slice="", by="bob")[-1] == "malformed: revoked"
+    assert accept(ledger, "malformed", revoke=True, from_slice="")[-1] == "malformed: it was not accepted"
+    with pytest.raises(RejectsOverLimitError):
+        see_within_limit(work(THREE), [THREE], {}, split(THREE.key, 200, malformed=200))
+    accept(ledger, "malformed", by="cat")
+    assert ledger.breakers.accepted_reasons("orders")["malformed"].accepted_by == "cat"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work: Callable[..., Work]) -> None:
+    """Status and alert named a command for each slice, and the alert ended with each probe that was sound."""
+    from dev.processes import LOOPBACK, free_port
+
+    nothing: Any = None
+    slices = [a_slice(n, 200) for n in range(1, 41)]
+    ledger.add(slices)
+    command = "highwater accept-rejects orders --reason malformed --from orders@0000001"
+
+    def breaker() -> Any:
+        return alerts._breaker(alerts.Asked(ledger, nothing, nothing, STREAM))
+
+    for piece in slices:
+        with pytest.raises(RejectsOverLimitError):
+            see_within_limit(work(piece), [piece], {}, split(piece.key, 200, malformed=150, invalid=20))
+    found = breaker()
+    assert (found.what, found.over) == ("circuit breaker", True)
+    assert "40 slices are refused" in found.value
+    assert f"{command} accepts all of them" in found.remedy
+    ledger.breakers.settle("orders", (), lambda *_: (Circuit(since=NOON), ()))
+    assert breaker().over, "a probe that is sound mends none of those that are refused"
+
+    status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
+    lines = [line for line in status.lines if "refuse" in line]
+    assert len(lines) == 7, "five slices, how many more there are, and the command for all"
+    assert lines[-1].endswith(command)
+    assert len(status.to_plain()["refused"]) == 40
+
+    ledger.breakers.settle("orders", (), lambda *_: (replace(OPEN, until=NOON + minutes(30), lost=5), ()))
+    accept(ledger, "malformed", from_slice="orders@0000001")
+    assert ledger.breakers.circuit("orders").takes_probe(NOON), "the cool-down of before ends"
+    for piece in slices:
+        see_within_limit(work(piece), [piece], {}, split(piece.key, 200, malformed=150, invalid=20))
+    ledger.breakers.settle("orders", (), lambda *_: (Circuit(since=NOON), ()))
+    assert not breaker().over
+    status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
+    [line] = [line for line in status.lines if "are accepted" in line]
+    assert "rejects for malformed are accepted from orders@0000001 on, by ann at 2026-03-01 12:00 UTC: foreign" in line
+    assert "--reason malformed --revoke ends that" in line
+    assert status.to_plain()["accepted_reasons"][0]["because"] == "foreign keys"
+
+
+def _judged(judged: Judgement, circuit: Circuit, _: object) -> tuple[Circuit, list[Judgement]]:
+    return circuit, [judged]
+
+
+def test_a_slice_that_was_given_up_is_requested_when_its_reason_is_accepted(repairing: Repairing) -> None:
+    for refused in (ONE, TWO):
+        repairing.fail_often(refused.key)
+        judged = Judgement(refused.key, "orders", "run", NOON, 200, 200, refused=True, reasons={"malformed": 200})
+        repairing.ledger.breakers.settle("orders", (), partial(_judged, judged))
+    assert repairing.tick()[0] == [([THREE.key, FOUR.key], False, "repair")]
+    accepted = AcceptedReason("malformed", TWO.key, TWO.ordinal, "", "ann", datetime.now(UTC) + timedelta(seconds=1))
+    repairing.ledger.breakers.accept_reason("orders", accepted)
+    asked = sorted(keys for keys, _, _ in repairing.tick()[0])
+    assert asked == [[TWO.key], [THREE.key, FOUR.key]], "the first one comes before the slice that was named"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "asked", "told"),
+    [
+        (["mangled"], {}, "rejects for mangled cannot be accepted"),
+        (["unresolved"], {}, "rejects for unresolved cannot be accepted"),
+        (["malformed"], {"from_slice": ""}, "no first slice is named"),
+        (["malformed"], {"from_slice": RETRIED.key}, "is no slice of orders"),
+        (["malformed"], {"from_slice": "orders@0000099"}, "orders@0000099"),
+        (["malformed"], {"by": ""}, "nobody is named"),
+    ],
+)
+def test_a_reason_that_cannot_be_accepted_is_refused(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, reasons: list[str], asked: dict[str, Any], told: str
+) -> None:
+    """`unresolved` holds slices here: these wait whatever the breaker does."""
+    holding = {"malformed": OnReject.PARK, "invalid": OnReject.PARK, "unresolved": OnReject.HOLD}
+    monkeypatch.setattr("tests.test_breaker.STREAM", replace(STREAM, on_reject=holding))
+    ledger.add([TWO, RETRIED])
+    with pytest.raises((ConfigurationError, UnknownSliceError), match=told):
+        accept(ledger, *reasons, **asked)
+    assert ledger.breakers.accepted_reasons("orders") == {}
+
+
+def test_command_and_job_accept_a_reason_for_a_stream(
+    ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.add([ONE])
+    monkeypatch.setenv("HIGHWATER_LEDGER_URL", url)
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(main, ["accept-rejects", *arguments])
+
+    ask = ("orders", "--reason", "malformed", "--from", ONE.key)
+    dry = run(*ask)
+    assert (dry.exit_code, "add --yes --by NAME" in dry.output) == (0, True), dry.output
+    assert ledger.breakers.accepted_reasons("orders") == {}
+    assert run(*ask, "--yes", "--by", "ann").exit_code == 0
+    assert [*ledger.breakers.accepted_reasons("orders")] == ["malformed"]
+    assert run("orders", "--reason", "malformed", "--revoke", "--yes", "--by", "ann").exit_code == 0
+    assert ledger.breakers.accepted_reasons("orders") == {}
+    for wrong in (("orders", "--reason", "malformed"), (*ask, "--revoke"), (ONE.key, "--from", ONE.key)):
+        assert run(*wrong).exit_code == 2
+    job = build_defs(streams=[STREAM]).get_job_def("orders_accept_rejects")
+    asked = {"reasons": ["invalid"], "from_slice": ONE.key, "record": True, "by": "bob", "because": "test data"}
+    with dg.DagsterInstance.ephemeral() as instance:
+        config = {"ops": {"orders_accept_rejects_op": {"config": asked}}}
+        assert job.execute_in_process(instance=instance, run_config=config).success
+    assert ledger.breakers.accepted_reasons("orders")["invalid"].accepted_by == "bob"
 
 
 def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

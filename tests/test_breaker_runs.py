@@ -18,7 +18,6 @@ from orchestration.sensing.requests import Request
 from orchestration.sensing.ticks import run_requests
 from orchestration.stream_assets import table_key
 from resources.lake import query
-from tests.records import of_records
 from tests.support import Bench, customers, order_message
 
 if TYPE_CHECKING:
@@ -124,6 +123,5 @@ def test_a_burst_opens_it_and_the_backlog_completes_when_the_cause_is_mended(
         assert "is the probe" in str(record.asset_materialization.metadata["breaker"].value)
     bench.materialise(*slices[:2], *slices[3:])
     assert bench.ledger.breakers.refused("orders") == []
-    with of_records():
-        assert offsets(bench, "events", "origin_offset") == (count * each,) * 2
-        assert bench.rows("rejects") == []
+    assert offsets(bench, "events", "origin_offset") == (count * each,) * 2
+    assert bench.rows("rejects") == []

@@ -47,6 +47,7 @@ from resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, close, connect
 from resources.spark_tables import replace_slices
 from resources.transactions import Transactions
 from tests.support import (
+    BOUNDED,
     PAGE_SECONDS,
     STAGES,
     Bench,
@@ -265,13 +266,12 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
         found = committed_offsets(bench.kafka, topic)
         assert found == {"highwater.told": {0: expected}}, "its reject is published by the stage before the last"
         last.materialise(bench.work(piece))
-    groups = {group.group_id for group in admin.list_consumer_groups().result(10).valid}
-    # What was published is counted by a group that is named after its slice (I7).
-    assert {group for group in groups if topic in group} == {f"highwater.pub.{piece.key}"}
+    groups = {group.group_id for group in admin.list_consumer_groups().result(60).valid}
+    assert not {group for group in groups if topic in group}, "the mark of a complete publication is deleted (I7)"
     others = {group for group in groups if "highwater" in group and "highwater.pub." not in group}
     assert others <= {"highwater.told", "highwater.orders"}
     assert not {group for group in groups if group.startswith("spark")}
-    admin.delete_consumer_groups(["highwater.told"])["highwater.told"].result(10)
+    admin.delete_consumer_groups(["highwater.told"])["highwater.told"].result(60)
 
 
 @contextmanager
@@ -287,7 +287,7 @@ def standing_still() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_spark_server_that_stands_still_at_a_commit_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked of it before the write was told in Spark's words, and counted against the stream's breaker."""
     quick(monkeypatch, seconds=2)
@@ -303,7 +303,7 @@ def test_a_spark_server_that_stands_still_at_a_commit_is_away(monkeypatch: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_spark_server_that_stands_still_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It neither refused nor answered, and PySpark waited for it for ever: the run looked alive, with its lease."""
     quick(monkeypatch, seconds=2)
@@ -316,7 +316,7 @@ def test_a_spark_server_that_stands_still_is_away(monkeypatch: pytest.MonkeyPatc
             session.sql("SELECT 1").collect()
         assert "SPARK_REMOTE" in str(caught.value.remedy)
         close_session(session)
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < BOUNDED
         with pytest.raises(DependencyAwayError, match="Spark failed at sc://"):
             open_session(Settings.from_environment({SPARK_REMOTE: remote}))
 
@@ -346,7 +346,7 @@ def test_a_session_that_is_over_leaves_the_threads_of_the_others_alone(monkeypat
     del over
     gc.collect()
     assert seen() is None
-    assert threads.submit(int).result(timeout=10) == 0
+    assert threads.submit(int).result(timeout=60) == 0
     Answers.shutdown()
 
 

@@ -138,7 +138,6 @@ def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_an_intent_of_a_killed_run_is_closed_and_its_late_write_is_skipped(
     planned: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +162,6 @@ def test_an_intent_of_a_killed_run_is_closed_and_its_late_write_is_skipped(
 
 
 @pytest.mark.slow
-@pytest.mark.records
 @pytest.mark.parametrize("aged", [False, True])
 def test_a_commit_whose_run_died_before_its_record_is_completed(
     planned: Bench, monkeypatch: pytest.MonkeyPatch, aged: bool
@@ -201,7 +199,6 @@ def test_a_commit_whose_run_died_before_its_record_is_completed(
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_a_writer_whose_intent_was_closed_looks_again(planned: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that stood still for longer than its lease finds its batch closed, and commits nothing under it."""
     bench, [first, _] = planned, planned.ledger.slices(planned.stream.name)

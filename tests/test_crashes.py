@@ -203,13 +203,13 @@ def test_killed_between_plan_and_key_and_between_key_and_run(
 
 def repaired(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What the sensor of repair requests, without its grace for slices that the planner may still request."""
-    from orchestration.resources import LakeResource, LedgerResource
+    from orchestration.resources import KafkaResource, LakeResource, LedgerResource
     from orchestration.sensing import repairing
 
     monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=timedelta()))
     for name in (settings.HOME, settings.KAFKA_BOOTSTRAP):
         monkeypatch.setenv(name, deployment.environment[name])
-    connections = SimpleNamespace(ledger=LedgerResource(), lake=LakeResource())
+    connections = SimpleNamespace(ledger=LedgerResource(), lake=LakeResource(), kafka=KafkaResource())
     with deployment.instance() as instance:
         tick = repairing.repair(instance, connections, deployment.stream, None)
     return [request.keys for request in tick.requests]

@@ -18,7 +18,6 @@ from highwater.declaration import Limits
 from orchestration.sensing.requests import RANGE_END, RANGE_START
 from orchestration.stream_assets import TABLES, table_key, topic_key
 from tests.deployment import LAUNCH_BACKFILL, TERMINATE, Deployment, Running, wait_for
-from tests.records import of_records
 from tests.support import jobs_tagged, order_message, read_rows, read_topic, rest
 
 # Nothing is rejected here, so nothing is published.
@@ -91,7 +90,6 @@ def _checks(instance: dg.DagsterInstance, deployment: Deployment, table: str, ch
     return {str(info.partition_key): info.latest_execution_status.value == "SUCCEEDED" for info in found}
 
 
-@of_records()
 def _tables_hold_the_topic(deployment: Deployment) -> None:
     records = read_topic(deployment.bootstrap, deployment.stream.topic)
     lake, name = deployment.lake, deployment.stream.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import dagster as dg
 import pytest
 import yaml
 from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin
 from dagster._core.run_coordinator import QueuedRunCoordinator
 from dagster._core.scheduler.instigation import TickStatus
 from dagster._core.workspace.load import location_origins_from_yaml_paths
@@ -280,6 +282,24 @@ def test_the_workspace_names_the_module_that_dagster_dev_loads(tmp_path: Path, m
         ("orchestration.definitions", REPOSITORY)
     ] * 2
     assert "orders_slice" in _assets_listed(["-w", "workspace.yaml"], tmp_path)
+
+
+def test_the_documented_code_server_is_the_one_that_the_workspace_of_a_deployment_names() -> None:
+    """A deployment by `workspace.yaml` replaced its code server every minute."""
+    [entry] = yaml.safe_load((REPOSITORY / "workspace.grpc.yaml").read_text())["load_from"]
+    server = entry["grpc_server"]
+    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    [command] = [line for line in page.splitlines() if "dagster api grpc --host" in line]
+    options = dict(re.findall(r"--([a-z-]+) (\S+)", command))
+    named = ModuleTarget(options["module-name"], None, ".", None).create_origins()
+    assert [one.loadable_target_origin.module_name for one in named] == ["orchestration.definitions"]
+    assert (options["host"], int(options["port"]), options["location-name"]) == (
+        server["host"],
+        server["port"],
+        server["location_name"],
+    )
+    [origin] = location_origins_from_yaml_paths([str(REPOSITORY / "workspace.grpc.yaml")])
+    assert isinstance(origin, GrpcServerCodeLocationOrigin)
 
 
 def _assets_listed(way: list[str], home: Path) -> str:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -371,7 +370,4 @@ def test_an_interruption_ends_everything(tmp_path: Path, number: signal.Signals)
         demo.kill()
     assert demo.returncode == 130, output.decode()
     assert b"interrupted" in output
-    deadline = time.monotonic() + 10
-    while descendants_of(str(home)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert descendants_of(str(home)) == []
+    wait_until(lambda: descendants_of(str(home)) == [], 30, "the end of all that it started")

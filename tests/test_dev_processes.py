@@ -17,6 +17,7 @@ from dev.processes import (
     PORTS,
     Child,
     ChildFailedError,
+    _claims,
     accepts,
     free_port,
     signals_raise_interrupt,
@@ -72,6 +73,7 @@ def test_the_preferred_port_is_taken_only_when_free() -> None:
 def test_a_preferred_port_is_not_given_to_two_processes_before_one_listens() -> None:
     """Two stacks that began at once both chose the usual port, and one asked the other's webserver for its runs."""
     port = free_port()
+    _claims.pop(port).close()
     choose = f"from dev.processes import free_port; print(free_port(prefer={port}), flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", choose], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from assets.streams.payments import STREAM as PAYMENTS
 from dev import up
 from dev.dagster_services import DagsterServices, prepare_home
 from dev.paths import REPOSITORY
-from dev.processes import Child, ChildFailedError, accepts, wait_until
+from dev.processes import Child, ChildFailedError, accepts, free_port, wait_until
 from dev.stack import Stack
 from highwater import settings
 from highwater.errors import ConfigurationError
@@ -36,6 +37,8 @@ def test_what_is_not_configured_is_embedded_on_loopback(tmp_path: Path) -> None:
     assert re.fullmatch(r"127\.0\.0\.1:\d+", stack.bootstrap)
     assert re.fullmatch(r"sc://127\.0\.0\.1:\d+", stack.env[settings.SPARK_REMOTE])
     assert stack.env["DAGSTER_HOME"] == str(tmp_path / "dagster")
+    assert stack.dagster is not None
+    assert stack.dagster.code is not None, "webserver and daemon share one code server"
 
 
 def test_a_master_takes_the_place_of_the_connect_server(tmp_path: Path) -> None:
@@ -114,7 +117,7 @@ def test_a_part_that_ends_by_itself_is_told_with_its_log(tmp_path: Path) -> None
         child = stack.run("fragile", [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"])
         child.wait(30)
         with pytest.raises(ChildFailedError, match="fragile ended with exit status 3") as caught:
-            stack.require_alive()
+            stack.supervise()
     assert "the reason" in str(caught.value.found)
 
 
@@ -153,6 +156,97 @@ def test_definitions_that_do_not_load_are_told_in_dagsters_words(tmp_path: Path)
             services.wait_ready()
     finally:
         services.stop()
+
+
+TICKING = """
+import json, os
+from pathlib import Path
+import dagster as dg
+
+here = Path(os.environ["TEST_FOLDER"])
+
+@dg.op
+def tell():
+    found = {"cwd": os.getcwd(), "home": os.environ["DAGSTER_HOME"], "group": os.getpgid(0)}
+    (here / "run.json").write_text(json.dumps(found))
+
+@dg.job
+def telling():
+    tell()
+
+@dg.sensor(job=telling, minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
+def ticking():
+    with (here / "ticks").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    yield dg.RunRequest(run_key="one")
+
+defs = dg.Definitions(jobs=[telling], sensors=[ticking])
+"""
+
+
+@pytest.mark.slow
+def test_one_code_server_serves_all_and_whatever_ends_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon of `make up` had a code server of its own, which it replaced every minute and which died with it."""
+    monkeypatch.setattr("dev.dagster_services.SHORTEST_LIFE_SECONDS", 0.0)
+    (tmp_path / "ticking.py").write_text(TICKING)
+    home = tmp_path / "dagster"
+    variables = {"DAGSTER_HOME": str(home), "TEST_FOLDER": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    prepare_home(home, ours=True)
+    services = DagsterServices(tmp_path, {**os.environ, **variables}, ui_port=free_port(), module="ticking")
+    ticks = tmp_path / "ticks"
+
+    def ticking_servers(since: int) -> set[str]:
+        """The processes that sensors were evaluated in after a number of ticks."""
+        return set(ticks.read_text().split()[since:]) if ticks.exists() else set()
+
+    def restarted(name: str) -> str:
+        [line] = services.restart_ended()
+        assert line.startswith(f"{name} ended with exit status ")
+        seen = len(ticks.read_text().split())
+        wait_until(lambda: len(ticking_servers(seen)) > 0, 120, f"a tick after the end of {name}")
+        [server] = ticking_servers(seen)
+        return server
+
+    try:
+        services.touch.start()
+        services.launch_code()
+        services.launch()
+        services.wait_ready()
+        wait_until((tmp_path / "run.json").exists, 120, "the run")
+        [first] = ticking_servers(0)
+        assert services.code is not None
+        run = json.loads((tmp_path / "run.json").read_text())
+        assert run == {"cwd": str(REPOSITORY), "home": str(home), "group": services.code.pid}
+        assert services.restart_ended() == []
+
+        kill_group(services.daemon)
+        assert restarted("dagster-daemon") == first, "the code server outlives the daemon"
+        kill_group(services.code)
+        assert restarted("dagster-code") != first
+    finally:
+        services.stop()
+    assert services.restart_ended() == [], "what was stopped stays so"
+
+
+def kill_group(child: Child) -> None:
+    """SIGKILL from outside, as the kernel does when memory is short."""
+    assert child.pid is not None
+    os.killpg(child.pid, signal.SIGKILL)
+    wait_until(lambda: not child.alive, 30, f"the end of {child.name}")
+
+
+def test_a_process_that_ends_soon_after_its_start_is_an_error(tmp_path: Path) -> None:
+    """It would be started again for ever, and nobody would read why it ends."""
+    services = DagsterServices(tmp_path, dict(os.environ), module="a_module", daemon=[sys.executable, "-c", "oops"])
+    services._launch(services.daemon)
+    wait_until(lambda: not services.daemon.alive, 30, "its end")
+    with pytest.raises(
+        ChildFailedError, match="dagster-daemon ended with exit status 1, within 30 s of its start"
+    ) as e:
+        services.restart_ended()
+    assert "NameError" in str(e.value.found)
 
 
 @pytest.mark.slow

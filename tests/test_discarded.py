@@ -104,7 +104,6 @@ class Dies:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 @pytest.mark.parametrize("repaired_by", ["a decision", "the next who gives up", "maintenance", "nobody, died after"])
 def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repaired_by: str

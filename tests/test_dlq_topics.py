@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -11,12 +12,22 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from highwater.declaration import Accepted
 from highwater.envelope import MOST_BYTES
-from highwater.errors import ConfigurationError, TopicAbsentError, TopicDriftError
+from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, TopicDriftError
 from highwater.topic_rules import TopicFacts
-from resources.dlq_topics import Shape, _create, _see_no_drift, ensure
+from resources.dlq_topics import (
+    Shape,
+    _create,
+    _see_no_drift,
+    add_partitions,
+    ensure,
+    ensure_accepted,
+    see_accepted,
+    see_no_drift,
+)
 from resources.kafka import Kafka
-from tests.conftest import create_topic
+from tests.conftest import create_topic, grow
 from tests.support import make_stream
 
 if TYPE_CHECKING:
@@ -38,7 +49,7 @@ def config(bootstrap: str, topic: str) -> dict[str, str]:
 
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient({"bootstrap.servers": bootstrap})  # one that is let go of drops the request under way
-    entries: Any = admin.describe_configs([resource])[resource].result(10)
+    entries: Any = admin.describe_configs([resource])[resource].result(60)
     return {name: entry.value for name, entry in entries.items()}
 
 
@@ -69,13 +80,59 @@ def test_what_a_cluster_refuses_for_good_is_no_cluster_that_is_away() -> None:
 
 
 DRIFTED: dict[str, tuple[int, dict[str, str], str]] = {
-    "fewer partitions": (1, {}, "--alter --topic {topic} --partitions 2"),
     "compacted": (2, {"cleanup.policy": "compact"}, "cleanup.policy=delete"),
     "the producer's clock": (2, {"message.timestamp.type": "CreateTime"}, "message.timestamp.type=LogAppendTime"),
     "a short retention": (2, {"retention.ms": "1000"}, f"retention.ms={7 * DAY_MS}"),
     "bounded bytes": (2, {"retention.bytes": "1000000"}, "retention.bytes=-1"),
     "small records": (2, {"max.message.bytes": "1000"}, f"max.message.bytes={300_000 + MOST_BYTES}"),
 }
+
+
+def partitions(bootstrap: str, topics: Iterable[str]) -> dict[str, int]:
+    kafka = Kafka(bootstrap)
+    return {topic: len(kafka.topic_state(topic).partitions) for topic in topics}
+
+
+@pytest.mark.slow
+def test_topics_follow_a_main_topic_that_grew(stream: Stream, bootstrap: str) -> None:
+    """The DLQ stopped, one topic at a time, until a person had grown each of them."""
+    kafka, stream = Kafka(bootstrap), replace(stream, publishes=Accepted(f"{stream.topic}.accepted"))
+    ensure(kafka, stream)
+    ensure_accepted(kafka, stream)
+    grow(bootstrap, stream.topic, 5)
+    assert "grow to 5 partitions" in see_no_drift(kafka, stream)[0]
+    assert see_accepted(kafka, stream) == "2 partitions: it grows to 5 with the next slice, which is allowed"
+    assert partitions(bootstrap, stream.published_topics) == dict.fromkeys(stream.published_topics, 2), "only asked"
+    with ThreadPoolExecutor(2) as runs:
+        shapes = [*runs.map(lambda _: ensure(Kafka(bootstrap), stream), range(2))]
+    assert {shape.partitions for found in shapes for shape in found.values()} == {5}
+    assert partitions(bootstrap, stream.published_topics) == dict.fromkeys(stream.published_topics, 5)
+    assert see_accepted(kafka, stream) == "5 partitions, set up as it must be"
+    grow(bootstrap, stream.topic, 6)
+    assert ensure_accepted(kafka, stream).partitions == 6
+    assert partitions(bootstrap, [stream.parked_topic]) == {stream.parked_topic: 6}
+
+
+def test_partitions_are_added_only_where_two_looks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are never removed again."""
+    seen = iter([9, 2])
+    description = lambda _: SimpleNamespace(partitions=[None] * next(seen))  # noqa: E731
+    away = lambda why: DependencyAwayError(str(why), remedy="wait")  # noqa: E731
+    kafka: Any = SimpleNamespace(description=description, away=away)
+    main = Shape(len(kafka.description("orders").partitions), 1, {})
+    with pytest.raises(DependencyAwayError, match="changed while it was looked at"):
+        add_partitions(kafka, make_stream("orders"), main, [])
+
+
+def test_every_drift_of_every_topic_is_in_one_error(stream: Stream, bootstrap: str) -> None:
+    """Each was told when the one before it was mended."""
+    for tier in stream.tier_topics:
+        create_topic(bootstrap, tier, 2, {"cleanup.policy": "compact", "message.timestamp.type": "CreateTime"})
+    with pytest.raises(TopicDriftError) as caught:
+        ensure(Kafka(bootstrap), stream)
+    for tier in stream.tier_topics:
+        for setting in ("cleanup.policy=delete", "message.timestamp.type=LogAppendTime"):
+            assert f"--entity-name {tier} --add-config {setting}" in caught.value.remedy
 
 
 @pytest.mark.parametrize("name", DRIFTED)

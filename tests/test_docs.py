@@ -113,7 +113,7 @@ def test_every_variable_that_a_page_names_is_read_somewhere() -> None:
 
 def test_every_variable_of_ours_is_in_the_page_of_configuration() -> None:
     code = "".join(f.read_text() for folder in CODE for f in sorted((REPOSITORY / folder).rglob("*.py")))
-    # Names that are assigned as constants; the marker of the fence is no variable.
+    # Names that are assigned as constants; the markers of errors are no variables.
     read = set(re.findall(r'^[A-Z_]+ = "(HIGHWATER_[A-Z_]+)"$', code, re.MULTILINE)) - {
         "HIGHWATER_SUPERSEDED",
         "HIGHWATER_DIVERGED",
@@ -439,7 +439,8 @@ def columns_of(sql: str) -> list[str]:
 
 def columns_listed(title: str) -> list[str]:
     """The columns that a section of the page of tables lists; `a … b` stands for all of the origin."""
-    origin = ["origin_topic", "origin_generation", "origin_partition", "origin_offset", "origin_timestamp"]
+    origin = ["origin_topic", "origin_generation", "origin_partition", "origin_offset"]
+    origin += ["origin_timestamp", "origin_timestamp_ms"]
     found: list[str] = []
     for row in rows(section("docs/tables.md", title).split("\n###")[0]):
         if row[0] == "the declared fields":

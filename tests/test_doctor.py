@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -97,6 +97,39 @@ def test_the_ledger_is_written_to_and_left_clean(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     assert doctor._ledger(cast("Deployment", SimpleNamespace(ledger=lambda: ledger))).endswith("it can be written to")
     assert ledger.leases() == {}
+
+
+def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path: Path) -> None:
+    """Two deployments on one ledger did each other's work, and nothing named them."""
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    asked, stream = cast("Deployment", SimpleNamespace(ledger=lambda: ledger)), make_stream("orders")
+    now = datetime.now(UTC)
+
+    def seen(name: str, minutes_ago: float) -> None:
+        ledger.instances.record("orders", name, f"{name}.example:/dagster", now - timedelta(minutes=minutes_ago))
+
+    assert doctor._instances(asked, stream) == "no sensor ticked yet"
+    seen("old", 9)
+    seen("old", 4)
+    seen("new", 3)
+    assert doctor._instances(asked, stream).startswith("new (new.example:/dagster), last seen"), "it replaced the old"
+    ledger.instances.record("payments", "other", "other.example:/dagster", now)
+    seen("old", 2)
+    with pytest.raises(ConfigurationError, match="2 Dagster instances work on orders at the same time") as caught:
+        doctor._instances(asked, stream)
+    assert "old.example:/dagster" in str(caught.value.found)
+    assert "new.example:/dagster" in str(caught.value.found)
+    assert "stop the sensors" in caught.value.remedy
+    # The new one goes on alone.
+    seen("new", -4)
+    later = now + timedelta(minutes=4)
+    assert ledger.instances.live_together("orders", later) == []
+    # The old one comes back, long after; its first tick is no overlap, its second one is.
+    ledger.instances.record("orders", "old", "old.example:/dagster", later + timedelta(minutes=1))
+    assert ledger.instances.live_together("orders", later + timedelta(minutes=1)) == []
+    ledger.instances.record("orders", "new", "new.example:/dagster", later + timedelta(minutes=2))
+    ledger.instances.record("orders", "old", "old.example:/dagster", later + timedelta(minutes=2))
+    assert len(ledger.instances.live_together("orders", later + timedelta(minutes=2))) == 2
 
 
 def test_what_spark_cannot_be_given_is_told_before_anything_is_read() -> None:

@@ -30,7 +30,7 @@ from tests.test_erasing import Committed
 from tests.world import FIRST, NOON, RETRIED, STREAM, World, piece
 
 # Seconds of processor each.
-pytestmark = [pytest.mark.slow, pytest.mark.records]
+pytestmark = pytest.mark.slow
 
 NOTHING = cast("Any", None)
 KAFKA = cast("Any", SimpleNamespace(groups=list))

@@ -38,7 +38,7 @@ from tests.support import Bench, Message, order_message
 from tests.world import FIRST, NOON, RETRIED, STREAM, Served, World, piece
 
 # Seconds of processor each.
-pytestmark = [pytest.mark.slow, pytest.mark.records]
+pytestmark = pytest.mark.slow
 
 NOW = datetime.now(UTC)
 O1 = hashlib.sha256(b"o1").hexdigest()
@@ -213,8 +213,8 @@ def test_a_record_that_was_erased_before_it_was_read_is_told_by_key_and_time(
 class Committed:
     """What an erasure commits, written into the tables of a world as Spark would write it."""
 
-    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.world, self.names, self.dies_after = world, list[str](), ""
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, keeps: str = "") -> None:
+        self.world, self.names, self.dies_after, self.keeps = world, list[str](), "", keeps
         for one in world.pieces:
             world.alter_proof("raw", one, rows=len(world.of("raw", slice=one.key)))
         world.write()
@@ -226,15 +226,15 @@ class Committed:
         monkeypatch.setattr(erasing, "_forget_published", lambda *_: None)
         monkeypatch.setattr(sent, "forget", self.forget)
         monkeypatch.setattr(rejects, "materialise", self.see_followed)
-        for stage in (dlq, current):
-            monkeypatch.setattr(stage, "materialise", lambda _: None)
+        monkeypatch.setattr(dlq, "materialise", lambda _: None)
+        monkeypatch.setattr(current, "materialise", self.follow)
 
     def commit(self, work: Work, name: str, standing: Any, rows: Any, proofs: Any, spread: str) -> None:
         del work, standing, spread
         mine = {proof.key: proof for proof in proofs}
         attempts = {} if name == "raw" else rows[1]
         self.world.proofs[name].update(mine)
-        gone = {"o5", b"o5"}
+        gone = set() if name == self.keeps else {"o5", b"o5"}
         self.world.rows[name] = [
             {**row, **({"attempt": attempts[row["slice"]]} if row["slice"] in attempts else {})}
             for row in self.world.rows[name]
@@ -244,6 +244,11 @@ class Committed:
         self.names.append(name)
         if name == self.dies_after:
             raise TemporaryError(f"killed after {name}", remedy="none")
+
+    def follow(self, work: Work) -> None:
+        if self.keeps != "current":
+            self.world.rows["current"] = [row for row in self.world.rows["current"] if row["key"] != "o5"]
+            self.world.write()
 
     def forget(self, work: Work, origins: Any) -> None:
         del work
@@ -297,6 +302,25 @@ def test_nothing_is_judged_again_for_what_others_did_since(
     assert retried["events_seen"] >= now > 0, "a version that maintenance has not removed"
     assert (retried["events"], retried["superseded"], "reclaims_seen" in retried) == (0, 0, False)
     assert world.of("rejects", slice=FIRST.key) == []
+
+
+@pytest.mark.parametrize("table", ["raw", "events", "rejects", "current"])
+def test_an_erasure_that_leaves_a_row_of_the_key_is_no_success(
+    world: World, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """It reported success although the key was still in raw, events and current: nobody looked afterwards."""
+    for name in ("events", "rejects"):
+        by_reason = {"rejects_malformed": 1, "rejects_unresolved": 1}
+        world.alter_proof(name, FIRST, counts={**world.proofs[name][FIRST.key].counts, **by_reason})
+    Committed(world, monkeypatch, keeps=table)
+    nothing, lines = cast("Any", None), list[str]()
+    work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, lines.append)
+    asked = Asked(digest_of(b"o5"), sure=True, by="somebody", because="asked for")
+    with pytest.raises(UnbalancedError, match=f"the erased key is still in {table} of orders"):
+        act(work, None, asked, NOW)
+    done = world.ledger.erasures.of_key("orders", asked.digest).values()
+    assert all(one.done_at is None for all_ in done for one in all_) == (table != "current")
+    assert not any("Kafka still holds" in line for line in lines)
 
 
 def test_rejects_of_another_decision_are_not_taken_for_it(world: World) -> None:

@@ -1,6 +1,6 @@
 """DLQ topics that other systems filled: their headers, whose an origin is, and what becomes of such records.
 
-The headers are bytes as those systems write them: Kafka Connect text, Spring big-endian numbers.
+The headers are bytes as those systems write them: Kafka Connect and Kafka Streams text, Spring big-endian numbers.
 """
 
 from __future__ import annotations
@@ -68,6 +68,26 @@ def connect(topic: str, partition: int, offset: int, **more: bytes) -> Headers:
     return [(f"__connect.errors.{name}", value) for name, value in told.items()]
 
 
+def streams(topic: str | None, partition: int, offset: int) -> Headers:
+    """What the exception handlers of Kafka Streams add, in their order."""
+    told = {
+        "exception": b"org.apache.kafka.common.errors.SerializationException: x",
+        "message": None,
+        "stacktrace": b"org.apache.kafka.common.errors.SerializationException: x\n\tat y",
+        "topic": None if topic is None else topic.encode(),
+        "partition": str(partition).encode(),
+        "offset": str(offset).encode(),
+    }
+    return [(f"__streams.errors.{name}", value) for name, value in told.items()]
+
+
+def retryable(topic: str, partition: int, offset: int, timestamp: int = MS) -> Headers:
+    """What Spring adds on the topics of `@RetryableTopic`: another prefix, and the attempts."""
+    theirs = spring(topic, partition, offset, timestamp)
+    renamed: Headers = [(name.replace("kafka_dlt-original-", "kafka_original-"), value) for name, value in theirs]
+    return [*renamed, ("retry_topic-attempts", struct.pack(">i", 2)), ("kafka_exception-fqcn", b"java.lang.X")]
+
+
 def spring(topic: str, partition: int, offset: int, timestamp: int = MS) -> Headers:
     """What Spring's recoverer adds: an int of 4 bytes, longs of 8, the highest byte first."""
     told = {
@@ -106,6 +126,19 @@ SOUND: dict[str, tuple[Headers, int, Named]] = {
     "spring, of a time that no table holds": (spring("orders", 1, 7, 2**62), 1, Named("orders", 1, 7, None)),
     "spring, then connect": (spring("orders", 1, 7) + connect("orders.DLT", 0, 3), 0, Named("orders", 1, 7, MS)),
     "connect, then spring": (connect("orders", 1, 7) + spring("errors", 0, 3), 0, Named("orders", 1, 7, 77)),
+    "streams": (TRACE + streams("orders", 2, BIG), 0, Named("orders", 2, BIG, 77)),
+    "streams, and the broker's clock": (streams("orders", 2, 7), 1, Named("orders", 2, 7, None)),
+    "streams, of a repartition topic": (
+        streams("app-KSTREAM-AGGREGATE-0000000003-repartition", 0, 1),
+        0,
+        Named("app-KSTREAM-AGGREGATE-0000000003-repartition", 0, 1, 77),
+    ),
+    "streams, then spring": (streams("orders", 1, 7) + spring("errors", 0, 3), 0, Named("orders", 1, 7, 77)),
+    "retryable": (TRACE + retryable("orders", 258, BIG), 0, Named("orders", 258, BIG, MS)),
+    "retryable, told without a time": (without(retryable("orders", 1, 7), "timestamp"), 0, Named("orders", 1, 7, None)),
+    "retryable, then spring": (retryable("orders", 1, 7, 5) + spring("o-dlt", 0, 3), 0, Named("orders", 1, 7, 5)),
+    "spring, then retryable": (spring("orders", 1, 7, 5) + retryable("o.DLT", 0, 3), 0, Named("orders", 1, 7, 5)),
+    "connect, then retryable": (connect("orders", 1, 7) + retryable("errors", 0, 3), 0, Named("orders", 1, 7, 77)),
     "the greatest numbers": (spring("o", 2**31 - 1, 2**63 - 1), 0, Named("o", 2**31 - 1, 2**63 - 1, MS)),
 }
 BAD: dict[str, Headers] = {
@@ -131,6 +164,14 @@ BAD: dict[str, Headers] = {
     "spring, huge": changed(spring("orders", 0, 1), "offset", b"\x01" * 40),
     "spring, empty": changed(spring("orders", 0, 1), "partition", b""),
     "spring without a partition": without(spring("orders", 0, 1), "partition"),
+    "streams, of a punctuation": streams(None, -1, -1),
+    "streams with bytes": changed(streams("orders", 0, 1), "offset", struct.pack(">q", 1)),
+    "streams without an offset": without(streams("orders", 0, 1), "offset"),
+    "retryable with text": changed(retryable("orders", 0, 1), "partition", b"0"),
+    "retryable, and the partition of the other family": [
+        *without(retryable("orders", 0, 1), "partition"),
+        ("kafka_dlt-original-partition", struct.pack(">i", 0)),
+    ],
     "a bad first one": connect("", -1, -1) + spring("orders", 0, 1),
 }
 
@@ -381,7 +422,6 @@ def sent_to(bench: Bench, topic: str) -> list[Headers]:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> None:
     """Kafka Connect and Spring read the same topic, and another one, and sent what they could not take to one topic."""
     theirs = f"{bench.stream.topic}.sink.errors"
@@ -415,8 +455,8 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
             record(order_message("o2", 2), spring(main, 0, 2, times[2] + 1)),  # another record by the same offset
             record(mended, spring(main, 0, 2, times[2])),
             record(unread, connect(main, 0, 3)),
-            record(order_message("x0", 1), spring("legacy", 6, 0)),
-            record(order_message("x0", 1), connect("legacy", 6, 0)),
+            record(order_message("x0", 1), retryable("legacy", 6, 0)),
+            record(order_message("x0", 1), streams("legacy", 6, 0)),
             record(unknown, connect("legacy", 6, 1)),
             record(order_message("x2", 1), []),
             record(Message(b"x3", None), connect("legacy", 6, 2)),
@@ -505,9 +545,8 @@ def test_spark_reads_their_headers_as_python_does(spark: SparkSession) -> None:
         **{name: (headers, kind) for name, (headers, kind, _) in SOUND.items()},
         **{name: (headers, 0) for name, headers in BAD.items()},
     }
-    moment = datetime.fromtimestamp(0.077, UTC)
-    rows: list[Any] = [(name, moment, kind, headers or None) for name, (headers, kind) in cases.items()]
-    schema = "name STRING, timestamp TIMESTAMP, timestamp_type INT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    rows: list[Any] = [(name, 77, kind, headers or None) for name, (headers, kind) in cases.items()]
+    schema = "name STRING, timestamp_ms BIGINT, timestamp_type INT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
     told = spark.createDataFrame(rows, schema).withColumns(foreign.named())
     for row in told.withColumn("problem", foreign.problem()).collect():
         headers, kind = cases[row["name"]]

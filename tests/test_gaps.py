@@ -152,7 +152,7 @@ class Real:
         consumer = Consumer({"bootstrap.servers": self.scene.bootstrap, **settings})
         consumer.assign([TopicPartition(self.scene.topic, 0, piece.ranges[0].start)])
         found: list[int] = []
-        while not (message := consumer.poll(10) or pytest.fail("nothing came")).error():
+        while not (message := consumer.poll(60) or pytest.fail("nothing came")).error():
             if message.offset() in piece.ranges[0]:
                 found.append(message.offset() or 0)
         consumer.close()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
     from tests.support import Bench
 
-pytestmark = [pytest.mark.slow, pytest.mark.records]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

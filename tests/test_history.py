@@ -29,7 +29,6 @@ from orchestration.sensing.planning import Planner
 from orchestration.stream_assets import topic_key
 from resources.history import compare, parted
 from resources.kafka import Kafka, PartitionState, TopicState
-from tests.records import of_records
 from tests.scene import Scene
 from tests.support import Bench, Message, make_bench, make_stream, order_message, send
 from tests.test_sensors import Ticking
@@ -387,8 +386,7 @@ def test_replaced_history_is_noticed_before_it_is_read(
     rows = sorted((row["generation"], row["offset"], row["value"]) for row in bench.rows("raw"))
     as_read = [(0, n, old[n].value) for n in range(150)]
     as_new = [(1, 100 + n, new[n].value) for n in range(150)]
-    with of_records():
-        assert rows == as_read + as_new, "the old history as far as it was read, and the new one, apart"
+    assert rows == as_read + as_new, "the old history as far as it was read, and the new one, apart"
     [loss] = bench.ledger.losses("orders", TOPIC)
     assert (loss.offsets.start, loss.offsets.end, loss.accepted_by) == (150, 200, "ann")
 

@@ -19,7 +19,7 @@ from tests.test_holds import HOLDING
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
 
-pytestmark = [pytest.mark.slow, pytest.mark.records]
+pytestmark = pytest.mark.slow
 
 TABLES = ("events", "rejects", "dlq", "current")
 

@@ -51,7 +51,7 @@ from resources.breakers import Judgement
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
-from tests.support import make_stream
+from tests.support import SilentKafka, make_stream
 from tests.test_audit import a_slice
 from tests.test_breaker import OPEN, Repairing, opened, prove
 
@@ -412,12 +412,10 @@ def test_the_planner_asks_for_raw_alone_behind_what_is_not_done(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.add([ONE, TWO])
-    planned = SimpleNamespace(slices=[TWO], lines=[], errors={})
+    planned = SimpleNamespace(slices=[TWO], lines=[], errors={}, state=None)
     monkeypatch.setattr("orchestration.sensing.planning.Planner.tick", lambda *_: planned)
     monkeypatch.setattr(ticks, "_observed", lambda tick, *_: tick)
-    resources = SimpleNamespace(
-        ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=lambda: Kafka("nowhere:1"))
-    )
+    resources = SimpleNamespace(ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=SilentKafka))
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         instance.add_dynamic_partitions("orders_slices", [ONE.key])
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,12 +15,15 @@ from unittest.mock import MagicMock
 import pytest
 
 from assets import raw
-from dev.broker import EmbeddedBroker
+from dev.broker import EmbeddedBroker, Node
 from dev.processes import LOOPBACK, free_port, wait_until
+from dev.proxy import Proxy
 from highwater.errors import ConfigurationError, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.slices import OffsetRange
 from resources.kafka import Kafka, PartitionState
 from resources.transactions import publishing_properties
+from tests.conftest import create_topic
+from tests.support import BOUNDED, make_bench, order_message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +86,96 @@ def test_a_topic_is_seen_with_its_id_and_the_offsets_of_each_partition(
     assert state.partitions == {0: PartitionState(0, 0, 0, 1, 0), 1: PartitionState(0, 3, 3, 1, 0)}
 
 
+class Answers:
+    """Stands for the admin client of a topic with one partition: what the brokers answer, or no answer at all."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.topic_id, self.partitions, self.epoch = "T" * 22, [SimpleNamespace(id=0, leader=SimpleNamespace(id=1))], 4
+        self.start, self.high, self.stable, self.at = 5, 90, 80, 60
+        vars(self).update(changes)
+
+    def describe_topics(self, *_: Any, **__: Any) -> dict[str, Any]:
+        found = SimpleNamespace(topic_id=self.topic_id, partitions=self.partitions)
+        return {"orders": SimpleNamespace(result=lambda _: found)}
+
+    def list_offsets(self, asked: dict[Any, Any], isolation_level: Any, **_: Any) -> dict[Any, Any]:
+        from confluent_kafka import IsolationLevel
+        from confluent_kafka.admin import OffsetSpec
+
+        def answer(spec: Any) -> Any:
+            specs: Any = OffsetSpec
+            if spec._value == specs.earliest()._value:
+                offset = self.start
+            elif spec._value != specs.latest()._value:
+                offset = self.at
+            else:
+                offset = self.stable if isolation_level == IsolationLevel.READ_COMMITTED else self.high
+            return SimpleNamespace(offset=offset, leader_epoch=self.epoch)
+
+        found = {place: answer(spec) for place, spec in asked.items()}
+        return {place: SimpleNamespace(result=lambda _, one=one: one) for place, one in found.items()}
+
+
+def answering(**changes: Any) -> Kafka:
+    kafka, client = Kafka("nowhere:1"), Answers(**changes)
+    kafka._admin = client  # type: ignore[assignment]
+    return kafka
+
+
+@pytest.mark.parametrize("name", ["start", "high", "stable"])
+@pytest.mark.parametrize("offset", [-1, -2, -1001])
+def test_an_offset_below_0_is_no_offset(name: str, offset: int) -> None:
+    """While a leader is down, librdkafka answers -1001 without an error; it was told as a truncation."""
+    assert answering().topic_state("orders").partitions[0] == PartitionState(5, 80, 90, 1, 4)
+    assert answering(**{name: offset}).topic_state("orders").partitions[0] == PartitionState(None, None, None, 1)
+
+
+def test_answers_that_contradict_each_other_or_name_nothing_are_none() -> None:
+    assert answering(start=91).topic_state("orders").unled == [0]
+    assert answering(epoch=-1).topic_state("orders").partitions[0].leader_epoch is None
+    unled = [SimpleNamespace(id=0, leader=SimpleNamespace(id=-1))]
+    assert answering(partitions=unled).topic_state("orders").partitions[0] == PartitionState(None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"topic_id": "A" * 22},
+        {"topic_id": ""},
+        {"partitions": []},
+        {"partitions": [SimpleNamespace(id=1, leader=None)]},
+    ],
+    ids=["no ID", "an empty ID", "no partition", "a partition is missing"],
+)
+def test_a_description_that_is_not_whole_is_no_description(changes: dict[str, Any]) -> None:
+    """A topic without an ID passed for another topic, and one without its partitions had lost them."""
+    with pytest.raises(DependencyAwayError):
+        answering(**changes).topic_state("orders")
+
+
+def test_a_time_behind_the_last_record_is_told_apart_from_no_answer() -> None:
+    """-1 says that no record is as young, -1001 says nothing: all that waits on a tier passed for due."""
+    found = {at: answering(at=at).offsets_at("orders", 1) for at in (60, 85, -1, -1001)}
+    assert found == {60: {0: 60}, 85: {0: 80}, -1: {0: 80}, -1001: {}}
+
+
+def test_the_second_look_comes_later_and_by_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("resources.kafka.LOOKS_APART", 7.0)
+    monkeypatch.setattr("resources.kafka.time.sleep", slept.append)
+    opened: list[Answers] = []
+
+    def connect(*_: object, **__: object) -> Answers:
+        opened.append(Answers())
+        return opened[-1]
+
+    monkeypatch.setattr("resources.kafka.opened", connect)
+    kafka = Kafka("nowhere:1")
+    kafka.topic_state("orders")
+    kafka.look_again("orders")
+    assert (slept, len(opened)) == ([7.0], 2)
+
+
 @pytest.mark.slow
 def test_an_open_transaction_holds_the_last_stable_offset(kafka: Kafka, topic: TopicFactory, bootstrap: str) -> None:
     name = topic()
@@ -128,6 +224,83 @@ def test_a_range_that_retention_took_is_told_apart_from_a_broker_that_is_away(
     with pytest.raises(OffsetsExpiredError) as caught:
         values(kafka, name, 2, 5)
     assert caught.value.stored == "[2, 5)"
+
+
+class Tiered(Proxy):
+    """A broker that needs so many milliseconds for a fetch, and answers with nothing when the client waits less.
+
+    So do brokers 3.6 and 3.7 where a record is in tiered storage.
+    """
+
+    def __init__(self, broker_port: int, least_ms: int) -> None:
+        super().__init__(broker_port)
+        self.least_ms = least_ms
+        self.empty = 0
+
+    def _serve(self, client: socket.socket) -> None:
+        with suppress(OSError), client, socket.create_connection((LOOPBACK, self._broker_port)) as broker:
+            while request := _frame(client):
+                answer = self._nothing(request)
+                if answer is None:
+                    broker.sendall(struct.pack(">i", len(request)) + request)
+                    answer = _frame(broker)
+                client.sendall(struct.pack(">i", len(answer)) + answer)
+
+    def _nothing(self, request: bytes) -> bytes | None:
+        """The empty answer to a fetch with a short wait; None for any other request."""
+        kind, version, number, name = struct.unpack_from(">hhih", request)
+        if kind != 1:
+            return None
+        # The name of the client, tagged fields from version 12 on, the replica's number before version 15.
+        at = 10 + max(name, 0) + (version >= 12) + (4 if version < 15 else 0)
+        [wait_ms] = struct.unpack_from(">i", request, at)
+        if wait_ms >= self.least_ms:
+            return None
+        time.sleep(wait_ms / 1000)
+        self.empty += 1
+        head, no_topics = (b"\0", b"\1\0") if version >= 12 else (b"", b"\0" * 4)
+        return struct.pack(">i", number) + head + struct.pack(">ihi", 0, 0, 0) + no_topics
+
+
+def _frame(connection: socket.socket) -> bytes:
+    """The next request or answer; empty behind the last one."""
+
+    def take(size: int) -> bytes:
+        found = b""
+        while len(found) < size and (more := connection.recv(size - len(found))):
+            found += more
+        return found
+
+    size = take(4)
+    return take(struct.unpack(">i", size)[0]) if size else b""
+
+
+@pytest.mark.slow
+def test_records_in_tiered_storage_are_read_by_both_clients(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With waits of 1 and 10 ms the broker answered every fetch with nothing, and nothing was ever read."""
+    monkeypatch.setattr(raw, "PATIENCE_MS", "2000")
+    monkeypatch.setattr(raw, "LONGEST_TIERED_FETCH_MS", "900")
+    node = Node(1)
+    advertised = Tiered(node.port, least_ms=800)
+    extra = {"advertised.listeners": f"PLAINTEXT://{advertised.address}"}
+    with advertised, EmbeddedBroker(tmp_path / "broker", node=node, extra=extra) as broker:
+        create_topic(broker.bootstrap, "tiered", 3, {})
+        bench = make_bench("tiered", broker.bootstrap, spark, tmp_path / "bench")
+        bench.send(*[order_message(f"o{n}", 1, n % 3) for n in range(9)])
+        assert len([*bench.kafka.read("tiered", {p: OffsetRange(0, 3) for p in range(3)}, seconds=3)]) == 9
+        assert advertised.empty, "the short wait is tried first"
+        piece = bench.plan(0, p0=(0, 3), p1=(0, 3), p2=(0, 3))
+        raw.materialise(bench.work(piece))
+        assert sorted((row["partition"], row["offset"]) for row in bench.rows("raw")) == [
+            (p, offset) for p in range(3) for offset in range(3)
+        ]
+        before = advertised.empty
+        configured = Kafka(broker.bootstrap, {"fetch.wait.max.ms": "900"})
+        assert len([*configured.read("tiered", {0: OffsetRange(0, 3)}, seconds=3)]) == 3
+        raw.materialise(bench.work(piece, kafka=configured))
+        assert advertised.empty == before, "what the configuration says is never undercut"
 
 
 @pytest.mark.slow
@@ -216,7 +389,7 @@ def test_who_may_not_use_a_group_still_reads() -> None:
     def reading(*told: Told) -> list[Any]:
         left = [*told]
         consumer = SimpleNamespace(poll=lambda _: left.pop(0), incremental_unassign=lambda _: None)
-        return [*Kafka("127.0.0.1:1")._records(consumer, "orders", {0: OffsetRange(7, 8)}, 1)]
+        return [*Kafka("127.0.0.1:1")._records(consumer, "orders", {0: OffsetRange(7, 8)}, {0: 7}, 1)]
 
     record = Told()
     assert reading(Told(KafkaError.GROUP_AUTHORIZATION_FAILED), record) == [record]
@@ -229,7 +402,7 @@ def test_a_broker_that_is_away_is_told_within_seconds() -> None:
     began = time.monotonic()
     with pytest.raises(DependencyAwayError) as caught:
         kafka.topic_state("orders")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < BOUNDED
     assert kafka.bootstrap in caught.value.problem
     assert "HIGHWATER_KAFKA_BOOTSTRAP" in caught.value.remedy
 

@@ -49,7 +49,10 @@ class Client:
         def result(_: float) -> Any:
             kafka.away("no broker answered another thread")
             assert alive() is not None, "nobody holds the client that was asked"
-            return SimpleNamespace(errors=[], valid=[], authorized_operations=None, items=dict[str, Any]().items)
+            sound = {"topic_id": "T" * 22, "partitions": [SimpleNamespace(id=0)], "offset": 0}
+            return SimpleNamespace(
+                errors=[], valid=[], authorized_operations=None, items=dict[str, Any]().items, **sound
+            )
 
         return SimpleNamespace(result=result)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from highwater.plans import Generation
 from highwater.slices import Slice
 from orchestration.operating.acceptance import accept_loss, never_read
 from orchestration.sensing.planning import Planner
+from resources import expired
 from tests.support import order_message
 
 if TYPE_CHECKING:
@@ -90,6 +92,53 @@ def test_a_slice_that_was_never_read_takes_what_is_left(bench: Bench) -> None:
     assert [report.counts.get("lost", 0) for report in reports] == [0, 2]
     [loss] = bench.ledger.losses(bench.stream.name)
     assert (loss.offsets.start, loss.offsets.end) == (2, 4)  # what was read is not lost
+
+
+def test_a_stream_that_records_losses_goes_on_with_what_is_left(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what expired before it was planned was recorded: a planned slice failed until a person came."""
+    monkeypatch.setattr(expired, "SECONDS_APART", 0)
+    send(bench, 1, 2)
+    read = tick(bench)
+    raw.materialise(bench.work(read))
+    send(bench, 3, 4)
+    gone = tick(bench)
+    send(bench, 5, 6, 7)
+    part = tick(bench)
+    delete_before(bench, 5)
+    with pytest.raises(OffsetsExpiredError):
+        raw.materialise(bench.work(gone, part))
+    assert bench.ledger.losses(bench.stream.name) == [], "a person decides"
+    bench.stream = replace(bench.stream, on_expired="record")
+    reports = raw.materialise(bench.work(read, gone, part))
+    assert [report.counts.get("lost", 0) for report in reports] == [0, 2, 1]
+    assert offsets(bench) == {(0, 0), (0, 1), (0, 5), (0, 6)}, "what was read stays, and the others go on"
+    found = bench.ledger.losses(bench.stream.name)
+    assert {(loss.offsets.start, loss.offsets.end, loss.accepted_by) for loss in found} == {
+        (2, 4, "on_expired=record"),
+        (4, 5, "on_expired=record"),
+    }
+    for _ in range(2):
+        bench.materialise(read, gone, part)
+    assert len(bench.ledger.losses(bench.stream.name)) == 2, "once"
+    red = {name.split(" of ")[0] for name in bench.failing()}
+    assert not red & {"slices_tile", "offsets_as_planned", "gaps_explained", "offsets_accounted_for"}
+
+
+def test_offsets_that_expire_during_the_read_are_recorded_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expired, "SECONDS_APART", 0)
+    bench.stream = replace(bench.stream, on_expired="record")
+    send(bench, 1, 2, 3)
+    piece = tick(bench)
+    settle = vars(raw)["commit_until_settled"]
+
+    def expiring(*given: Any) -> Any:
+        if not bench.ledger.losses(bench.stream.name):
+            delete_before(bench, 2)
+        return settle(*given)
+
+    monkeypatch.setattr(raw, "commit_until_settled", expiring)
+    [report] = raw.materialise(bench.work(piece))
+    assert (offsets(bench), report.counts["lost"]) == ({(0, 2)}, 2)
 
 
 def test_a_slice_of_a_topic_that_is_gone_is_done_with_nothing_in_it(bench: Bench) -> None:

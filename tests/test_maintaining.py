@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import dagster as dg
@@ -26,6 +27,7 @@ from orchestration.operating import maintaining
 from orchestration.operating.maintaining import act, horizon_rule
 from orchestration.operating.retaining import retain
 from resources.dlq_topics import Shape
+from resources.kafka import Kafka
 from resources.lake import open_table
 from resources.spark_tables import rows_at
 from resources.upkeep import join_small, parts_of, removable, remove_files, stock_of, times_of
@@ -44,8 +46,9 @@ def world(tmp_path: Path) -> World:
 
 
 def work_of(world: World, **changes: Any) -> Work:
-    nothing = cast("Any", None)  # a dry run asks neither Spark nor Kafka
-    return Work(replace(STREAM, **changes), [], nothing, world.lake, world.ledger, nothing, print)
+    nothing = cast("Any", None)  # a dry run does not ask Spark
+    kafka = cast("Any", SimpleNamespace(groups=list))
+    return Work(replace(STREAM, **changes), [], nothing, world.lake, world.ledger, kafka, print)
 
 
 def test_a_dry_run_tells_what_each_table_takes_and_changes_nothing(world: World) -> None:
@@ -192,6 +195,7 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
 
     log, tables, topic_id = Log(), Tables(tmp_path), "T" * 22
     monkeypatch.setattr(published, "Transactions", log)
+    monkeypatch.setattr(Kafka, "groups", lambda _: [])
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: Shape(2, 1, {"max.message.bytes": "1000000"}))
     monkeypatch.setattr(published, "_topic_id", lambda *_: topic_id)
     monkeypatch.setattr("highwater.upkeep.FEWEST_FILES", 2)
@@ -232,7 +236,6 @@ def test_a_version_whose_entry_is_gone_has_no_time(world: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files become fewer, rows and proofs stay, an old version stays readable, and the checks stay green."""
     monkeypatch.setattr("assets.raw.LEAST_RECORDS_A_TASK", 1)  # so that a slice has several files

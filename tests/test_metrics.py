@@ -36,6 +36,7 @@ from orchestration.sensing.standing import attempts
 from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.plain_minutes import STATUSES, minutes_of
+from tests.support import with_milliseconds
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -83,7 +84,7 @@ class Measured:
         proof = Proof(piece, self.attempts[ordinal], len(events), {"events": len(events)})
         write_deltalake(
             self.lake.path("orders", "events"),
-            pa.Table.from_pylist([*rows, {"slice": piece.key, "proof": proof.to_json()}], EVENTS),
+            pa.Table.from_pylist([*with_milliseconds(rows), {"slice": piece.key, "proof": proof.to_json()}], EVENTS),
             partition_by=["slice"],
             mode="overwrite",
             predicate=f"slice = '{piece.key}'",
@@ -143,6 +144,7 @@ def _schema() -> Any:
             ("origin_partition", pa.int32()),
             ("origin_offset", pa.int64()),
             ("origin_timestamp", pa.timestamp("us", "UTC")),
+            ("origin_timestamp_ms", pa.int64()),
             ("key", pa.string()),
             ("version", pa.int32()),
             ("event_time", pa.timestamp("us", "UTC")),

@@ -109,6 +109,7 @@ def test_every_version_of_a_gap_is_counted_once(since: int, more: int, rejects: 
         (b"7", None),
         (b"\xff", None),
         (b"", None),
+        (b'{"version": 3, "deep": ' + b"[" * 100_000, None),
         (None, None),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -58,15 +58,24 @@ class Broker:
             raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
         return self.topics[topic]
 
+    def look_again(self, topic: str) -> TopicState:
+        return self.topic_state(topic)
+
     def read(self, topic: str, ranges: Mapping[int, OffsetRange], **_: object) -> Iterator[Any]:
         assert topic in self.topics
 
+        @dataclass
         class Message:
+            at: int
+
+            def partition(self) -> int:
+                return self.at
+
             def timestamp(self) -> tuple[int, int]:
-                return 0, round((datetime.now(UTC) - age).timestamp() * 1000)
+                return 1, round((datetime.now(UTC) - age).timestamp() * 1000)
 
         age = self.age
-        return (Message() for offsets in ranges.values() if len(offsets))
+        return (Message(partition) for partition, offsets in ranges.items() if len(offsets))
 
 
 @pytest.fixture
@@ -147,6 +156,7 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
     p0, p1, t0 = ("orders", "orders", "0"), ("orders", "orders", "1"), ("orders", TIER, "0")
     age = found["highwater_oldest_unread_age_seconds"].pop(p0)
     assert 99 < age < 160
+    assert 99 < found["highwater_held_back_age_seconds"].pop(p0) < 160
     late = STREAM.tier_topics[1]
     # The stream publishes and measures nothing, so nobody looks at what it published or measured.
     there = STREAM.checks.keys() - {"events_published", "metrics_follow_events"}
@@ -157,11 +167,15 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
         # The third slice is whole, and behind one that is not.
         "highwater_committed_end_offset": {p0: 10, p1: 0, t0: 2},
         "highwater_last_stable_offset": {p0: 37, p1: 9, t0: 2},
-        "highwater_lag_records": {p0: 7, p1: 4, t0: 0},
+        # Up to the high watermark, and three of them behind a transaction.
+        "highwater_lag_records": {p0: 10, p1: 4, t0: 0},
+        "highwater_held_back_offsets": {p0: 3, p1: 0, t0: 0},
+        "highwater_held_back_age_seconds": {},
         "highwater_oldest_unread_age_seconds": {},
         "highwater_slices": {("orders", "orders"): 3, ("orders", TIER): 1, ("orders", late): 0},
         "highwater_slices_not_whole": {("orders", "orders"): 1, ("orders", TIER): 0, ("orders", late): 0},
-        "highwater_stopped": {("orders", "orders", "OffsetsExpiredError"): 1},
+        # Nothing is called lost while a partition has no leader.
+        "highwater_stopped": {},
         "highwater_origins": {
             ("orders", "accepted", ""): 18,
             ("orders", "tombstone", ""): 1,
@@ -191,12 +205,25 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
             ("orders", "offsets_accounted_for"): 1,
         },
     }
+    led = broker()
+    led.topics = {**led.topics, "orders": replace(led.topics["orders"], partitions={1: PartitionState(9, 9, 9, 1)})}
+    stopped = read(asked(written.ledger, led, written.lake).text)["highwater_stopped"]
+    assert stopped == {
+        ("orders", "orders", "OffsetsExpiredError"): 1,
+        ("orders", "orders", "PartitionsRemovedError"): 1,
+    }
     counted = found["highwater_origins"]
     assert sum(counted.values()) == found["highwater_origins_produced"]["orders",]
 
 
 # What rests on what: a family without its dependency has no sample, and never a 0.
-OF_KAFKA = {"highwater_last_stable_offset", "highwater_lag_records", "highwater_oldest_unread_age_seconds"}
+OF_KAFKA = {
+    "highwater_last_stable_offset",
+    "highwater_lag_records",
+    "highwater_oldest_unread_age_seconds",
+    "highwater_held_back_offsets",
+    "highwater_held_back_age_seconds",
+}
 OF_LAKE = {
     "highwater_committed_end_offset",
     "highwater_slices_not_whole",
@@ -226,8 +253,10 @@ def test_without_the_lake_the_plan_and_the_topic_are_told(written: Written) -> N
     assert {name for name in FAMILIES if not numbers[name]} == OF_LAKE | {
         "highwater_failing_check_slices",
         "highwater_oldest_unread_age_seconds",
+        "highwater_held_back_age_seconds",
+        "highwater_stopped",
     }
-    assert numbers["highwater_lag_records"]["orders", "orders", "0"] == 7
+    assert numbers["highwater_lag_records"]["orders", "orders", "0"] == 10
 
 
 def test_without_the_ledger_nobody_knows_what_is_unread(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_an_envelope_is_read_as_it_was_written() -> None:
         (envelope.ORIGIN_GENERATION, str(2**31 - 1).encode()),
         (envelope.RECLAIMS, str(2**31 - 1).encode()),
         (envelope.ORIGIN_PARTITION, str(2**31).encode()),
-        (envelope.ORIGIN_TIMESTAMP, b"1767225600000000"),
+        (envelope.ORIGIN_TIMESTAMP, str(2**63).encode()),
         (envelope.ORIGIN_TOPIC, b"\xff"),
         (envelope.RECLAIMS, b"-1"),
     ],
@@ -104,10 +104,11 @@ def accept(lake: Lake, origins: Sequence[Origin]) -> None:
 
     columns = {
         **{f"origin_{name}": [getattr(o, name) for o in origins] for name in Origin._fields},
+        "slice": ["orders.dlq.1@0000000"] * len(origins),
         "retries": [1] * len(origins),
         "proof": pa.array([None] * len(origins), pa.string()),
     }
-    write_deltalake(lake.path("orders", "events"), pa.table(columns))
+    write_deltalake(lake.path("orders", "events"), pa.table(columns), partition_by=["slice"])
 
 
 class Parking:
@@ -200,7 +201,7 @@ def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
     ]
     there = PartitionState(log_start=0, last_stable=5, high_watermark=5, leader=1)
     state = TopicState("orders.dlq.parked", "A" * 22, {0: there})
-    kafka = cast("Any", SimpleNamespace(topic_state=lambda _: state, read=lambda *_: lying))
+    kafka = cast("Any", SimpleNamespace(topic_state=lambda _: state, look_again=lambda _: state, read=lambda *_: lying))
     found = look(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, Choice())
     assert sorted(origin.offset for origin in found.waiting) == [2, 3, 4]
     assert (found.settled, found.others) == (2, 0)
@@ -224,7 +225,6 @@ def test_nothing_is_given_up_that_has_another_end_by_now(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_what_waits_is_what_was_neither_accepted_nor_given_up(parking: Parking) -> None:
     assert parking.waiting() == []
     parking.park(*[parking.envelope(n) for n in range(5)], parking.envelope(3, "invalid"))
@@ -240,7 +240,6 @@ def test_what_waits_is_what_was_neither_accepted_nor_given_up(parking: Parking) 
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_a_choice_is_by_reason_slice_key_and_time(parking: Parking) -> None:
     parking.park(parking.envelope(0, slice_key="orders@0000007"), parking.envelope(1, "invalid"))
     parking.park(parking.envelope(2), key="ö".encode())
@@ -254,7 +253,6 @@ def test_a_choice_is_by_reason_slice_key_and_time(parking: Parking) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestration.operating.redriving.RECORDS_A_TRANSACTION", 2)
     written = [parking.envelope(n, partition=n % 2) for n in range(5)]
@@ -275,7 +273,6 @@ def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_what_is_given_up_waits_no_more_and_the_first_reason_stays(parking: Parking) -> None:
     parking.park(*[parking.envelope(n, "invalid" if n else "malformed") for n in range(3)])
     assert parking.act(sure=True, by="ann", because="a test", choice=Choice(reasons=["invalid"])) == [1, 2]
@@ -291,7 +288,6 @@ def test_what_is_given_up_waits_no_more_and_the_first_reason_stays(parking: Park
 
 
 @pytest.mark.slow
-@pytest.mark.records
 @pytest.mark.parametrize(
     ("asked", "remedy"),
     [
@@ -310,7 +306,6 @@ def test_what_is_missing_is_told_before_anything_is_done(parking: Parking, asked
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyPatch) -> None:
     parking.park(parking.envelope(0), parking.envelope(1, "invalid"), parking.envelope(2))
     scene = parking.scene
@@ -341,7 +336,6 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_what_was_given_up_is_accepted_by_no_copy_that_is_under_way(bench: Bench) -> None:
     """Its retry accepted it later, while the ledger named who had given it up."""
     policy = {**ON_REJECT, "unresolved": OnReject.PARK}
@@ -363,7 +357,6 @@ def test_what_was_given_up_is_accepted_by_no_copy_that_is_under_way(bench: Bench
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None:
     policy = {**ON_REJECT, "unresolved": OnReject.PARK}
     bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1),), on_reject=policy)
@@ -403,7 +396,6 @@ def see_whole(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whole(bench: Bench) -> None:
     """It holds up nothing of its slice, and is told like any parked record.
 

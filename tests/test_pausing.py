@@ -20,6 +20,7 @@ from orchestration.cli.main import main
 from orchestration.operating.pausing import Asked, act
 from orchestration.sensing import ticks
 from orchestration.telling.plan_status import StreamStatus, _dlq
+from resources.lake import Lake
 from resources.ledger import Ledger
 from resources.paused_topics import Pause
 from tests.support import make_stream
@@ -39,7 +40,8 @@ class Ours:
         self.kafka: Any = Topics({"orders": ("A", 5), FIRST: ("B", 5), SECOND: ("C", 5)})
 
     def tick(self) -> ticks.Tick:
-        opened = {"ledger": self.ledger, "kafka": self.kafka}
+        lake = Lake(str(Path(str(self.ledger._url.database)).parent / "lake"))
+        opened = {"ledger": self.ledger, "kafka": self.kafka, "lake": lake}
         resources = SimpleNamespace(**{n: SimpleNamespace(open=lambda one=one: one) for n, one in opened.items()})
         return ticks.retry(self.instance, resources, STREAM)
 

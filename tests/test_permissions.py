@@ -12,14 +12,14 @@ import pytest
 from dev.broker import EmbeddedBroker
 from dev.processes import LOOPBACK, free_port
 from highwater.declaration import Accepted
-from highwater.errors import ConfigurationError
+from highwater.errors import ConfigurationError, TopicDriftError
 from highwater.topic_rules import Level, endurance, judge
 from orchestration.telling import doctor
-from resources.dlq_topics import see_accepted, see_no_drift
+from resources.dlq_topics import ensure, ensure_accepted, see_accepted, see_no_drift
 from resources.kafka import Kafka
 from resources.permissions import permitted
 from resources.topic_facts import topic_facts
-from tests.conftest import create_topic
+from tests.conftest import create_topic, grow
 from tests.support import make_stream, order_message, send
 
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def allow(bootstrap: str, kind: str, name: str, *operations: str) -> None:
     ]
     admin = AdminClient({"bootstrap.servers": bootstrap})  # it lives until its answers are there
     for future in admin.create_acls(rules).values():
-        future.result(10)
+        future.result(60)
 
 
 def test_what_is_forbidden_is_told(guarded: tuple[str, str]) -> None:
@@ -116,3 +116,22 @@ def test_what_is_forbidden_is_told(guarded: tuple[str, str]) -> None:
     allow(free, "TOPIC", "bills.", "CREATE")
     assert (see_no_drift(kafka, bills)[1], "which is allowed" in see_accepted(kafka, bills)) == (False, True)
     assert [topic for topic in kafka.topics() if topic.startswith("bills")] == ["bills"]
+
+    allow(free, "TOPIC", "bills.", "DESCRIBE", "DESCRIBE_CONFIGS")
+    ensure(kafka, bills)
+    ensure_accepted(kafka, bills)
+    grow(free, "bills", 3)
+    for ask in (ensure, ensure_accepted, see_no_drift, see_accepted):
+        with pytest.raises(TopicDriftError, match="may not be grown") as narrow:
+            ask(kafka, bills)
+        for topic in bills.published_topics:
+            assert f"kafka-topics --bootstrap-server {address} --alter --topic {topic} --partitions 3" in (
+                narrow.value.remedy
+            )
+    allow(free, "TOPIC", "bills.parked", "ALTER")
+    with pytest.raises(TopicDriftError) as narrow:
+        ensure(kafka, bills)
+    assert "bills.parked" not in narrow.value.remedy, "it was grown"
+    allow(free, "TOPIC", "bills.", "ALTER")
+    ensure(kafka, bills)
+    assert {len(kafka.topic_state(topic).partitions) for topic in bills.published_topics} == {3}

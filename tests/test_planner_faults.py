@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from dev.broker import EmbeddedBroker
 from dev.processes import wait_until
+from highwater.alerting import Measure
 from highwater.declaration import Limits, Start
 from highwater.errors import (
     DependencyAwayError,
@@ -26,13 +27,18 @@ from highwater.errors import (
     TopicRecreatedError,
     TopicVanishedError,
 )
+from highwater.slices import OffsetRange
+from orchestration import observation
 from orchestration.cli.terminal import PERMANENT, TEMPORARY
 from orchestration.operating.acceptance import accept_loss
 from orchestration.sensing.planning import Planner
+from orchestration.telling import alerts
+from orchestration.telling.plan_status import topic_status
 from resources.kafka import Kafka, PartitionState, TopicState
+from resources.lake import Lake
 from resources.ledger import Ledger
-from tests.records import of_records
 from tests.scene import Scene, offsets
+from tests.support import BOUNDED
 
 TopicFactory = Callable[..., str]
 ROOT = Path(__file__).parents[1]
@@ -233,7 +239,7 @@ def test_a_ledger_that_is_locked_plans_nothing_and_goes_on_later(scene: Scene) -
         began = time.monotonic()
         with pytest.raises(DependencyAwayError) as caught:
             scene.tick()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < BOUNDED
         assert "ledger.sqlite" in caught.value.problem
         assert "locked" in str(caught.value.found)
         result = scene.run("plan", "orders", "--commit")
@@ -264,7 +270,7 @@ def test_a_broker_that_is_away_is_a_tick_that_fails_in_seconds(own_broker: Embed
         began = time.monotonic()
         with pytest.raises(DependencyAwayError) as caught:
             Planner(scene.ledger, kafka).tick(scene.stream, datetime.now(UTC))
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < BOUNDED
         assert own_broker.bootstrap in caught.value.problem
     result = scene.run("plan", "orders", "--commit")
     assert (result.exit_code, own_broker.bootstrap in result.stderr) == (TEMPORARY, True)
@@ -384,8 +390,7 @@ def test_two_planners_at_once_plan_each_offset_once(scene: Scene, ticks: int) ->
         pass
     scene.see_each_once(*[offsets(p, 0, count) for p, count in written.items()])
     slices = scene.slices()
-    with of_records():
-        assert [piece.ordinal for piece in slices] == list(range(len(slices)))
+    assert [piece.ordinal for piece in slices] == list(range(len(slices)))
     by_planner = [int(output[-1]) for output in outputs]
     assert min(by_planner) > 0, "one of them did all the work, so nothing was tried"
     assert partitions > 1
@@ -411,3 +416,46 @@ def test_waiting_for_more_records_ends_by_itself(scene: Scene) -> None:
     assert (tick.slices, tick.result.waiting is not None) == ((), True)
     wait_until(lambda: bool(scene.tick(limits=limits).slices), 30, "the end of the longest wait")
     scene.see_each_once(offsets(0, 0, 2))
+
+
+def test_what_a_hanging_transaction_holds_back_is_told_before_and_after_retention_takes_it(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
+    """The lag was 0 and nothing was told, and retention deleted what had never been read."""
+    scene = Scene(bootstrap, topic(**{"retention.ms": "12000"}), tmp_path)
+    scene.stream = replace(scene.stream, tiers=())
+    scene.tick()
+    open_ = scene.transaction()
+    open_.produce(scene.topic, "never ended", partition=0)
+    open_.flush(30)
+    scene.write(99)
+    wait_until(lambda: scene.kafka.topic_state(scene.topic).partitions[0].high_watermark == 100, 30, "the records")
+
+    def asked() -> alerts.Asked:
+        return alerts.Asked(scene.ledger, scene.kafka, Lake(str(tmp_path / "lake")), scene.stream)
+
+    assert scene.tick().slices == ()
+    status = topic_status(scene.kafka, scene.stream, scene.ledger.planned("orders", scene.topic))
+    assert (status.lag, status.held_back) == (100, 100)
+    assert "lag 100, 100 of it held back by open transactions" in status.lines[0]
+    look = observation.of_topic(observation.look(scene.kafka, scene.ledger, scene.stream))
+    assert (look["lag"].value, look["held_back"].value) == (100, 100)
+
+    def told() -> list[Measure]:
+        found = [alerts._open_transaction(asked()), alerts._retention_left(asked())]
+        return [one for one in found if one is not None and one.over]
+
+    wait_until(lambda: len(told()) == 2, 30, "the alerts")
+    transaction, retention = told()
+    assert scene.kafka.topic_state(scene.topic).partitions[0].log_start == 0, "they come before retention does"
+    assert transaction.value.startswith(f"{scene.topic} partition 0: 100 offsets from offset 0 on are held back")
+    assert f"abort --topic {scene.topic} --partition 0 --start-offset 0" in transaction.remedy
+    assert "until retention takes the oldest unread record" in retention.value
+    wait_until(lambda: scene.kafka.topic_state(scene.topic).partitions[0].log_start == 100, 60, "retention")
+    [gone] = told()
+    assert gone.value == f"retention deleted unread records of {scene.topic}: partition 0: [0, 100)"
+    assert isinstance(scene.tick().errors[0], OffsetsExpiredError)
+    accept_loss(scene.ledger, scene.kafka, scene.stream, list, by="ann", now=datetime.now(UTC), dry=False)
+    assert [(one.partition, one.offsets) for one in scene.ledger.losses()] == [(0, OffsetRange(0, 100))]
+    assert told() == []
+    assert not scene.tick().errors

@@ -953,7 +953,6 @@ def send_with_one_too_large(
 
 
 @pytest.mark.slow
-@pytest.mark.records
 @pytest.mark.parametrize("clients", [1, 3])
 def test_a_record_that_fails_for_good_stops_its_key_and_no_other(
     bootstrap: str, topic: TopicFactory, clients: int
@@ -979,7 +978,6 @@ def test_a_record_that_fails_for_good_stops_its_key_and_no_other(
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_the_policy_to_go_on_sends_the_rest_and_reports_the_one(bootstrap: str, topic: TopicFactory) -> None:
     name = topic(partitions=1)
     producer, ticked, refused = send_with_one_too_large(bootstrap, name, OnFailure.GO_ON)
@@ -992,7 +990,6 @@ def test_the_policy_to_go_on_sends_the_rest_and_reports_the_one(bootstrap: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.records
 @pytest.mark.crash
 def test_a_broker_that_is_killed_and_comes_back_costs_no_record_and_doubles_none(tmp_path: Path) -> None:
     """The queue holds the 1,200 records that may wait until the thread that sends them starts the broker again."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
-from assets import dlq, events, raw, rejects
+from assets import dlq, events, marks, raw, rejects
 from highwater.errors import ConfigurationError
+from highwater.mirroring import Mark as GroupMark
 from resources import ledger_schema
 from resources.dlq_topics import ensure
+from resources.groups import commit
+from resources.transactions import Mark, Transactions
 from tests.publish_child import FENCED, POINTS
-from tests.records import of_records
 from tests.support import Bench, Children, order_message, read_topic
 
 if TYPE_CHECKING:
@@ -45,15 +48,18 @@ class Publishing:
         }
         self.children = Children("tests.publish_child", task)
 
-    @of_records()
     def see_each_once(self) -> None:
         found = read_topic(self.bench.bootstrap, self.bench.stream.tier_topics[0])
         assert Counter(key for key, _ in found.values()) == Counter(f"o{n}".encode() for n in range(RECORDS))
 
     def expire(self) -> None:
         """Lose Kafka's mark, as group offsets that nobody renews are lost after a week."""
-        group = f"highwater.pub.{self.piece.key}"
+        [group] = self.groups()
         self.bench.kafka.admin().delete_consumer_groups([group])[group].result(30)
+
+    def groups(self) -> list[str]:
+        """The consumer groups that are named after the slice."""
+        return [name for name in self.bench.kafka.groups() if self.piece.key in name]
 
     def forget(self) -> None:
         """Lose the ledger's copy of the mark."""
@@ -79,6 +85,36 @@ def test_a_mark_that_expired_is_known_from_the_ledger(bench: Bench) -> None:
         publishing.expire()
         assert publishing.children.end() == 0
         publishing.see_each_once()
+
+
+def test_the_group_of_a_publication_goes_with_its_last_use(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each slice with rejects left a consumer group for good; a run may die before it deletes its own."""
+    publishing, work = Publishing(bench), bench.work()
+    key, topic = publishing.piece.key, bench.stream.parked_topic
+    assert publishing.children.end("recorded") == -signal.SIGKILL
+    [group] = publishing.groups()
+    assert marks.clean_up(work, sure=True) == ""
+    assert publishing.groups() == [group], "its publication is under way"
+    with monkeypatch.context() as dying:
+        dying.setattr(dlq, "delete_marks", lambda *_: None)
+        dlq.materialise(bench.work(publishing.piece))
+    older, others = f"highwater.pub.{key}", f"highwater.pub.{bench.stream.topic}@0000099"
+    place = {(topic, 0): (1, GroupMark.of("of an earlier version", None, datetime.now(UTC)))}
+    for name in (older, others):
+        commit(bench.kafka, name, place)
+    assert "2 consumer groups of complete publications would be deleted" in marks.clean_up(work, sure=False)
+    assert set(publishing.groups()) == {group, older}
+    assert "2 consumer groups of complete publications were deleted" in marks.clean_up(work, sure=True)
+    assert (publishing.groups(), others in bench.kafka.groups()) == ([], True), "another ledger may know that slice"
+    publishing.see_each_once()
+
+    # A process that was stopped before its deletion goes on when the slice is decided and published another time.
+    later, name = Mark(9, 5, publishing.piece.identity), f"highwater.pub.{key}"
+    with Transactions(bench.kafka, name, topic, group=marks.group_name(key, 9)) as transactions:
+        transactions.commit([], later)
+    marks.delete_marks(work, {key: 1})
+    with Transactions(bench.kafka, name, topic, group=marks.group_name(key, 9)) as transactions:
+        assert transactions.mark() == later
 
 
 @pytest.mark.long

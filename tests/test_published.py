@@ -41,7 +41,7 @@ from resources.lake import query
 from tests.accepted import NOON, Broken, Event, Log, Sent, Tables, said
 
 # Seconds of processor each.
-pytestmark = [pytest.mark.slow, pytest.mark.records]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

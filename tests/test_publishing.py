@@ -420,7 +420,7 @@ def test_the_horizon_looks_back_from_an_events_own_time() -> None:
     from highwater.envelope import Origin
 
     def copy(offset: int, minute: int, place: int | None) -> Copy:
-        return Copy("t@0000000", Origin("t", 0, 0, offset), "same", minute * 60_000_000, place)
+        return Copy("t@0000000", Origin("t", 0, 0, offset), "same", minute * 60_000, place)
 
     cases = {
         "within": ([copy(0, 0, 0), copy(1, 10, 1)], {1}),

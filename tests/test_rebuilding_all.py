@@ -282,7 +282,6 @@ def plan_all(bench: Bench) -> list[Slice]:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_accepted_events_are_not_sent_again_when_all_is_lost(lost: Bench, tmp_path: Path) -> None:
     """Their topic alone tells which were sent: these stay, new ones follow, and what changed is a revision."""
     from confluent_kafka import KafkaException
@@ -322,7 +321,6 @@ def test_accepted_events_are_not_sent_again_when_all_is_lost(lost: Bench, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> None:
     from confluent_kafka import TopicPartition
 

@@ -60,7 +60,6 @@ def merged(bench: Bench) -> Bench:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_whatever_became_of_current_it_is_what_the_events_say(
     merged: Bench, spark_server: SparkConnect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +91,6 @@ def test_whatever_became_of_current_it_is_what_the_events_say(
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.records
 def test_runs_go_on_after_current_was_rebuilt(merged: Bench) -> None:
     """A slice that is materialised again after the rebuild recomputes its keys; a new one is merged."""
     bench = merged
@@ -148,7 +146,6 @@ def environment(bench: Bench, server: SparkConnect) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_without_events_nothing_is_rebuilt(bench: Bench) -> None:
     bench.send(order_message("o1", 1))
     raw.materialise(bench.work(bench.plan(0, p0=(0, 1))))

@@ -22,7 +22,7 @@ from tests.test_sensors import Ticking
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
 
-pytestmark = [pytest.mark.slow, pytest.mark.records]
+pytestmark = pytest.mark.slow
 
 PLANNER = "orders_planner"
 TABLES = ("raw", "events", "rejects", "dlq", "current")

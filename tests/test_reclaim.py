@@ -463,7 +463,6 @@ def keys_on(bench: Bench, topic: str) -> Counter[tuple[str, bytes | None]]:
 
 
 @pytest.mark.slow
-@pytest.mark.records
 def test_a_backfill_with_mended_code_accepts_what_was_taken_back(bench: Bench) -> None:
     """Waiting in a tier, sent back to one, or parked: accepted once; what waits there of them is superseded later.
 

@@ -97,7 +97,8 @@ class ReadBefore:
             read(waiting, *given)
 
         if self.sent:
-            log.marks[f"highwater.pub.{self.piece.key}"] = Mark(self.decision.attempt, self.sent, self.piece.identity)
+            group = f"highwater.pub.{self.piece.key}#{self.decision.attempt}"
+            log.marks[group] = Mark(self.decision.attempt, self.sent, self.piece.identity)
         self.monkeypatch.setattr(dlq, "Transactions", log)
         self.monkeypatch.setattr(dlq, "ThreadPoolExecutor", AtOnce)
         self.monkeypatch.setattr(dlq._Waiting, "__init__", counting)

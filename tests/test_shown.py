@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from assets.work import SliceReport
 from highwater.slices import OffsetRange, Slice
 from orchestration.metadata import MOST_SHOWN, of_slice, offset_table
@@ -54,3 +56,27 @@ def test_seconds_plot_alike_whatever_the_size_of_the_range() -> None:
     assert alone["seconds/read"].value == among["seconds/read"].value == 1.5
     assert (alone["slices_in_run"].value, among["slices_in_run"].value) == (1, 20)
     assert "slices_in_run" not in of_slice(reported(1)), "of what took no time here"
+
+
+# Seconds since 1970 that are exact, where the year is one that Python's times have.
+MOMENTS = {
+    "the last microsecond": (253_402_300_799_999_999, 253_402_300_799.0),
+    "the first microsecond": (-62_135_596_800_000_000, -62_135_596_800.0),
+    "year 10000, from before it was rejected": (253_402_300_800_000_000, "253402300800000000 microseconds since 1970"),
+    "any number": (2**63 - 1, f"{2**63 - 1} microseconds since 1970"),
+}
+
+
+@pytest.mark.parametrize(("us", "shown"), MOMENTS.values(), ids=MOMENTS.keys())
+def test_an_event_of_any_year_is_shown(us: int, shown: float | str) -> None:
+    """The last microsecond of 9999 was rounded into a year that is none: the run failed, and each tick of repair."""
+    found = of_slice(reported(1, counts={"first_event_us": us, "last_event_us": us}))
+    assert (found["first_event"].value, found["last_event"].value) == (shown, shown)
+    assert found["event_span_seconds"].value == 0.0
+    assert "metadata_error" not in found
+
+
+def test_what_cannot_be_shown_of_a_slice_is_said_in_its_place() -> None:
+    found = of_slice(reported(1, counts={"raw": "many"}))
+    assert "orders@0000007" in str(found["metadata_error"].value)
+    assert found["attempt"].value == 1

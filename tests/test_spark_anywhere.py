@@ -17,7 +17,6 @@ from dev.spark_local import SMALL_QUERIES, environment, local_conf, write_conf_d
 from dev.spark_standalone import SparkStandalone
 from highwater import settings
 from resources.lake import Lake
-from tests.records import of_records
 from tests.support import PAGE_SECONDS, Message, customers, order_message, read_rows, read_topic, send
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ def take_slice(home: Path, bootstrap: str, topic: str, spark: dict[str, str]) ->
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
 
 
-@of_records()
 def require_tables(home: Path, bootstrap: str, topic: str) -> None:
     """Compare the tables with an independent reading of the topic."""
     base = home / "lake" / "orders"

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
     from highwater.slices import Slice
 
-pytestmark = [pytest.mark.slow, pytest.mark.records]
+pytestmark = pytest.mark.slow
 
 
 def origins(rows: list[dict[str, object]]) -> set[tuple[object, object]]:
@@ -542,7 +542,6 @@ def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkey
     assert proofs[0].attempt == proofs[1].attempt == report.attempt
 
 
-@pytest.mark.records
 def test_of_two_slices_read_together_the_one_that_another_run_took_is_not_written(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,14 +110,15 @@ def write_raw(lake: Lake, offsets: list[int]) -> None:
     from deltalake import write_deltalake
 
     rows = [
-        {"slice": PIECE.key, "partition": 0, "offset": n, "timestamp": 0, "key": b"k", "value": b"{}"} for n in offsets
+        {"slice": PIECE.key, "partition": 0, "offset": n, "timestamp_ms": 0, "key": b"k", "value": b"{}"}
+        for n in offsets
     ]
     schema = pa.schema(
         [
             ("slice", pa.string()),
             ("partition", pa.int32()),
             ("offset", pa.int64()),
-            ("timestamp", pa.timestamp("us", "UTC")),
+            ("timestamp_ms", pa.int64()),
             ("timestamp_type", pa.int32()),
             ("key", pa.binary()),
             ("value", pa.binary()),
@@ -126,7 +127,7 @@ def write_raw(lake: Lake, offsets: list[int]) -> None:
         ]
     )
     proof = {"slice": PIECE.key, "proof": Proof(PIECE, 1, len(rows)).to_json()}
-    write_deltalake(lake.path("orders", "raw"), pa.Table.from_pylist([*rows, proof], schema))
+    write_deltalake(lake.path("orders", "raw"), pa.Table.from_pylist([*rows, proof], schema), partition_by=["slice"])
 
 
 @pytest.mark.slow

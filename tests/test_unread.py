@@ -46,7 +46,7 @@ class Topic:
             at: datetime
 
             def timestamp(self) -> tuple[int, int]:
-                return 0, round(self.at.timestamp() * 1000)
+                return 1, round(self.at.timestamp() * 1000)
 
         now = datetime.now(UTC)
         return (Message(now - timedelta(minutes=100 - r.start)) for r in ranges.values() if len(r))
@@ -72,7 +72,7 @@ class Wide(Topic):
     def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Any]:
         [(partition, offsets)] = ranges.items()
         made = datetime.now(UTC) - self._age(partition, offsets.start)
-        return iter([SimpleNamespace(timestamp=lambda: (0, round(made.timestamp() * 1000)))])
+        return iter([SimpleNamespace(timestamp=lambda: (1, round(made.timestamp() * 1000)))])
 
 
 class Deployed:
@@ -331,7 +331,7 @@ def test_raw_is_opened_once_a_tick(deployed: Deployed, monkeypatch: pytest.Monke
     monkeypatch.setattr(Lake, "holds", counted)
     deployed.read(*range(6))
     lines: list[str] = []
-    found = [*alerts._measured(deployed.ledger, deployed.kafka, deployed.lake, STREAM, lines)]
+    found = [*alerts._measured(deployed.ledger, deployed.kafka, deployed.lake, STREAM, lines, [])]
     assert ([one.what for one in found], lines) == (["retention before unread records", "age of retries"], [])
     assert opened == ["raw"]
 

@@ -34,7 +34,7 @@ from orchestration.telling.explaining import explain
 from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.commits import commit_current
-from tests.support import make_stream
+from tests.support import SilentKafka, make_stream
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -141,7 +141,9 @@ class Deployment:
     @property
     def resources(self) -> Any:
         return SimpleNamespace(
-            ledger=SimpleNamespace(open=lambda: self.ledger), lake=SimpleNamespace(open=lambda: self.lake)
+            ledger=SimpleNamespace(open=lambda: self.ledger),
+            lake=SimpleNamespace(open=lambda: self.lake),
+            kafka=SimpleNamespace(open=SilentKafka),
         )
 
     def live(self) -> list[str]:

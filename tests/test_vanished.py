@@ -71,6 +71,9 @@ class Topics:
         found, end = self.there[topic]
         return TopicState(topic, found, {0: PartitionState(0, end, end, 1)})
 
+    def look_again(self, topic: str) -> TopicState:
+        return self.topic_state(topic)
+
     def offsets_at(self, _: str, __: int, state: TopicState) -> dict[int, int]:
         return {p: seen.last_stable or 0 for p, seen in state.partitions.items()}
 
@@ -213,7 +216,7 @@ def test_the_ledger_is_asked_of_absent_topics_alone(
     look: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each publication asked it of every topic of the DLQ."""
-    kafka: Any = SimpleNamespace(bootstrap="here")
+    kafka: Any = SimpleNamespace(bootstrap="here", look_again=lambda topic: shape(None, topic))
     there = {"orders": MAIN_SHAPE, **dlq_topics._wanted(STREAM, MAIN_SHAPE)}
     asked: list[str] = []
 
@@ -360,7 +363,8 @@ def test_what_is_lost_is_taken_back_by_the_topic_that_it_was_published_to(tmp_pa
 def parked_state(**logs: tuple[int | None, int | None]) -> Any:
     """A cluster whose parked topic holds these offsets of its partitions."""
     states = {int(name[1:]): PartitionState(start, end, end, 1) for name, (start, end) in logs.items()}
-    return SimpleNamespace(topic_state=lambda topic: TopicState(topic, "B", states))
+    state = TopicState("orders.parked", "B", states)
+    return SimpleNamespace(topic_state=lambda _: state, look_again=lambda _: state)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,7 +51,7 @@ def table(spark: SparkSession, rows: Sequence[tuple[str, int, Row]]) -> DataFram
             way,
             number,
             row["version"],
-            NOON + timedelta(seconds=row["second"]),
+            row["second"] * 1000,
             row["origin_partition"],
             row["origin_offset"],
             row["origin_generation"],
@@ -61,7 +61,7 @@ def table(spark: SparkSession, rows: Sequence[tuple[str, int, Row]]) -> DataFram
         for way, number, row in rows
     ]
     columns = (
-        "way STRING, history INT, version INT, origin_timestamp TIMESTAMP, origin_partition INT, origin_offset BIGINT, "
+        "way STRING, history INT, version INT, origin_timestamp_ms BIGINT, origin_partition INT, origin_offset BIGINT, "
         "origin_generation INT, part INT, second INT"
     )
     return spark.createDataFrame(made, columns)

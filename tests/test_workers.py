@@ -225,8 +225,17 @@ def test_a_worker_holds_its_lease_while_it_works_and_beyond_the_runs_end(
     @dg.op(required_resource_keys={"ledger"})
     def work(context) -> None:  # type: ignore[no-untyped-def]  # Dagster reads the annotation, and knows no text
         wait_until(lambda: bool(living(ledger.leases())), 10, "the first sign of life")
-        time.sleep(2)  # longer than the term: renewed, or gone
-        seen.append(list(living(ledger.leases())))
+        first = max(living(ledger.leases()).values())
+
+        def renewed() -> bool:
+            """Alive after the first term; the thread that renews may come late on a busy machine."""
+            alive = list(living(ledger.leases()))
+            if datetime.now(UTC) <= first or not alive:
+                return False
+            seen.append(alive)
+            return True
+
+        wait_until(renewed, 10, "a sign of life after the first term")
 
     @dg.job(resource_defs={"ledger": LedgerResource()}, executor_def=dg.in_process_executor)
     def job() -> None:

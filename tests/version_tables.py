@@ -28,6 +28,7 @@ from orchestration.checking.version_checks import missing_checks, over_the_strea
 from orchestration.sensing.standing import version_order
 from resources.lake import Lake
 from tests.commits import commit_current
+from tests.support import with_milliseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +122,7 @@ class Planted:
         from deltalake import write_deltalake
 
         names = set(schema.names)
-        kept = [{name: cell for name, cell in row.items() if name in names} for row in rows]
+        kept = [{name: cell for name, cell in row.items() if name in names} for row in with_milliseconds(rows)]
         made = pa.Table.from_pylist(kept, schema)
         write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
 
@@ -261,6 +262,7 @@ def _origin() -> list[tuple[str, Any]]:
         *[(name, pa.int32()) for name in ("origin_generation", "origin_partition")],
         ("origin_offset", pa.int64()),
         ("origin_timestamp", pa.timestamp("us", "UTC")),
+        ("origin_timestamp_ms", pa.int64()),
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -30,7 +30,7 @@ from resources.ledger import Ledger
 from resources.spark_tables import name_of, parts_of
 from tests.commits import commit_current
 from tests.plain_minutes import minute_of, minutes_of
-from tests.support import make_stream, order
+from tests.support import make_stream, order, with_milliseconds
 
 STREAM = make_stream("orders")
 TIER, PARKED = STREAM.tier_topics[0], STREAM.parked_topic
@@ -54,9 +54,20 @@ def piece(ordinal: int, topic: str = "orders", **ranges: tuple[int, int]) -> Sli
     return Slice("orders", topic, ID, 0, ordinal, {int(n[1:]): OffsetRange(*r) for n, r in ranges.items()}, at)
 
 
-def like_first(ordinal: int) -> Slice:
+def like_first(ordinal: int, more: Mapping[int, OffsetRange] | None = None) -> Slice:
     """A slice whose sixth offset of partition 0 is a marker, and whose second of partition 1 was aborted."""
-    return piece(ordinal, p0=(6 * ordinal, 6 * ordinal + 6), p1=(4 * ordinal, 4 * ordinal + 4))
+    made = piece(ordinal, p0=(6 * ordinal, 6 * ordinal + 6), p1=(4 * ordinal, 4 * ordinal + 4))
+    return replace(made, ranges={**made.ranges, **(more or {})})
+
+
+def _further(ordinal: int, widths: Sequence[int]) -> dict[int, OffsetRange]:
+    """Ranges of one offset in the partitions beyond the first two."""
+    starts = {p: sum(p < before for before in widths[:ordinal]) for p in range(2, widths[ordinal])}
+    return {p: OffsetRange(start, start + 1) for p, start in starts.items()}
+
+
+def _ends(pieces: Iterable[Slice]) -> dict[int, int]:
+    return {p: r.end for one in pieces for p, r in one.ranges.items()}
 
 
 FIRST = like_first(0)
@@ -123,13 +134,17 @@ class World:
         folder: for lake and ledger.
         copies: how many slices are like the first one, with keys and days of their own.
         stream: its declaration; with metrics these have a table too, and so has what is sent where it publishes.
+        widths: for each copy over how many partitions it goes; each beyond the two has one event of it.
     """
 
-    def __init__(self, folder: Path, copies: int = 1, stream: Stream = STREAM) -> None:
+    def __init__(
+        self, folder: Path, copies: int = 1, stream: Stream = STREAM, widths: Sequence[int] | None = None
+    ) -> None:
         self.stream = stream
         more = {"metrics": stream.metrics, "published": stream.publishes}
         tables = [*COLUMNS, *(table for table, declared in more.items() if declared)]
-        self.copies = [like_first(ordinal) for ordinal in range(copies)]
+        widths = widths or [2] * copies
+        self.copies = [like_first(ordinal, _further(ordinal, widths)) for ordinal in range(copies)]
         end = {p: r.end for p, r in self.copies[-1].ranges.items()}
         self.second = piece(copies, p0=(end[0], end[0] + 2), p1=(end[1], end[1]))
         self.pieces = [*self.copies, self.second, RETRIED]
@@ -138,8 +153,9 @@ class World:
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
         self.rows: dict[str, list[Row]] = {table: [] for table in tables}
         self.proofs: dict[str, dict[str, Proof]] = {table: {} for table in tables}
+        starts = dict.fromkeys(range(max([2, *widths])), 0)
         for topic in ("orders", TIER):
-            self.ledger.open_generation(Generation("orders", topic, ID, 0, {0: 0, 1: 0}, NOON))
+            self.ledger.open_generation(Generation("orders", topic, ID, 0, starts, NOON))
         self.ledger.add(self.pieces)
         for one in self.copies:
             self._day = one.ordinal
@@ -162,7 +178,7 @@ class World:
                 for topic in ("orders", TIER)
             },
             aborted={"orders": {(1, 4 * one.ordinal + 1) for one in self.copies}, TIER: set()},
-            ends={"orders": {0: end[0] + 2, 1: end[1]}, TIER: {0: 4}},
+            ends={"orders": {**_ends(self.copies), 0: end[0] + 2, 1: end[1]}, TIER: {0: 4}},
             records={(r["topic"], (r["partition"], r["offset"])): dict(r) for r in self.rows["raw"]},
         )
 
@@ -176,6 +192,9 @@ class World:
         self.event(one, 1, 2, f"o4{of}", 1)
         self.event(one, 1, 3, f"o3{of}", 2)
         self.win(one, (0, 0), (0, 1), (1, 2), (1, 3))
+        for partition in range(2, len(one.ranges)):
+            self.event(one, partition, 0, f"o6{of}.{partition}", 1)
+            self.win(one, (partition, 0))
 
     def _second(self) -> None:
         self.event(self.second, 0, 0, "o1", 2)
@@ -344,7 +363,7 @@ class World:
                 mark["linked"] = sorted(self.minutes[mark["slice"]])
             if table == "published":
                 marks.append({"slice": sent.SENDING, "proof": sent.Sending(1, "orders.accepted", ID).to_json()})
-            made = pa.Table.from_pylist([*rows, *marks], self._schema(table))
+            made = pa.Table.from_pylist([*with_milliseconds(rows), *marks], self._schema(table))
             write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
 
     def _schema(self, table: str) -> Any:

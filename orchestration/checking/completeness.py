@@ -151,12 +151,11 @@ def _whole(kind: int, timestamp_ms: int, key: bytes | None, value: bytes | None,
 def _in_raw(lake: Lake, stream: Stream, piece: Slice) -> dict[Place, str]:
     raw = lake.table(stream.name, "raw")
     assert raw is not None, "the slice's proof was just read there"
-    # The timestamp as a number: a producer's clock may name a year that Python's times do not know.
-    columns = '"partition", "offset", timestamp_type, arrow_cast("timestamp", \'Int64\') AS us, key, value, headers'
+    columns = '"partition", "offset", timestamp_type, timestamp_ms, key, value, headers'
     where = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
     return {
         (row["partition"], row["offset"]): _whole(
-            row["timestamp_type"], row["us"] // 1000, row["key"], row["value"], headers_of(row)
+            row["timestamp_type"], row["timestamp_ms"], row["key"], row["value"], headers_of(row)
         )
         for row in stream_rows(raw, f"SELECT {columns} FROM t WHERE {where}")
     }

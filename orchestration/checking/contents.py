@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -210,7 +210,7 @@ def _digits(kind: str) -> tuple[int, int]:
 def _differing(columns: Sequence[_Told], row: Mapping[str, Any], value: bytes) -> list[str]:
     """The fields that an event has otherwise than its record, or has not."""
     try:
-        record = json.loads(value, parse_float=Decimal)
+        record = json.loads(value, parse_int=_number, parse_float=_number)
     except RecursionError:
         return []  # nested deeper than Python reads, in a field that is ignored: not to be compared
     except ValueError:
@@ -224,12 +224,19 @@ def _differing(columns: Sequence[_Told], row: Mapping[str, Any], value: bytes) -
     ]
 
 
+def _number(text: str) -> Decimal | None:
+    """A number exactly; None where Python holds none so large. Python's own parser refuses whole numbers that long."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return None
+
+
 def _equal(kind: str, value: Any, told: Any) -> bool:
     if kind == "timestamp":
         try:
-            return bool((datetime.fromisoformat(value) - _BEGIN) // timedelta(microseconds=1) == told)
-        except (TypeError, ValueError):
+            return bool((datetime.fromisoformat(value.upper()) - _BEGIN) // timedelta(microseconds=1) == told)
+        except (AttributeError, ValueError):
             return isinstance(value, str)  # Spark reads more forms and years than Python: not to be compared
-    if kind == "string" and isinstance(value, str) and any("\ud800" <= one <= "\udfff" for one in value):
-        return True  # half of a pair of UTF-16 is no text; Spark keeps another sign in its place
-    return bool(value == told)  # a number of JSON equals a decimal by its value
+    # A number of JSON equals a decimal by its value. To Python `true` equals 1.
+    return bool(value == told) and isinstance(value, bool) == (kind == "boolean")

@@ -54,7 +54,7 @@ def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence
 
 
 _ORIGIN = ", ".join(ORIGIN)
-_AS_PUBLISHED = f"{_ORIGIN}, origin_timestamp, attempt, retries, reason, detail, next_topic, first_failed_at"
+_AS_PUBLISHED = f"{_ORIGIN}, origin_timestamp_ms, attempt, retries, reason, detail, next_topic, first_failed_at"
 # dlq does not keep it: it follows from the reason.
 _PERMANENT = "reason IN (" + ", ".join(f"'{reason}'" for reason in sorted(PERMANENT)) + ")"
 # One that was altered stands on each side by itself.
@@ -141,7 +141,7 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
 
 def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
     """What `current` has of an event; of a field that was added to the stream as soon as both tables have it."""
-    names = ["key", "version", "event_time", *[f.name for f in field_columns(stream)], *ORIGIN, "origin_timestamp"]
+    names = ["key", "version", "event_time", *[f.name for f in field_columns(stream)], *ORIGIN, "origin_timestamp_ms"]
     return ", ".join(columns_in_all(tables.values(), names))
 
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from highwater.erasing import digest_of as digest_of_key
-from highwater.erasing import microseconds, until
+from highwater.erasing import milliseconds, until
 from highwater.errors import DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.gaps import (
     FORBIDDEN,
@@ -146,7 +146,7 @@ def _kept_out(ledger: Ledger, kafka: Kafka, piece: Slice, lacking: Sequence[Plac
         for message in kafka.read(piece.topic, ranges, committed=True):
             place, key = (message.partition() or 0, message.offset() or 0), message.key()
             digest = "" if key is None else digest_of_key(key if isinstance(key, bytes) else str(key).encode())
-            if place in wanted and digest in gone and message.timestamp()[1] * 1000 <= microseconds(gone[digest]):
+            if place in wanted and digest in gone and message.timestamp()[1] <= milliseconds(gone[digest]):
                 found.setdefault(digest, set()).add(place)
     for digest, places in found.items():
         number = max(one.number for one in erasures if one.digest == digest)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 CLASS = "of a later origin"
-RULE = ("origin_timestamp", "origin_partition", "origin_offset", "origin_generation")
+RULE = ("origin_timestamp_ms", "origin_partition", "origin_offset", "origin_generation")
 
 
 def _is_later(names: Sequence[str] = RULE) -> str:
@@ -105,7 +105,7 @@ def later_origins(events: DeltaTable, current: DeltaTable, stream: Stream, among
     """
     tables = {"e": events, "c": current}
     contents = columns_in_all(tables.values(), ["event_time", *[field.name for field in field_columns(stream)]])
-    columns = columns_in_all(tables.values(), ["key", "version", *ORIGIN, "origin_timestamp"]) + contents
+    columns = columns_in_all(tables.values(), ["key", "version", *ORIGIN, "origin_timestamp_ms"]) + contents
     sql = _SQL.format(
         told=among.told,
         mine=among.mine,

@@ -226,12 +226,12 @@ class _Asked:
             SELECT minute, status, count(*) FILTER (WHERE place = 1) AS events,
                    sum(amount) FILTER (WHERE place = 1) AS amount, max(late) AS late
             FROM (SELECT {_MINUTE} AS minute, status, amount, inside,
-                         row_number() OVER (PARTITION BY key, version ORDER BY origin_timestamp, origin_partition,
+                         row_number() OVER (PARTITION BY key, version ORDER BY origin_timestamp_ms, origin_partition,
                                             origin_offset, origin_generation) AS place,
                          max(late) OVER (PARTITION BY key, version) AS late
                   FROM (SELECT key, version, arrow_cast(event_time, 'Int64') AS us, {quoted(metrics.status)} AS status,
                                {amount} AS amount, {within} AS inside, CASE WHEN {late} THEN 1 ELSE 0 END AS late,
-                               origin_timestamp, origin_partition, origin_offset, origin_generation
+                               origin_timestamp_ms, origin_partition, origin_offset, origin_generation
                         FROM t WHERE proof IS NULL AND {among}))
             WHERE inside GROUP BY minute, status"""
 

@@ -289,6 +289,6 @@ def version_in(value: bytes | None, name: str) -> int | None:
     """The version that a rejected value names; None where it cannot be read."""
     try:
         found = json.loads(value or b"")[name]
-    except (ValueError, TypeError, KeyError, IndexError):
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return None
     return found if type(found) is int else None

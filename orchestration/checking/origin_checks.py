@@ -148,13 +148,13 @@ WHERE x.proof IS NULL AND r.proof IS NULL AND x.{slices} AND r.{slices}"""
 _ALTERED_EVENTS = f"""
 SELECT x.slice, {_ORIGIN} FROM events x JOIN raw r ON {_SAME_RECORD}
   AND ((arrow_cast(x.key, 'Binary') IS DISTINCT FROM arrow_cast(r.key, 'Binary'))
-       OR (origin_timestamp IS DISTINCT FROM r."timestamp") OR {{tried}})
+       OR (origin_timestamp_ms IS DISTINCT FROM r.timestamp_ms) OR {{tried}})
 ORDER BY x.slice, origin_partition, origin_offset
 """
 _ALTERED_REJECTS = f"""
 SELECT x.slice, {_ORIGIN} FROM rejects x JOIN raw r ON {_SAME_RECORD}
   AND ((x.key IS DISTINCT FROM r.key) OR (x.value IS DISTINCT FROM r.value)
-       OR (x.headers IS DISTINCT FROM r.headers) OR (origin_timestamp IS DISTINCT FROM r."timestamp") OR {{tried}})
+       OR (x.headers IS DISTINCT FROM r.headers) OR (origin_timestamp_ms IS DISTINCT FROM r.timestamp_ms) OR {{tried}})
 ORDER BY x.slice, origin_partition, origin_offset
 """
 
@@ -218,8 +218,8 @@ def _misplaced_of_tier(
 
 
 # What stands of a record in raw, and of what was made of it in events and rejects; times as numbers.
-RECORD = """"partition", "offset", arrow_cast("timestamp", 'Int64') AS us, key, value, headers"""
-_TIME = "arrow_cast(origin_timestamp, 'Int64') AS us"
+RECORD = """"partition", "offset", timestamp_ms AS ms, key, value, headers"""
+_TIME = "origin_timestamp_ms AS ms"
 _PLACED = {"events": f"{_TIME}, arrow_cast(key, 'Binary') AS key", "rejects": f"{_TIME}, key, value, headers"}
 
 
@@ -249,9 +249,9 @@ def _named_early(rejects: DeltaTable, piece: Slice, mine: str) -> set[tuple[int,
 
 def _copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any], early: Collection[tuple[int, int]]) -> _Copy:
     told = {**row, "headers": None} if (row["partition"], row["offset"]) in early else row
-    origin, taken_back, retries, us = enveloped(stream, piece, told)
-    whole = {**row, "us": us}
-    return _Copy(origin, taken_back, retries, _digest({"us": us, "key": row["key"]}), _digest(whole))
+    origin, taken_back, retries, ms = enveloped(stream, piece, told)
+    whole = {**row, "ms": ms}
+    return _Copy(origin, taken_back, retries, _digest({"ms": ms, "key": row["key"]}), _digest(whole))
 
 
 def enveloped(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int, int]:
@@ -259,17 +259,17 @@ def enveloped(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> tuple[Ori
 
     Returns:
         The record's identity, how often it had been taken back from the DLQ when this copy was published, how often it
-        was rejected by then, and its timestamp in microseconds since 1970.
+        was rejected by then, and its timestamp in milliseconds since 1970.
     """
     envelope = opened(headers_of(row), stream.is_origin)
     if envelope is None:
         origin = Origin(piece.topic, piece.generation, row["partition"], row["offset"])
-        return origin, 0, tier_of(stream, piece.topic), row["us"]
-    return envelope.origin, envelope.reclaims, envelope.attempt, envelope.timestamp * 1000
+        return origin, 0, tier_of(stream, piece.topic), row["ms"]
+    return envelope.origin, envelope.reclaims, envelope.attempt, envelope.timestamp
 
 
 def _digest(row: Mapping[str, Any]) -> str:
-    told = [row[name] for name in ("us", "key", "value", "headers") if name in row]
+    told = [row[name] for name in ("ms", "key", "value", "headers") if name in row]
     return hashlib.sha256(repr(told).encode()).hexdigest()
 
 

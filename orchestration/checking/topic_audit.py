@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from highwater.errors import HighwaterError, TopicAbsentError
 from highwater.topic_rules import Finding, judge_published, judge_room
 from resources.topic_facts import topic_facts
+from resources.vanished_topics import look_if_there
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -41,7 +42,8 @@ def judged_published(
                 found[topic] = judge_published(facts)
                 found[topic] += [judge_room(facts, main)] if main and topic in stream.dlq_topics else []
             except TopicAbsentError:
-                errors += [error] if (error := gone(topic)) is not None else []
+                if (error := gone(topic)) is not None and look_if_there(kafka, topic) is None:
+                    errors.append(error)
     except HighwaterError as error:
         errors.append(error)
     return found, errors

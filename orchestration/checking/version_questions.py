@@ -106,14 +106,14 @@ class Found:
 _HISTORY = """
 history AS (SELECT slice, e.key AS key, version, event_time, coalesce(retries, 0) AS retries, origin_topic,
                    origin_generation AS generation, origin_partition AS partition, origin_offset AS "offset",
-                   origin_timestamp, {content} AS content, {state} AS state, {mine} AS mine, {told} AS told,
+                   origin_timestamp_ms, {content} AS content, {state} AS state, {mine} AS mine, {told} AS told,
                    concat(origin_partition, ':', origin_offset, CASE WHEN origin_generation > 0
                           THEN concat(' of generation ', origin_generation) ELSE '' END) AS origin
             FROM (SELECT * FROM t WHERE proof IS NULL AND {among} AND {portion}) e
             LEFT SEMI JOIN suspects ON e.key = suspects.key)
 """
 # The version rule: of equal versions the earliest origin wins.
-_RULE = 'origin_timestamp, partition, "offset", generation'
+_RULE = 'origin_timestamp_ms, partition, "offset", generation'
 _PLACE = 'generation, partition, "offset"'
 _TOTALS = f"""
 WITH {TOUCHED_KEYS},

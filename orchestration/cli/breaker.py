@@ -20,11 +20,14 @@ from orchestration.cli.terminal import (
     sure_option,
     told_lines,
 )
-from orchestration.operating.accepting_rejects import Asked, act
+from orchestration.operating.accepting_rejects import Asked, AskedReasons, accept_reasons, act
 
 
 @click.command("accept-rejects")
-@click.argument("slices", metavar="SLICE...", nargs=-1, required=True)
+@click.argument("slices", metavar="SLICE... | STREAM", nargs=-1, required=True)
+@click.option("--reason", "reasons", multiple=True, help="Accept this reason for all slices of STREAM; repeatable.")
+@click.option("--from", "from_slice", default="", help="With --reason: the first slice of STREAM's topic.")
+@click.option("--revoke", is_flag=True, help="With --reason: let such rejects open the breaker again.")
 @click.option("--because", default="", help="Why; goes into the record.")
 @by_option
 @sure_option
@@ -33,6 +36,9 @@ from orchestration.operating.accepting_rejects import Asked, act
 def accept_rejects(
     deployment: Deployment,
     slices: tuple[str, ...],
+    reasons: tuple[str, ...],
+    from_slice: str,
+    revoke: bool,  # noqa: FBT001 - click's flag
     because: str,
     by: str,
     sure: bool,  # noqa: FBT001 - click's flag
@@ -41,9 +47,24 @@ def accept_rejects(
     """Let each SLICE through the circuit breaker as it is: its rejects are published, however many they are.
 
     For records that nothing will mend. The slices are decided whatever the breaker's state is, and do not change it.
+
+    With --reason, accept rejects for that reason in all slices of STREAM from a slice on: they open the breaker no
+    more, and other reasons still do.
     """
     see_named(by, sure=sure)
     lines: list[str] = []
+    if reasons:
+        if len(slices) != 1 or revoke == bool(from_slice):
+            raise click.UsageError("--reason needs one STREAM, and either --from SLICE or --revoke")
+        ask = AskedReasons(reasons, from_slice, revoke, sure, by, because)
+        accept_reasons(deployment.ledger(), deployment.stream(slices[0]), ask, datetime.now(UTC), lines.append)
+        if as_json:
+            print_json({"stream": slices[0], "reasons": list(reasons), "done": sure, "lines": lines})
+            return
+        print_lines(told_lines(lines, sure=sure))
+        return
+    if from_slice or revoke:
+        raise click.UsageError("--from and --revoke need --reason")
     asked = Asked(slices, sure, by, because)
     fresh = act(deployment.ledger(), deployment.streams(), asked, datetime.now(UTC), lines.append)
     if as_json:

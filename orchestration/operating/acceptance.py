@@ -26,6 +26,7 @@ from highwater.history import History
 from highwater.plans import Generation, Loss, Planned, left_to_read
 from highwater.slices import OffsetRange, Slice
 from orchestration.sensing.cutting import NOTHING, partition_errors
+from orchestration.sensing.looking import went_back, without_leaders
 from resources.history import look_back, parted
 
 if TYPE_CHECKING:
@@ -281,6 +282,8 @@ def accept_loss(
 ) -> Acceptance:
     """Work out what an acceptance records, and record it unless the run is dry.
 
+    What is recorded cannot be undone, so two looks at the topic must agree on it, and all its partitions have a leader.
+
     Args:
         ledger: holds the plans, and takes the record.
         kafka: is looked at.
@@ -297,7 +300,8 @@ def accept_loss(
     Raises:
         ConfigurationError: the topic was never planned, or single partitions of a recreated one are named.
         TopicAbsentError: the topic does not exist.
-        DependencyAwayError: Kafka, the lake or the ledger is away; nothing was recorded.
+        DependencyAwayError: Kafka, the lake or the ledger is away, a partition has no leader, or two looks at the topic
+            do not agree on what is lost; nothing was recorded.
         TemporaryError: the topic was planned on in the meantime; nothing was recorded.
     """
     planned = ledger.planned(stream.name, stream.topic)
@@ -306,23 +310,34 @@ def accept_loss(
             f"topic {stream.topic} of stream {stream.name} was never planned, so nothing of it can be lost",
             remedy=f"highwater plan {stream.name} --commit",
         )
-    state = state or kafka.topic_state(stream.topic)
     recorded = ledger.losses(stream.name, stream.topic)
     slices = ledger.slices(stream.name, stream.topic)
     left = [left_to_read(piece, recorded) for piece in unread(slices)]
-    history = look_back(kafka, state, planned, seconds=math.inf)
-    _see_sure(stream, history, partitions)
-    found = acceptance(
-        stream,
-        planned,
-        state,
-        left,
-        by=by,
-        now=now,
-        partitions=partitions,
-        diverged=_parted(kafka, planned, state, slices, history),
-        divergence=divergence,
-    )
+
+    def work_out(state: TopicState) -> Acceptance:
+        history = look_back(kafka, state, planned, seconds=math.inf)
+        _see_sure(stream, history, partitions)
+        return acceptance(
+            stream,
+            planned,
+            state,
+            left,
+            by=by,
+            now=now,
+            partitions=partitions,
+            diverged=_parted(kafka, planned, state, slices, history),
+            divergence=divergence,
+        )
+
+    if state is not None:
+        return work_out(state)
+    first = kafka.topic_state(stream.topic)
+    found = work_out(first)
+    if not found.nothing:
+        _see_led(first)
+        second = kafka.look_again(stream.topic)
+        _see_led(second)
+        found = _agreed(found, work_out(second), first, second)
     if not dry and not found.nothing:
         _record(ledger, stream, found)
     return found
@@ -339,6 +354,34 @@ def _parted(
         marks = (piece.marks[p] for piece in newest if p in piece.marks and p in piece.ranges)
         found[p] = parted(kafka, state.topic, p, sound, marks)
     return found
+
+
+def _see_led(state: TopicState) -> None:
+    if state.unled:
+        raise DependencyAwayError(
+            f"topic {state.topic}: nothing can be called lost now",
+            found=without_leaders(state),
+            remedy="nothing was recorded; see that every partition has a leader, then try again",
+        )
+
+
+def _agreed(found: Acceptance, again: Acceptance, first: TopicState, second: TopicState) -> Acceptance:
+    """The newer of two acceptances that were worked out from two looks; offsets may only have grown in between."""
+
+    def kind(one: Acceptance) -> tuple[object, ...]:
+        # Without the offsets: producers and retention move both ends of a log between the looks.
+        lost = sorted((loss.generation, loss.partition, loss.reason) for loss in one.losses)
+        return lost, one.opened and (one.opened.topic_id, sorted(one.opened.starts))
+
+    fell = [p for p in first.partitions if went_back(first, second, p)]
+    if fell or kind(found) != kind(again):
+        raise DependencyAwayError(
+            f"two looks at topic {second.topic} do not agree on what is lost",
+            stored=f"first: {'; '.join(found.lines) or 'nothing is lost'}",
+            found=f"then: {'; '.join(again.lines) or 'nothing is lost'}",
+            remedy="nothing was recorded; try again when `highwater status` shows the same twice",
+        )
+    return again
 
 
 def _see_sure(stream: Stream, history: History, partitions: Partitions) -> None:

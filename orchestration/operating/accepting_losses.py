@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from highwater.routing import named
 from orchestration.operating.acceptance import accept_loss, never_read
-from resources.vanished_topics import as_made, is_there, make_anew, vanished
+from resources.vanished_topics import as_made, is_there, look_if_there, make_anew, vanished
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -77,7 +77,7 @@ def _anew(
     if is_there(kafka, topic):
         return None, []
     gone = vanished(ledger, stream, topic)
-    if gone is None:
+    if gone is None or look_if_there(kafka, topic) is not None:
         return None, []
     if topic not in stream.tier_topics:
         raise gone

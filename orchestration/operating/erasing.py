@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from assets import erased, sent
-from assets.erasing import Found, erase, find
+from assets import client_reads, erased, sent
+from assets.erasing import KEYED, Found, ensure_gone, erase, find
 from highwater.erasing import Erasure, moment_of, see_digest
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.portions import portions
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from highwater.erasing import Erased
     from resources.erasures import Erasures
 
+CURRENT = "current"
 LEASE_SECONDS = 60
 TRIES = 3
 
@@ -102,7 +103,8 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
         ConfigurationError: the digest is none, or name or reason is missing.
         LeaseHeldError: another erasure goes on.
         SupersededAttemptError: runs were first again and again; the same again goes on.
-        UnbalancedError: the tables of a slice do not hold what was decided.
+        UnbalancedError: the tables of a slice do not hold what was decided, or the key is still there afterwards.
+        IncompleteReadError: not all rows could be read, so nobody knows whether the key is among them.
         DependencyAwayError: something is away; the same again goes on.
     """
     asked.see_complete()
@@ -121,9 +123,10 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
         return Outcome(found.rows, later=later)
     with ledger.lease(lease_of(stream), LEASE_SECONDS) as lease:
         # A producer's clock may run ahead: what is there now is older than the erasure, whatever its time says.
-        at = max(now, moment_of(found.newest_us))
+        at = max(now, moment_of(found.newest_ms))
         number = ledger.erasures.add(Erasure(stream.name, asked.digest, asked.because, asked.by, at))
         erased.keep(ledger, work.lake, stream.name)
+        client_reads.remove_left_over(work.lake, stream.name, timedelta(0))
         done = _erased(replace(work, before_commit=lease.check), asked.digest, number, found, keys, later)
     work.log(f"erased from {len(done):,} slices" + (f"; {len(later):,} are left" if later else ""))
     accepted = [stream.publishes.topic] if stream.publishes else []
@@ -184,10 +187,13 @@ def _erased(
         erasures.begin(number, [one for key, one in taken.items() if key not in open_])
         erased.keep(work.ledger, work.lake, work.stream.name)
         _try(replace(work, slices=work.ledger.get(some)), digest, taken)
+        ensure_gone(work.lake, work.stream, digest, some, [name for name in KEYED if name != CURRENT])
         erasures.done(some, digest, datetime.now(UTC))
         erased.keep(work.ledger, work.lake, work.stream.name)
         done += some
         work.log(f"erased from {len(done):,} of {len(wanted):,} slices")
+    # Its rows lie in partitions of many slices, so it is read once.
+    ensure_gone(work.lake, work.stream, digest, done, [CURRENT])
     return done
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from assets import discarded, erased
+from assets import client_reads, discarded, erased, marks
 from assets.commit import LEASE_SECONDS, commit_lock
 from assets.foreign import DLQ_SEEN
 from assets.metrics import TABLE as METRICS
@@ -107,6 +107,7 @@ class Report:
         runs: what became of Dagster's old runs; None where Dagster was not asked, or all are kept.
         done: whether it was done.
         retained: what became of rows that are old enough; None of a stream that keeps them forever.
+        groups: what became of consumer groups of publications, in a sentence.
     """
 
     tables: Sequence[TableReport] = ()
@@ -114,6 +115,7 @@ class Report:
     runs: OldRuns | None = None
     done: bool = False
     retained: Retained | None = None
+    groups: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -122,7 +124,8 @@ class Report:
         keys = ["keys: DAGSTER_HOME is not set, so none was looked at"] if self.keys is None else self.keys.lines
         rows = [] if self.retained is None else self.retained.lines
         runs = [] if self.runs is None else [self.runs.line]
-        return [*notes, *rows, *keys, *runs, *([] if self.done else ["a dry run: nothing was done"])]
+        groups = [self.groups] if self.groups else []
+        return [*notes, *rows, *keys, *runs, *groups, *([] if self.done else ["a dry run: nothing was done"])]
 
 
 @dataclass
@@ -164,6 +167,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
         # What checks found since, what older versions kept, and what a ledger that was restored does not know.
         erased.keep(work.ledger, work.lake, stream.name)
         discarded.keep(work.ledger, work.lake, stream.name)
+        client_reads.remove_left_over(work.lake, stream.name)
     order = list(instance.get_dynamic_partitions(stream.partitions_name)) if instance else []
     busy = in_flight(past_runs(instance, stream, order, now)) if instance else frozenset()
     later = _read_later(work)
@@ -180,7 +184,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
     retained = retain(work, instance, now, sure=sure)
     keys = retire(instance, work.ledger, work.lake, stream, now, sure=sure) if instance else None
     runs = delete_runs(instance, stream, now, sure=sure) if instance else None
-    return Report(found, keys, runs, sure, retained)
+    return Report(found, keys, runs, sure, retained, marks.clean_up(work, sure=sure))
 
 
 def horizon_rule(instance: dg.DagsterInstance | None, now: datetime) -> Horizon:

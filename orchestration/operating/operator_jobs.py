@@ -75,6 +75,9 @@ def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
 _LET_THROUGH: dict[str, Any] = {
     **_DECISION,
     "slices": dg.Field([str], default_value=[], description="The slices whose rejects are accepted."),
+    "reasons": dg.Field([str], default_value=[], description="Or the reasons, for all slices from one on."),
+    "from_slice": dg.Field(str, default_value="", description="With reasons: the first slice."),
+    "revoke": dg.Field(bool, default_value=False, description="With reasons: let them open the breaker again."),
 }
 
 
@@ -84,9 +87,14 @@ def breaker_jobs(stream: "Stream") -> list[dg.JobDefinition]:
 
 
 def _accept_rejects(context: dg.OpExecutionContext, stream: "Stream") -> None:
-    from orchestration.operating.accepting_rejects import Asked, act
+    from orchestration.operating.accepting_rejects import Asked, AskedReasons, accept_reasons, act
 
     asked = context.op_config
+    if asked["reasons"]:
+        names = ("reasons", "from_slice", "revoke", "record", "by", "because")
+        ask = AskedReasons(*(asked[name] for name in names))
+        accept_reasons(context.resources.ledger.open(), stream, ask, datetime.now(UTC), context.log.info)
+        return
     act(
         context.resources.ledger.open(),
         [stream.name],

@@ -22,16 +22,16 @@ from assets.commit import LEASE_SECONDS
 from assets.events import retries_lease
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, opened
-from highwater.erasing import digest_of, microseconds, until
-from highwater.errors import ConfigurationError, TopicAbsentError
+from highwater.erasing import digest_of, milliseconds, until
+from highwater.errors import ConfigurationError, TopicAbsentError, TopicVanishedError
 from highwater.plans import Discard
 from highwater.reclaims import numbers, stale
 from highwater.slices import OffsetRange
 from orchestration.checking.origin_counts import count_parked
 from orchestration.dependencies import see_lake_there
 from orchestration.operating.redriving import headers_of, key_of, redrive
-from resources.lake import count_in, query
-from resources.vanished_topics import vanished
+from resources.lake import count_in, ensure_all_rows_seen, query
+from resources.vanished_topics import state_of, vanished
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -214,10 +214,10 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
     """
     known = count_parked(ledger, lake, stream, published=True)
     try:
-        state = kafka.topic_state(stream.parked_topic)
+        state = state_of(ledger, kafka, stream, stream.parked_topic)
+    except TopicVanishedError:
+        raise
     except TopicAbsentError:
-        if (error := vanished(ledger, stream, stream.parked_topic)) is not None:
-            raise error from None
         return Parked({}, 0, 0, 0, {})
     ends = {
         p: OffsetRange(seen.log_start, seen.last_stable)
@@ -255,7 +255,7 @@ def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, dateti
     key = key_of(message) if erased else None
     moment = erased.get(digest_of(key)) if key is not None else None
     oldest_ms = min(envelope.timestamp, message.timestamp()[1])
-    return moment is not None and oldest_ms * 1000 <= microseconds(moment)
+    return moment is not None and oldest_ms <= milliseconds(moment)
 
 
 def _waiting(message: Message, envelope: Envelope) -> Waiting:
@@ -279,6 +279,7 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
     found = {discard.origin for discard in ledger.discards(stream.name)}
     events = lake.table(stream.name, "events")
     if events is not None:
+        ensure_all_rows_seen(events)  # an event that was not seen would be sent back, or given up
         # What was published is left to the DLQ: it became an event in a retry, or after it was taken back.
         since = f"(retries > 0 OR {count_in(events, NUMBER)} > 0)"
         accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE proof IS NULL AND {since}")

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 
 from assets import discarded, erased, sent
 from assets.dlq import SENT
+from assets.marks import parse_groups
 from assets.reclaims import NUMBER
 from highwater.declaration import Start
 from highwater.envelope import ORIGIN, Origin
-from highwater.errors import ConfigurationError, UnknownSliceError
+from highwater.errors import ConfigurationError, IncompleteReadError, UnknownSliceError
 from highwater.plans import Generation, Loss, Publication
 from highwater.portions import portions
 from highwater.reclaims import Reclaim
@@ -32,7 +33,7 @@ from highwater.slices import OffsetRange, Slice, SliceKey
 from highwater.upkeep import Key, candidates
 from orchestration.operating.retiring import PAGE
 from orchestration.sensing.standing import attempts_of, committed
-from resources.lake import count_in, query
+from resources.lake import count_in, ensure_all_rows_seen, query
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from resources.ledger import Ledger
 
 BY = "rebuild_ledger"
-PUBLICATIONS = "highwater.pub."
 
 
 @dataclass(frozen=True)
@@ -226,11 +226,19 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
         known: the keys that Dagster holds; empty where it cannot be asked.
 
     Raises:
+        IncompleteReadError: not all rows that the tables' logs count could be read.
         DependencyAwayError: the lake or Kafka could not be read.
     """
     proofs, now = committed(lake, stream), datetime.now(UTC)
     raw, dlq = proofs["raw"], proofs["dlq"]
-    marked = [group.removeprefix(PUBLICATIONS) for group in kafka.groups() if group.startswith(PUBLICATIONS)]
+    if unread := sorted(lake.holds(stream.name, "raw") - raw.keys()):
+        raise IncompleteReadError(
+            f"a read of raw of {stream.name} did not return all slices that the table's log names",
+            stored=f"{len(unread):,} more slices by the log",
+            found=f"no commit of {unread[0]}",
+            remedy="nothing was rebuilt; see IncompleteReadError in the runbook",
+        )
+    marked = [one.slice_key for one in parse_groups(kafka.groups()).values()]
     highest_seen = highest([*raw, *known, *marked])
     found = rebuilt(stream, [proof.piece for proof in raw.values()], highest_seen, now)
     standing = attempts_of(lake, stream, proofs)
@@ -279,6 +287,7 @@ def _reclaims(lake: Lake, stream: Stream) -> list[Reclaim]:
         number = "0" if table is None else count_in(table, NUMBER)
         if table is None or number == "0":
             continue  # from before anything could be taken back
+        ensure_all_rows_seen(table)
         where = f"proof IS NULL AND starts_with(slice, '{topic}@') AND {number} > 0"
         for row in query(table, f"SELECT slice, {', '.join(ORIGIN)}, {number} AS {NUMBER} FROM t WHERE {where}"):
             origin = Origin.of_row(row)

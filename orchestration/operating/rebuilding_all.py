@@ -21,13 +21,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from assets import discarded, dlq_copies, erased, sent
+from assets.marks import parse_groups
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, opened
+from highwater.erasing import moment_of
 from highwater.errors import ConfigurationError, TopicAbsentError, UnknownSliceError
 from highwater.plans import Generation, Loss
 from highwater.slices import OffsetRange, SliceKey
 from orchestration.operating import rebuilding_accepted
-from orchestration.operating.rebuilding import PUBLICATIONS, highest
+from orchestration.operating.rebuilding import highest
 from orchestration.operating.rebuilding_accepted import OnAccepted
 from orchestration.sensing.standing import committed
 from resources.groups import described, held
@@ -311,7 +313,7 @@ def see_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
 
 def _marked(kafka: Kafka, stream: Stream, topics: Mapping[str, Mapping[int, OffsetRange]]) -> list[str]:
     """The slices that Kafka's groups name: those of which something was published, and where the mirror was last."""
-    published = [group.removeprefix(PUBLICATIONS) for group in kafka.groups() if group.startswith(PUBLICATIONS)]
+    published = [one.slice_key for one in parse_groups(kafka.groups()).values()]
     described(kafka, stream.group)  # a coordinator that is just made is waited for
     mirrored = held(kafka, stream.group, [(topic, p) for topic, log in topics.items() for p in log])
     return [*published, *[one.mark.last for one in mirrored.values() if one.mark is not None]]
@@ -366,7 +368,7 @@ def _row(topic: str, envelope: Envelope, copied_ms: int) -> dict[str, Any]:
         "next_topic": topic,
         "first_failed_at": envelope.first_failed_at,
         "sent_by": _topic_of(envelope.slice_key),
-        dlq_copies.COPIED_AT: datetime.fromtimestamp(copied_ms / 1000, UTC),
+        dlq_copies.COPIED_AT: moment_of(copied_ms),
     }
 
 

@@ -21,14 +21,13 @@ from highwater.errors import (
     TopicTruncatedError,
 )
 from highwater.history import SOUND, History
-from highwater.plans import Loss, Planned
+from highwater.plans import RECORDED_BY_DECLARATION, Loss, Planned
 from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
     from resources.kafka import PartitionState, TopicState
 
-RECORDED_BY_DECLARATION = "on_expired=record"
 NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
@@ -72,7 +71,7 @@ def plan(stream: Stream, planned: Planned, state: TopicState, now: datetime, his
     """
     see_same_topic(stream, planned, state)
     skipped = {**history.unsure, **skipped_partitions(planned, state)}
-    errors = partition_errors(stream, planned, state, history.diverged)
+    errors = sure_errors(stream, planned, state, history)
     losses = [_expired(planned, state, p, now) for p, error in errors.items() if _may_record(stream, error)]
     errors = {p: error for p, error in errors.items() if not _may_record(stream, error)}
     starts = positions(planned, state) | {loss.partition: loss.offsets.end for loss in losses}
@@ -131,6 +130,12 @@ def partition_errors(
         if error is not None:
             found[partition] = error
     return found
+
+
+def sure_errors(stream: Stream, planned: Planned, state: TopicState, history: History) -> dict[int, PermanentError]:
+    """The same without the partitions that could not be judged."""
+    errors = partition_errors(stream, planned, state, history.diverged)
+    return {p: error for p, error in errors.items() if p not in history.unsure}
 
 
 def _partition_error(

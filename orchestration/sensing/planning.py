@@ -7,7 +7,7 @@ What belongs here: the order of looks, decisions and records, and cold starts. W
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 from highwater.declaration import Start, Stream
 from highwater.envelope import SLICE
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError, TopicAbsentError
-from highwater.history import Fingerprint
+from highwater.history import SOUND, Fingerprint
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import OffsetRange, Slice
-from orchestration.sensing.cutting import PlanResult, plan, see_same_topic
-from resources.history import fingerprints, look_back
+from orchestration.sensing.cutting import PlanResult, plan, positions, see_same_topic
+from orchestration.sensing.endangered import endangered_ends
+from orchestration.sensing.looking import judge
+from resources.expired import SECONDS_APART
+from resources.history import fingerprints
 from resources.vanished_topics import state_of
 
 if TYPE_CHECKING:
@@ -148,14 +151,21 @@ class Planner:
         for _ in range(TRIES):
             # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
             planned = self._ledger.planned(stream.name, stream.topic)
-            state = state_of(self._ledger, self._kafka, stream, stream.topic)
+            state, history = state_of(self._ledger, self._kafka, stream, stream.topic), SOUND
+            if planned is not None:
+                state, history = judge(self._kafka, stream, planned, state)
             if planned is None or _can_decide(planned, state):
                 planned = self._begun(stream, planned, state, now, dry=dry)
             if planned is None:
                 continue
-            history = look_back(self._kafka, state, planned)
             result = plan(stream, planned, due(state, planned) if due else state, now, history)
+            if result.waiting and self._is_endangered(stream, planned, state):
+                # The tick before retention takes records is no time to wait for more of them.
+                at_once = replace(stream, limits=replace(stream.limits, fewest_records=1))
+                result = plan(at_once, planned, state, now, history)
             if not dry:
+                if result.losses and not self._confirmed(stream, state, result.losses):
+                    continue
                 result = self._marked(state, result)
             if dry or self._stored(planned, result):
                 return Tick(stream, result, state, _ends(planned, result), planned.generation)
@@ -164,6 +174,19 @@ class Planner:
             f"stream {stream.name}: other planners were first {TRIES} times in a row",
             remedy="nothing to do: they planned the same topic, and the next tick looks again",
         )
+
+    def _is_endangered(self, stream: Stream, planned: Planned, state: TopicState) -> bool:
+        """Whether retention takes records within the margin that are not planned."""
+        ends = endangered_ends(self._kafka, stream, stream.topic, state)
+        return any(start < ends.get(p, 0) for p, start in positions(planned, state).items())
+
+    def _confirmed(self, stream: Stream, state: TopicState, losses: Sequence[Loss]) -> bool:
+        """Whether a second look, some seconds later, finds the same offsets deleted: a loss is recorded for good."""
+        time.sleep(SECONDS_APART)
+        second = state_of(self._ledger, self._kafka, stream, stream.topic)
+        found = {p: seen.log_start or 0 for p, seen in second.partitions.items() if seen.known}
+        same = second.topic_id == state.topic_id
+        return same and all(found.get(loss.partition, 0) >= loss.offsets.end for loss in losses)
 
     def _marked(self, state: TopicState, result: PlanResult) -> PlanResult:
         """The plan with the fingerprint of the last record of each range."""

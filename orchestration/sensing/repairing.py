@@ -14,27 +14,32 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from highwater.breaker import rested
-from highwater.errors import UnknownSliceError
+from highwater.errors import HighwaterError, UnknownSliceError
 from highwater.routing import reads
 from orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
 from orchestration.sensing import standing
+from orchestration.sensing.endangered import endangered
 from orchestration.sensing.forgotten import forgotten_events
 from orchestration.sensing.history import left_by_what_was_away, materialised, past_runs
 from orchestration.sensing.requests import (
+    PRIORITY,
+    URGENT_PRIORITY,
     RepairRules,
     decide_repair,
     forgiven,
     histories,
     in_flight,
+    keys_named,
     last_tries,
     probe_requests,
     repair_requests,
     stop,
+    urgent_due,
 )
 from orchestration.sensing.ticks import PAGE, Tick, breaker_lines, next_page
 from orchestration.sensing.turns import released, standing_holds, take_turn, turn_lines
 from orchestration.sensing.workers import end_runs_without_worker
-from orchestration.stream_assets import table_keys
+from orchestration.stream_assets import STREAM_TAG, table_keys
 from resources.guards import guarded
 
 if TYPE_CHECKING:
@@ -84,6 +89,11 @@ class _Seen:
     given_up: Sequence[GivenUp]
     in_vain: Sequence[InVain]
     cursor: str
+
+    @property
+    def unread(self) -> list[Slice]:
+        """Those that are not in raw."""
+        return [self.slices[key] for key, tables in self.lacking.items() if "raw" in tables]
 
     def done(self, key: str) -> bool:
         """Whether a slice was looked at and stands in all tables."""
@@ -138,19 +148,20 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     seen = _look(instance, ledger, lake, stream, cursor, now)
     past = past_runs(instance, stream, seen.order, now)
     gate = _gate(ledger, lake, stream, seen, past, now)
-    let_go = {**gate.accepted, **released(ledger, seen.lacking), **ledger.given_up.released([*seen.lacking])}
+    accepted = {**_of_accepted_reasons(ledger, stream, seen, gate.refused), **gate.accepted}
+    let_go = {**accepted, **released(ledger, seen.lacking), **ledger.given_up.released([*seen.lacking])}
     floor = _floor(ledger, stream, gate.breaker)
     runs = forgiven(past, floor, let_go)
-    still = _still_given_up(ledger, seen, gate, floor)
-    decided = _decide(instance, stream, seen, gate, runs, still, now)
+    still = _still_given_up(ledger, seen, accepted, floor)
+    urgent = endangered(resources.kafka.open(), stream, seen.unread) if seen.unread else frozenset()
+    decided = _decide(instance, stream, seen, gate, runs, still, urgent, now)
+    first = put_first(instance, stream, seen.order, urgent)
     # Those of before are in the ledger, but for those that a person released since this tick read it.
     if fresh := [key for key in decided.repair.given_up if key not in still]:
         ledger.given_up.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
     in_vain = _in_vain(ledger, stream, seen, gate, decided, {*still, *decided.repair.given_up}, runs, now)
     live = [piece for key, piece in seen.slices.items() if key not in seen.retired]
-    with guarded(lake_guard(ledger, lake, stream)):
-        most = RULES.slices_a_tick * len(table_keys(stream))
-        forgotten = forgotten_events(instance, lake, stream, live, seen.there, most)
+    forgotten, untold = _forgotten(instance, ledger, lake, stream, live, seen.there)
     return Tick(
         keys=seen.lost,
         requests=decided.requests,
@@ -159,11 +170,31 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
             *repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
             *stopped_lines(gate.breaker, decided.stopped, gate.away),
             *turn_lines(decided.turn, gate.holds),
+            *urgent_lines(urgent, first),
+            *untold,
             *([f"{len(in_vain)} left undone by {RULES.attempts} runs or more: {_some(in_vain)}"] if in_vain else []),
         ],
         events=forgotten,
         cursor=seen.cursor,
     )
+
+
+def _forgotten(
+    instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, slices: Sequence[Slice], there: Attempts
+) -> tuple[list[dg.AssetMaterialization], list[str]]:
+    """What Dagster lacks of the slices, and what could not be told: that keeps no slice from being asked for again.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    most = RULES.slices_a_tick * len(table_keys(stream))
+    try:
+        with guarded(lake_guard(ledger, lake, stream)):
+            return forgotten_events(instance, lake, stream, slices, there, most), []
+    except HighwaterError:
+        raise
+    except Exception as error:  # noqa: BLE001 - one slice's commit record must not end the repair of all others
+        return [], [f"materialisations that Dagster lacks could not be added: {type(error).__name__}: {error}"]
 
 
 def _look(
@@ -205,12 +236,23 @@ def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequenc
     return _Gate(breaker, away, holds, accepted, refused, last_tries(runs))
 
 
-def _still_given_up(ledger: Ledger, seen: _Seen, gate: _Gate, floor: datetime | None) -> set[str]:
+def _of_accepted_reasons(ledger: Ledger, stream: Stream, seen: _Seen, refused: Collection[str]) -> dict[str, datetime]:
+    """Refused slices with rejects whose reason a person accepted, and when: their failed runs count no more."""
+    reasons = ledger.breakers.accepted_reasons(stream.name).values()
+    found: dict[str, datetime] = {}
+    for key in seen.lacking.keys() & {*refused} & seen.main:
+        times = [one.accepted_at for one in reasons if seen.slices[key].ordinal >= one.from_ordinal]
+        if times:
+            found[key] = max(times)
+    return found
+
+
+def _still_given_up(ledger: Ledger, seen: _Seen, accepted: Mapping[str, datetime], floor: datetime | None) -> set[str]:
     """The slices that stay given up; forgotten are those that are done, and those whose failures count no more."""
 
     def over(one: GivenUp) -> bool:
         return seen.done(one.slice_key) or any(
-            at is not None and one.since < at for at in (floor, gate.accepted.get(one.slice_key))
+            at is not None and one.since < at for at in (floor, accepted.get(one.slice_key))
         )
 
     ended = {one.slice_key for one in seen.given_up if over(one)}
@@ -254,6 +296,7 @@ def _decide(
     gate: _Gate,
     runs: Sequence[PastRun],
     given_up: Collection[str],
+    endangered_keys: Collection[str],
     now: datetime,
 ) -> _Decided:
     lacking, main = seen.lacking, seen.main
@@ -282,7 +325,13 @@ def _decide(
     if fresh := [key for key in found.given_up if key not in given_up]:
         found = decide_repair(missing, runs, now, RULES, given_up, left_by_what_was_away(instance, fresh, runs))
     raw_alone = stopped.raw_alone | turn.raw_alone
-    again = repair_requests(seen.order, found.due, most, now, main, raw_alone=raw_alone, alone=gate.refused)
+    known = histories(endangered_keys, runs)
+    urgent = urgent_due(endangered_keys, found, known, now, RULES.first_wait) - {*turn.keys, stopped.probe}
+    due = {**{key: known[key].ended + 1 for key in urgent}, **found.due}
+    # One slice that cannot be done fails the run of all: after some tries each goes by itself.
+    failing = {key for key, attempt in found.due.items() if attempt > RULES.tries_together}
+    alone = failing | {*gate.refused}
+    again = repair_requests(seen.order, due, most, now, main, raw_alone=raw_alone, alone=alone, urgent=urgent)
     return _Decided(stopped, turn, found, [*turn.requests(now), *again, *probe_requests(stopped.probe, now)])
 
 
@@ -310,6 +359,26 @@ def _lost(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[st
     """Slices whose keys Dagster lacks; the youngest are left to the planner, whose keys may be on their way."""
     known = set(order)
     return [piece.key for piece in page if piece.key not in known and now - piece.planned_at >= RULES.grace]
+
+
+def put_first(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], keys: Collection[str]) -> list[str]:
+    """Let the queued runs of these slices start before all others; returns the IDs of runs that were not first yet."""
+    if not keys:
+        return []
+    position = {key: at for at, key in enumerate(order)}
+    queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED], tags={STREAM_TAG: stream.name})
+    found = []
+    for run in instance.get_runs(queued):
+        if run.tags.get(PRIORITY) != URGENT_PRIORITY and keys_named(run.tags, order, position) & set(keys):
+            instance.add_run_tags(run.run_id, {PRIORITY: URGENT_PRIORITY})
+            found.append(run.run_id)
+    return found
+
+
+def urgent_lines(urgent: Collection[str], first: Sequence[str]) -> list[str]:
+    """What repair did for records that retention is about to take, for the tick's log."""
+    read = [f"{len(urgent)} are read first, before retention takes them: {_some(sorted(urgent))}"] if urgent else []
+    return [*read, *([f"{len(first)} queued runs of these were put first"] if first else [])]
 
 
 def ended_lines(ended: Sequence[str]) -> list[str]:

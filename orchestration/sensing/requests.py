@@ -23,6 +23,8 @@ PURPOSE = "highwater/purpose"
 PRIORITY = "dagster/priority"
 # Runs of tiers stand behind what is new: however many are due, a new slice waits for one run at the most.
 TIER_PRIORITY = "-1"
+# Runs for records that retention is about to take start before all others.
+URGENT_PRIORITY = "1"
 RETRY = "retry"
 PROBE = "probe"
 PUBLISH = "publish"
@@ -39,7 +41,9 @@ class Request:
         purpose: who asks: `plan`, `retry`, `repair`, `probe` or `publish`.
         at: when repair asks, in UTC.
         tier: whether they are slices of tiers.
-        raw_alone: whether they are only to be read from Kafka, not decided: the stream's breaker is not closed.
+        raw_alone: whether they are only to be read from Kafka, not decided: the stream's breaker is not closed, or
+            they are urgent.
+        urgent: whether retention is about to take their records.
     """
 
     keys: tuple[str, ...]
@@ -48,6 +52,7 @@ class Request:
     at: datetime | None = None
     tier: bool = False
     raw_alone: bool = False
+    urgent: bool = False
 
     @property
     def run_key(self) -> str:
@@ -67,7 +72,7 @@ class Request:
             RANGE_END: self.keys[-1],
             ATTEMPT: str(self.attempt),
             PURPOSE: self.purpose,
-            **({PRIORITY: TIER_PRIORITY} if self.tier else {}),
+            **({PRIORITY: URGENT_PRIORITY} if self.urgent else {PRIORITY: TIER_PRIORITY} if self.tier else {}),
         }
 
 
@@ -91,12 +96,22 @@ def neighbours(order: Sequence[str], wanted: Collection[str], most: int) -> list
 
 
 def first_requests(
-    order: Sequence[str], new: Collection[str], most: int, purpose: str = "plan", *, raw_alone: bool = False
+    order: Sequence[str],
+    new: Collection[str],
+    most: int,
+    purpose: str = "plan",
+    *,
+    raw_alone: bool = False,
+    urgent: Collection[str] = (),
 ) -> list[Request]:
-    """The runs for slices that were never requested."""
+    """The runs for slices that were never requested; those of urgent ones come first, and only read them."""
+    tier, first = purpose == RETRY, set(urgent) & set(new)
     return [
-        Request(keys, purpose=purpose, tier=purpose == RETRY, raw_alone=raw_alone)
-        for keys in neighbours(order, new, most)
+        *[Request(k, purpose=purpose, tier=tier, raw_alone=True, urgent=True) for k in neighbours(order, first, most)],
+        *[
+            Request(keys, purpose=purpose, tier=tier, raw_alone=raw_alone)
+            for keys in neighbours(order, set(new) - first, most)
+        ],
     ]
 
 
@@ -129,6 +144,8 @@ class RepairRules:
             follows 62 minutes after the first: an outage of an hour heals by itself.
         first_wait: after the first run that left it undone; doubled after each further one.
         longest_wait: no wait is longer.
+        tries_together: runs that may leave a slice undone beside others; then it is asked for by itself, so that one
+            slice that cannot be done keeps no other undone.
         grace: a slice younger than this is left to the planner, whose request may be on its way.
         slices_a_tick: slices that one tick asks for at the most.
     """
@@ -136,6 +153,7 @@ class RepairRules:
     attempts: int = 6
     first_wait: timedelta = timedelta(minutes=2)
     longest_wait: timedelta = timedelta(hours=1)
+    tries_together: int = 2
     grace: timedelta = timedelta(minutes=2)
     slices_a_tick: int = 200
 
@@ -231,6 +249,26 @@ def _due_at(history: History, planned_at: datetime, rules: RepairRules) -> datet
     if history.last_end is None:
         return planned_at + rules.grace
     return history.last_end + rules.wait(history.ended)
+
+
+def urgent_due(
+    endangered: Collection[str], repair: Repair, known: Mapping[str, History], now: datetime, wait: timedelta
+) -> set[str]:
+    """Endangered slices to be read now, whatever they waited for: only a run that ended just now is waited out.
+
+    Args:
+        endangered: slices that are not in raw, and that retention is about to take records of.
+        repair: what was decided of them otherwise.
+        known: what runs made of them.
+        now: the time, in UTC.
+        wait: after a run that left one undone.
+    """
+
+    def is_due(key: str) -> bool:
+        last = known[key].last_end
+        return key in repair.due or last is None or last + wait <= now
+
+    return {key for key in endangered if not known[key].in_flight and is_due(key)}
 
 
 def forgiven(runs: Iterable[PastRun], floor: datetime | None, accepted: Mapping[str, datetime]) -> list[PastRun]:
@@ -345,6 +383,7 @@ def repair_requests(
     main: Collection[str] | None = None,
     raw_alone: Collection[str] = (),
     alone: Collection[str] = (),
+    urgent: Collection[str] = (),
 ) -> list[Request]:
     """The runs that ask for slices again; a range holds slices of one attempt number, all of tiers or none.
 
@@ -355,17 +394,21 @@ def repair_requests(
         now: the time, in UTC.
         main: those that are slices of the main topic; all of them if None.
         raw_alone: those that are only to be read from Kafka.
-        alone: those that share no run, since they were refused before: others would be refused with them.
+        alone: those that share no run: what refuses or fails one of them would stop the others with it.
+        urgent: those that retention is about to take records of; they are only read, before all others.
     """
     found = []
     for attempt in sorted(set(due.values())):
-        groups: dict[tuple[bool, bool, str], set[str]] = {}
+        groups: dict[tuple[bool, bool, bool, str], set[str]] = {}
         for key in (key for key, number in due.items() if number == attempt):
             tier = main is not None and key not in main
-            groups.setdefault((tier, key in raw_alone, key if key in alone else ""), set()).add(key)
-        for (tier, raw, _), keys in sorted(groups.items()):
+            first = key in urgent
+            kind = not first, tier, first or key in raw_alone, key if key in alone and not first else ""
+            groups.setdefault(kind, set()).add(key)
+        for (later, tier, raw, _), keys in sorted(groups.items()):
             found += [
-                Request(group, attempt, "repair", now, tier, raw_alone=raw) for group in neighbours(order, keys, most)
+                Request(group, attempt, "repair", now, tier, raw_alone=raw, urgent=not later)
+                for group in neighbours(order, keys, most)
             ]
     return found
 

@@ -128,7 +128,7 @@ _STANDING = """
 _EXAMPLES = f"""
 WITH brought AS (SELECT * FROM (SELECT slice, key, version, origin_topic, origin_generation, origin_partition,
                                   origin_offset, row_number() OVER (PARTITION BY slice, key
-                                    ORDER BY version DESC, origin_timestamp, origin_partition, origin_offset,
+                                    ORDER BY version DESC, origin_timestamp_ms, origin_partition, origin_offset,
                                              origin_generation) AS place
                                 FROM e WHERE proof IS NULL AND {{slices}}) WHERE place = 1), {_STANDING},
      wrong AS (SELECT b.*, s.version AS in_current, row_number() OVER (PARTITION BY b.slice ORDER BY b.key) AS rank

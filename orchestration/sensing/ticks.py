@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from highwater.errors import PermanentError, TopicAbsentError, TopicVanishedError, UnknownSliceError
+from highwater.errors import PermanentError, TemporaryError, TopicAbsentError, TopicVanishedError, UnknownSliceError
 from orchestration import metadata, observation
-from orchestration.dependencies import kafka_guard, lookup_rests
+from orchestration.dependencies import kafka_guard, lake_guard, lookup_rests, see_lake_there
 from orchestration.partitions import unknown_to
+from orchestration.sensing.endangered import endangered
 from orchestration.sensing.requests import PROBE, PUBLISH, RETRY, Request, first_requests
 from orchestration.sensing.turns import behind, hold_lines
 from orchestration.stream_assets import MAIN_TAG, STREAM_TAG, TIER_TAG, table_key, topic_key
@@ -91,7 +92,8 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
     the tick has to hand on. Its text gives both values and the remedy.
 
     Keys of an earlier tick that died between plan and key are among them. A tick that died between key and run leaves
-    slices without a run; those are repair's.
+    slices without a run; those are repair's. So are older slices that raw holds: a Dagster instance that is new, or
+    that lost keys, gets the keys, and repair reports what is whole and requests what is not.
 
     Raises:
         TemporaryError: Kafka or the ledger is away; nothing was decided.
@@ -104,13 +106,15 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
     with guarded(kafka_guard(ledger, kafka)):
         planned = Planner(ledger, kafka).tick(stream, now)
     keys = keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
+    asked, known = keys_to_request(ledger, resources, stream, keys, planned.slices)
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
     holds = ledger.holds.open(stream.name)
-    raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, keys, holds))
+    raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, asked, holds))
+    urgent = endangered(kafka, stream, ledger.get(asked), planned.state)
     found = Tick(
         keys=keys,
-        requests=first_requests(keys, keys, stream.limits.slices_a_run, raw_alone=raw_alone),
-        lines=[*planned.lines, *breaker_lines(breaker, rests), *hold_lines(holds)],
+        requests=first_requests(keys, asked, stream.limits.slices_a_run, raw_alone=raw_alone, urgent=urgent),
+        lines=[*planned.lines, *known, *breaker_lines(breaker, rests), *hold_lines(holds)],
         cursor=cursor,
         error=together([*planned.errors.values()]) if planned.errors and not keys else None,
     )
@@ -161,6 +165,41 @@ def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, to
         page *= 2
 
 
+def keys_to_request(
+    ledger: Ledger, resources: Any, stream: Stream, keys: Sequence[str], planned: Sequence[Slice]
+) -> tuple[list[str], list[str]]:
+    """Those of the added keys whose runs a planning tick requests, and what it says of the others.
+
+    It requests the slices that it planned, and older ones that raw does not hold. All others are left to repair, which
+    looks at every table: a new Dagster instance would otherwise validate the whole history again, by the reference
+    table of today.
+
+    Args:
+        ledger: holds the slices that repair gave up, which a person releases.
+        resources: open the lake, which is asked for older slices only.
+        stream: the stream.
+        keys: planned slices that Dagster lacks, oldest first.
+        planned: what this tick planned.
+    """
+    new = {piece.key for piece in planned}
+    # Repair looks at so many in a tick, too.
+    older = [key for key in keys if key not in new][-PAGE:]
+    if older:
+        lake = resources.lake.open()
+        try:
+            with guarded(lake_guard(ledger, lake, stream)):
+                see_lake_there(ledger, lake)
+                begun = {*lake.committed(stream.name, "raw", older)}
+        except TemporaryError:
+            begun = {*older}
+        given_up = {one.slice_key for one in ledger.given_up.open(stream.name)}
+        new |= {key for key in older if key not in begun and key not in given_up}
+    asked = [key for key in keys if key in new]
+    left = len(keys) - len(asked)
+    told = f"Dagster had no key of {left:,} slices: the keys are added, {stream.name}_repair reports or requests them"
+    return asked, [told] if left else []
+
+
 def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
     """Plan what is due in the tiers, and name the keys and the runs for it.
 
@@ -176,6 +215,7 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
         return Tick(lines=[told], cursor=cursor)
     ledger, kafka = resources.ledger.open(), resources.kafka.open()
     keys: list[str] = []
+    asked: list[str] = []
     lines: list[str] = []
     errors: list[PermanentError] = []
     paused = ledger.paused.of(stream.name)
@@ -197,12 +237,15 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
         except PermanentError as error:
             errors.append(error)
             continue
-        keys += keys_to_add(instance, ledger, stream, topic, len(planned.slices))
-        lines += planned.lines
+        lacking = keys_to_add(instance, ledger, stream, topic, len(planned.slices))
+        fresh, known = keys_to_request(ledger, resources, stream, lacking, planned.slices)
+        keys, asked = [*keys, *lacking], [*asked, *fresh]
+        lines += [*planned.lines, *known]
         errors += planned.errors.values()
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, datetime.now(UTC))
     raw_alone = rests or not breaker.closed
-    requests = first_requests(keys, keys, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone)
+    urgent = endangered(kafka, stream, ledger.get(asked))
+    requests = first_requests(keys, asked, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone, urgent=urgent)
     lines += [*breaker_lines(breaker, rests), *[str(error) for error in errors]]
     failed = together(errors) if errors and not keys else None
     return Tick(keys=keys, requests=requests, lines=lines, cursor=cursor, error=failed)

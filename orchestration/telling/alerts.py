@@ -7,6 +7,7 @@ alert begins and ends (`highwater.alerting`), or sending it (`resources.webhook`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -15,18 +16,27 @@ from typing import TYPE_CHECKING
 from highwater.alerting import Alert, Measure, after, told, watch
 from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError, TopicVanishedError
+from highwater.instances import ONE_INSTANCE
 from highwater.routing import JITTER
 from highwater.topic_rules import no_age_ends, retention, size_limit
 from highwater.wording import span
 from orchestration.checking.origin_counts import count_parked
 from orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
+from orchestration.operating.accepting_rejects import accepting_command
 from orchestration.telling import taken_back
 from orchestration.telling.publication import behind
+from orchestration.telling.stopped import (
+    losses_recorded,
+    planning_stopped,
+    retries_stopped,
+    slices_expired,
+    slices_waiting,
+)
 from orchestration.telling.unread import Ages, in_raw, unread_ages
 from resources import guards
 from resources.guards import guarded
 from resources.topic_facts import stamped_by_broker, topic_settings
-from resources.vanished_topics import parked_lost, vanished
+from resources.vanished_topics import parked_lost, state_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -84,11 +94,19 @@ class Asked:
 Measuring = Callable[[Asked], Measure | None]
 
 
-def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], tell: Tell) -> list[str]:
+def tick(
+    ledger: Ledger,
+    kafka: Kafka,
+    lake: Lake,
+    streams: Sequence[Stream],
+    tell: Tell,
+    sensors: Callable[[], Iterable[Measure]] = tuple,
+) -> list[str]:
     """Measure all streams, and tell what begins and what ends; returns what was done, in sentences.
 
     What cannot be measured, because something is away, leaves its alert as it is (I15). What cannot be told is told at
-    a later tick; one that the receiver refuses keeps back no other. Two ticks at once follow each other.
+    a later tick; one that the receiver refuses keeps back no other. Two ticks at once follow each other. `sensors`
+    measures the sensors.
 
     Raises:
         DependencyAwayError: the ledger is away.
@@ -97,8 +115,12 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
     now = datetime.now(UTC)
     lines: list[str] = []
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
-        measures = [found for stream in streams for found in _measured(ledger, kafka, lake, stream, lines)]
-        measures += _dependencies(ledger, streams)
+        unknown: dict[str, list[str]] = {stream.name: [] for stream in streams}
+        measures = [
+            found for stream in streams for found in _measured(ledger, kafka, lake, stream, lines, unknown[stream.name])
+        ]
+        measures += [_not_measured(stream, unknown[stream.name]) for stream in streams]
+        measures += [*_dependencies(ledger, streams), *sensors()]
         known = ledger.alerts()
         measures += _gone(ledger, streams, known.values(), now)
         open_ = after(known, measures, now)
@@ -119,7 +141,21 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], te
     return lines or [f"{len(open_)} alerts are open"]
 
 
-def _measured(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str]) -> Iterator[Measure]:
+def _not_measured(stream: Stream, why: Sequence[str]) -> Measure:
+    """What failed for a reason that waiting does not help: nobody is told then of what should have been measured."""
+    return Measure(
+        stream.name,
+        "not measured",
+        "; ".join(dict.fromkeys(why)) or "all is measured",
+        "all is measured",
+        bool(why),
+        "see the ticks of the sensor alerts" if why else "nothing is to be done",
+    )
+
+
+def _measured(
+    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str], unknown: list[str]
+) -> Iterator[Measure]:
     asked = Asked(ledger, kafka, lake, stream)
 
     def guards_of(measure: Measuring) -> list[guards.Guard]:
@@ -134,8 +170,12 @@ def _measured(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: l
                 found = measure(asked)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
+            # What is away has a breaker, and an absent topic stops its planning: these have alerts of their own.
+            if not isinstance(error, TemporaryError | TopicAbsentError):
+                unknown.append(error.problem)
         except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others
             lines.append(f"{stream.name}: not measured: {type(error).__name__}")
+            unknown.append(f"{measure.__name__.strip('_')}: {type(error).__name__}")
         else:
             if found is not None:
                 yield found
@@ -192,7 +232,22 @@ def _lost_on_parked(asked: Asked, waiting: int) -> HighwaterError | None:
     try:
         return parked_lost(asked.kafka, asked.stream, waiting)
     except TopicAbsentError:
-        return vanished(asked.ledger, asked.stream, asked.stream.parked_topic)
+        return _gone_topic(asked, asked.stream.parked_topic)
+
+
+def _gone_topic(asked: Asked, topic: str) -> TopicVanishedError | None:
+    """The error for a topic that was absent a moment ago; None where it may be absent.
+
+    Raises:
+        DependencyAwayError: Kafka or the ledger is away, or the brokers disagree on whether the topic exists.
+    """
+    try:
+        state_of(asked.ledger, asked.kafka, asked.stream, topic)
+    except TopicVanishedError as gone:
+        return gone
+    except TopicAbsentError:
+        return None
+    raise asked.kafka.away(f"one broker did not know topic {topic}, another one does")
 
 
 def _late_retries(asked: Asked) -> Measure | None:
@@ -230,7 +285,7 @@ def _lateness(asked: Asked, topic: str) -> tuple[timedelta, bool]:
         if topic in stream.foreign_topics and not stamped_by_broker(asked.kafka, topic):
             return timedelta(0), True  # what just came may bear the time of its first publication, days ago
     except TopicAbsentError:
-        if (gone := vanished(asked.ledger, stream, topic)) is not None:
+        if (gone := _gone_topic(asked, topic)) is not None:
             raise gone from None
         return timedelta(0), True  # nothing was published to it yet
     age = ages.oldest or timedelta(0)
@@ -270,6 +325,17 @@ def _retention_left(asked: Asked) -> Measure | None:
     """Of the main topic and of every topic whose records are retried the one that is in most danger."""
     stream = asked.stream
     found = _all_left(asked)
+    if gone := next((one for one in found if one.ages.expired), None):
+        lost = "; ".join(f"partition {p}: {offsets}" for p, offsets in sorted(gone.ages.expired.items()))
+        return Measure(
+            stream.name,
+            "retention before unread records",
+            f"retention deleted unread records of {gone.topic}: {lost}",
+            str(gone.limit),
+            over=True,
+            remedy=f"highwater status {stream.name} names the command that records the loss; raise retention.ms of "
+            f"{gone.topic}, and see what kept the records from being read",
+        )
     worst = min(found, key=lambda one: one.margin, default=None)
     known = any(one.topic == stream.topic for one in found) and all(one.ages.sure for one in found)
     if worst is None or (worst.margin >= timedelta(0) and not known):
@@ -300,12 +366,57 @@ def _all_left(asked: Asked) -> list[_Left]:
     return found
 
 
+def _open_transaction(asked: Asked) -> Measure | None:
+    """The open transaction that holds records back for longest, by the limit of its topic."""
+    stream = asked.stream
+    held = [(topic, p, found) for topic in _topics(asked) for p, found in asked.ages(topic).held_back.items()]
+    if not held:
+        return Measure.of_nothing(stream.name, "open transaction", "none holds records back")
+    limits = {topic: _held_back_limit(asked, topic) for topic, _, _ in held}
+    known = [(found.age, topic, p, found) for topic, p, found in held if found.age is not None]
+    if not known:
+        return None
+    age, topic, partition, found = max(known, key=lambda one: one[0] - limits[one[1]])
+    place = f"--topic {topic} --partition {partition}"
+    tool = f"kafka-transactions --bootstrap-server {asked.kafka.bootstrap}"
+    return Measure(
+        stream.name,
+        "open transaction",
+        f"{topic} partition {partition}: {found.offsets:,} offsets from offset {found.offset} on are held back by "
+        f"a transaction whose first record is {span(age)} old",
+        str(limits[topic]),
+        age > limits[topic],
+        f"{tool} describe-producers {place} names the producer ID: end that producer. If nobody runs it any more: "
+        f"{tool} abort {place} --start-offset {found.offset}",
+    )
+
+
+def _topics(asked: Asked) -> list[str]:
+    """The main topic, and those whose records are retried that are there; what is gone the age of retries tells."""
+    found = [asked.stream.topic]
+    for topic in asked.stream.delays:
+        with suppress(TopicAbsentError):
+            asked.ages(topic)
+            found.append(topic)
+    return found
+
+
+def _held_back_limit(asked: Asked, topic: str) -> timedelta:
+    kept = retention(topic_settings(asked.kafka, topic))
+    limit = asked.stream.alerts.held_back
+    return limit if kept is None else min(limit, kept / 2)
+
+
 def _left(asked: Asked, topic: str) -> _Left | None:
     """None where the settings of the topic may not be read."""
     settings = topic_settings(asked.kafka, topic)
     kept, size = retention(settings), size_limit(settings)
     if kept is None:
-        return _Left(topic, None, timedelta(0), Ages({}, sure=True), size) if no_age_ends(settings) else None
+        if not no_age_ends(settings):
+            return None
+        # A limit by size may have taken records all the same.
+        expired = {} if size is None else asked.ages(topic).expired
+        return _Left(topic, None, timedelta(0), Ages({}, sure=True, expired=expired), size)
     ages = asked.ages(topic)
     # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
     limit = min(asked.stream.alerts.retention_left, kept / 2)
@@ -322,16 +433,19 @@ def _read_sooner(stream: Stream, worst: _Left) -> str:
 
 
 def _breaker(asked: Asked) -> Measure | None:
+    """One alert, however many slices are refused, and however often probes close the breaker meanwhile."""
     stream = asked.stream
-    found = asked.ledger.breakers.circuit(stream.name)
+    found, refused = asked.ledger.breakers.circuit(stream.name), asked.ledger.breakers.refused(stream.name)
+    command = accepting_command(asked.ledger, stream, refused)
+    each = "highwater accept-rejects lets one through as it is"
     return Measure(
         stream.name,
         "circuit breaker",
-        found.text,
-        "closed",
-        not found.closed,
-        f"mend what is rejected or fails; highwater status {stream.name} names the slices that are refused, "
-        "highwater accept-rejects lets one through as it is",
+        found.text + (f"; {len(refused):,} slices are refused" if refused else ""),
+        "closed, and no slice refused",
+        not found.closed or bool(refused),
+        f"mend what is rejected or fails; highwater status {stream.name} names the slices that are refused, {each}"
+        + (f"; where nobody can mend the records, {command} accepts all of them" if command else ""),
     )
 
 
@@ -377,6 +491,19 @@ def _in_vain(asked: Asked) -> Measure | None:
         "requests it within the hour, or materialise it"
         if found
         else "nothing is to be done",
+    )
+
+
+def _instances(asked: Asked) -> Measure | None:
+    stream = asked.stream
+    found = asked.ledger.instances.live_together(stream.name, datetime.now(UTC))
+    return Measure(
+        stream.name,
+        "Dagster instances",
+        "; ".join(one.text for one in found) or "one at the most",
+        "one",
+        bool(found),
+        ONE_INSTANCE if found else "nothing is to be done",
     )
 
 
@@ -453,24 +580,35 @@ def _dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Measure]:
 
 
 MEASURES: tuple[Measuring, ...] = (
+    planning_stopped,
+    retries_stopped,
+    slices_expired,
+    slices_waiting,
+    losses_recorded,
     _breaker,
     _held,
     _given_up,
     _in_vain,
+    _instances,
     _reject_ratio,
     _parked,
     _parked_topic,
     _late_retries,
     _retention_left,
+    _open_transaction,
     _published_late,
     _reclaimed_late,
 )
 ASKS: Mapping[Measuring, Sequence[str]] = {
+    planning_stopped: (KAFKA,),
+    retries_stopped: (KAFKA,),
+    slices_expired: (KAFKA,),
     _reject_ratio: (LAKE,),
     _parked: (LAKE,),
     _parked_topic: (LAKE, KAFKA),
     _late_retries: (KAFKA,),
     _retention_left: (KAFKA,),
+    _open_transaction: (KAFKA,),
     _published_late: (LAKE,),
     _reclaimed_late: (LAKE,),
 }

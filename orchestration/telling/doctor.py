@@ -14,7 +14,7 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,18 +29,21 @@ from highwater.errors import (
     TopicAbsentError,
 )
 from highwater.fitting import configure
+from highwater.instances import ONE_INSTANCE
 from highwater.routing import JITTER
 from highwater.slices import OffsetRange
 from highwater.topic_rules import RETENTION_PER_AGE, Finding, Level, judge, retention
 from highwater.wording import span
 from orchestration.checking.topic_audit import judged_published
 from orchestration.dagster_home import see_home, told
+from orchestration.resources import session_of
 from orchestration.telling.publication import accepted_vanished
 from resources.dlq_topics import see_accepted, see_no_drift
 from resources.groups import denied, see_no_member
 from resources.lake import open_table
 from resources.permissions import permitted
 from resources.small_tables import try_storage
+from resources.spark import SESSION_CONF, TIMESTAMPS, delta_errors
 from resources.topic_facts import stamped_by_broker, topic_facts, topic_settings
 from resources.transactions import Transactions
 from resources.vanished_topics import state_of, vanished
@@ -107,6 +110,8 @@ def examine(
         "Kafka's configuration for Spark": lambda: _translated(deployment),
         "Kafka": lambda: f"{len(deployment.kafka().topics()):,} topics at {settings.kafka_bootstrap}",
     }
+    if settings.spark_remote is not None:
+        parts["Spark session"] = lambda: _session(settings)
     if settings.alerts_url is not None:
         url = settings.alerts_url
         parts["receiver of alerts"] = lambda: _receiver(url)
@@ -155,9 +160,27 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
             yield _foreign(deployment, stream, one)
         yield _tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
         yield _tried(f"group {stream.group}", lambda: _group(deployment, stream.group))
+    yield _tried(f"Dagster instances of {stream.name}", lambda: _instances(deployment, stream))
     if stream.lookup is not None:
         table, column = stream.lookup.table, stream.lookup.column
         yield _tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), column))
+
+
+def _instances(deployment: Deployment, stream: Stream) -> str:
+    """See that one Dagster instance at the most works on a stream.
+
+    Raises:
+        ConfigurationError: two do.
+    """
+    instances, now = deployment.ledger().instances, datetime.now(UTC)
+    if found := instances.live_together(stream.name, now):
+        raise ConfigurationError(
+            f"{len(found)} Dagster instances work on {stream.name} at the same time",
+            found="; ".join(one.text for one in found),
+            remedy=ONE_INSTANCE,
+        )
+    last = max(instances.of(stream.name), key=lambda one: one.last_seen, default=None)
+    return "no sensor ticked yet" if last is None else last.text
 
 
 def _dlq(deployment: Deployment, stream: Stream) -> Tried:
@@ -357,6 +380,27 @@ def _spark(settings: Settings, environment: Mapping[str, str]) -> str:
             found=type(error).__name__,
             remedy=f"start it, or mend {names.SPARK_REMOTE}",
         ) from error
+
+
+def _session(settings: Settings) -> str:
+    """Open a session on the Connect server, and read back what our tables rely on.
+
+    Raises:
+        ConfigurationError: the server does not take our settings.
+        DependencyAwayError: the server does not answer.
+    """
+    with session_of(settings) as session, delta_errors("a Spark session"):
+        found = {name: session.conf.get(name, None) for name in SESSION_CONF}
+    ignored = {name: value for name, value in found.items() if value != SESSION_CONF[name]}
+    if ignored:
+        name, value = next(iter(ignored.items()))
+        raise ConfigurationError(
+            f"the Spark Connect server does not take the setting {name}",
+            stored=SESSION_CONF[name],
+            found=value,
+            remedy="let sessions of this server set it, or set it in the server's own configuration",
+        )
+    return f"takes our settings; timestamps are written as {found[TIMESTAMPS]}"
 
 
 def _dagster(environment: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from orchestration.dagster_home import answer
 from orchestration.sensing.standing import attempts_of, committed
 from orchestration.sensing.worker_leases import living
 from orchestration.telling.publication import of_slice
-from resources.lake import query, slice_is_one_of
+from resources.lake import ensure_all_rows_seen, query, slice_is_one_of
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -319,6 +319,7 @@ def _rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
     table = lake.table(stream.name, "rejects")
     if table is None:
         return []
+    ensure_all_rows_seen(table, [key])
     found = query(
         table,
         "SELECT reason, next_topic, count(*) AS records FROM t WHERE proof IS NULL AND "

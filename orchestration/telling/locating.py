@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN_TOPIC, Origin, headers_of, opened
-from highwater.errors import ConfigurationError, HighwaterError, OffsetsExpiredError, TopicAbsentError
+from highwater.errors import (
+    ConfigurationError,
+    HighwaterError,
+    IncompleteReadError,
+    OffsetsExpiredError,
+    TopicAbsentError,
+)
 from highwater.foreign import identity, named
 from highwater.gaps import places_in
 from highwater.reclaims import numbers, stale
 from highwater.retention import aged
 from highwater.slices import OffsetRange
 from orchestration.sensing.standing import attempts_of, committed
-from resources.lake import count_in, query, slice_is_one_of
+from resources.lake import count_in, ensure_all_rows_seen, query, slice_is_one_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -141,13 +147,18 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     ]
     raw, proofs = lake.table(stream.name, "raw"), lake.committed(stream.name, "raw", [piece.key])
     if raw is None or piece.key not in proofs:
+        if raw is not None and lake.sizes(stream.name, "raw", [piece.key]):
+            raise IncompleteReadError(
+                f"a read of raw of {stream.name} did not return the commit of {piece.key}",
+                stored="files of the slice by the table's log",
+                found="no commit",
+                remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
+            )
         return _lost(lost[0], piece) if lost else Located("unread", "planned, and not in raw yet", piece=piece)
     where = f'proof IS NULL AND {slice_is_one_of([piece.key])} AND "partition" = {partition} AND "offset" = {offset}'
     # `octet_length` takes text alone here.
     size = "octet_length(encode(value, 'hex')) / 2 AS bytes"
-    # As a number: a producer's clock may name a year that Python's times do not know.
-    time = "arrow_cast(\"timestamp\", 'Int64') / 1000 AS ms"
-    columns = f"{time}, timestamp_type, key, value IS NULL AS tombstone, {size}, headers"
+    columns = f"timestamp_ms AS ms, timestamp_type, key, value IS NULL AS tombstone, {size}, headers"
     found = query(raw, f"SELECT {columns} FROM t WHERE {where}")
     if not found and lost:
         return _lost(lost[0], piece)
@@ -164,6 +175,7 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
         if aged(proofs[piece.key]):
             return _aged(ledger, lake, stream, piece, Origin(piece.topic, piece.generation, partition, offset), why)
     if not found:
+        ensure_all_rows_seen(raw, [piece.key])
         text = "no record at this offset: a marker of a transaction, an aborted record, or one that compaction took"
         return Located("gap", text, piece=piece)
     [row] = found
@@ -232,6 +244,10 @@ def _ended(
     facts = [_rejected(row, published.get(_copy(row))) for row in rejects]
     facts += [_taken_back(one) for one in ledger.reclaims.of(stream.name) if one.origin == origin]
     end, text = _end(ledger, lake, stream, origin, rejects, published)
+    if end == "unknown" and piece is not None:
+        for table in (lake.table(stream.name, name) for name in ("events", "rejects")):
+            if table is not None:
+                ensure_all_rows_seen(table, [piece.key])
     if end == "unknown" and tombstone:
         end, text = "tombstone", "a null value is no event; it stays in raw"
     elif end == "unknown" and piece is not None and piece.topic != stream.topic:

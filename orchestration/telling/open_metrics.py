@@ -23,7 +23,7 @@ from orchestration.dagster_home import Opened, answer
 from orchestration.sensing.standing import attempts
 from orchestration.telling.alerts import DEPLOYMENT
 from orchestration.telling.plan_status import topic_status
-from orchestration.telling.unread import unread_ages
+from orchestration.telling.unread import Ages, unread_ages
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -51,8 +51,10 @@ FAMILIES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "highwater_last_stable_offset": (_PARTITION, "To where the partition can be read."),
     "highwater_lag_records": (
         _PARTITION,
-        "Offsets that could be planned and are not: records, and markers of transactions among them.",
+        "Offsets up to the high watermark that are not planned: records, and markers of transactions among them.",
     ),
+    "highwater_held_back_offsets": (_PARTITION, "Offsets of the lag from the first open transaction on."),
+    "highwater_held_back_age_seconds": (_PARTITION, "Age of the first record of an open transaction, where known."),
     "highwater_oldest_unread_age_seconds": (_PARTITION, "Age of the oldest record that is not in raw, where known."),
     "highwater_slices": (("stream", "topic"), "Planned slices."),
     "highwater_slices_not_whole": (("stream", "topic"), "Planned slices that do not stand whole in all tables."),
@@ -229,11 +231,19 @@ def _topic(
         return  # without the plan nobody knows what is unread
     for one in status.partitions:
         found.add("highwater_lag_records", one.lag, view.name, view.topic, one.partition)
-    if read is None or not status.partitions:
-        return  # without the lake nobody knows what of the plan is unread
-    ages = found.ask("kafka", lambda: unread_ages(ledger, kafka, view, view.topic, read))
+        if one.last_stable is not None:
+            found.add("highwater_held_back_offsets", one.held_back, view.name, view.topic, one.partition)
+    if read is not None and status.partitions:  # without the lake nobody knows what of the plan is unread
+        _ages(found, found.ask("kafka", lambda: unread_ages(ledger, kafka, view, view.topic, read)), view)
+
+
+def _ages(found: Metrics, ages: Ages | None, view: Stream) -> None:
     for partition, age in ages.by_partition.items() if ages else ():
         found.add("highwater_oldest_unread_age_seconds", age.total_seconds(), view.name, view.topic, partition)
+    for partition, held in ages.held_back.items() if ages else ():
+        if held.age is not None:
+            seconds = held.age.total_seconds()
+            found.add("highwater_held_back_age_seconds", seconds, view.name, view.topic, partition)
 
 
 def _stops(error: HighwaterError, *, expected: bool) -> bool:

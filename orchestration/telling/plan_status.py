@@ -9,37 +9,48 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from highwater.alerting import Alert
 from highwater.breaker import CLOSED, Circuit
 from highwater.declaration import Stream
-from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError
+from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError, TopicVanishedError
 from highwater.history import SOUND, History
 from highwater.holding import Hold
+from highwater.instances import ONE_INSTANCE, Instance
 from highwater.plans import Planned
 from highwater.wording import number
 from orchestration.checking.origin_counts import count_parked
 from orchestration.dependencies import see_lake_there
-from orchestration.sensing.cutting import partition_errors, positions, see_same_topic, skipped_partitions
+from orchestration.operating.accepting_rejects import accepting_command
+from orchestration.sensing.cutting import positions, see_same_topic, skipped_partitions, sure_errors
 from orchestration.sensing.due_times import Due, due_of
+from orchestration.sensing.looking import judge
 from orchestration.sensing.retries import plan_tier
 from orchestration.sensing.worker_leases import living
 from orchestration.telling import taken_back
 from orchestration.telling.publication import Behind, accepted_vanished, behind
+from orchestration.telling.stopped import expired_errors
 from orchestration.telling.taken_back import TakenBack, told_of
-from resources.breakers import Judgement
+from orchestration.telling.unread import in_raw
+from resources.breakers import AcceptedReason, Judgement
 from resources.given_up import GivenUp
 from resources.guards import open_error, resting, told
-from resources.history import look_back
 from resources.paused_topics import Pause
-from resources.vanished_topics import parked_lost, planned_topic_gone, vanished
+from resources.vanished_topics import look_if_there, parked_lost, planned_topic_gone, state_of, vanished
 
 if TYPE_CHECKING:
     from resources.kafka import Kafka, TopicState
     from resources.lake import Lake
     from resources.ledger import Ledger
+
+# Hundreds of lines would hide the rest of the page; `--json` has all.
+REFUSED_SHOWN = 5
+
+
+# The sensor records every ten minutes that it measures (`highwater.alerting.REFRESH`).
+UNMEASURED_FOR = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -56,11 +67,16 @@ class PartitionStatus:
 
     @property
     def lag(self) -> int | None:
-        """Offsets that could be planned and are not."""
+        """Offsets up to the high watermark that are not planned, those behind an open transaction among them."""
         if self.last_stable is None:
             return None
         begun = self.planned if self.planned is not None else self.log_start or 0
-        return max(self.last_stable - begun, 0)
+        return max(max(self.high_watermark or 0, self.last_stable) - begun, 0)
+
+    @property
+    def held_back(self) -> int:
+        """Offsets of the lag that an open transaction keeps from being planned (I3)."""
+        return 0 if self.last_stable is None else max((self.high_watermark or 0) - self.last_stable, 0)
 
 
 @dataclass(frozen=True)
@@ -143,11 +159,13 @@ class StreamStatus:
         generation: of the main topic; None if it was never planned.
         topic_id: the one that was planned.
         partitions: empty if the topic could not be looked at.
-        errors: what keeps the topic, or a partition of it, from being planned.
+        errors: what keeps the topic, or a partition of it, from being planned, or planned slices from being read.
         dlq: the tiers, and the parked topic.
         alerts: those that are open.
         breaker: the stream's circuit breaker.
         refused: slices that were over its limit and are undecided.
+        accepted_reasons: reasons for rejects that a person accepted: they open the breaker no more.
+        accepting: the command that accepts the most frequent reason of the refused slices; None without one.
         dependencies: breakers of the stream's dependencies that are not closed, in sentences.
         holds: slices that records hold.
         given_up: slices that repair requests no more.
@@ -155,6 +173,8 @@ class StreamStatus:
         workers: runs of the stream whose worker gave a sign of life within the last minute, and when its lease runs out
             unless it is renewed.
         accepted: why the topic of accepted events cannot be published to, or looked at; None if it can, or was not.
+        instances: Dagster instances that work on the stream at the same time; none where one alone does.
+        measured_at: when the sensor of alerts last recorded that it measures the stream; None if it never did.
     """
 
     stream: str
@@ -174,6 +194,10 @@ class StreamStatus:
     waiting: Waiting | Exception | None = None
     given_up: Sequence[GivenUp] = ()
     accepted: HighwaterError | None = None
+    instances: Sequence[Instance] = ()
+    accepted_reasons: Sequence[AcceptedReason] = ()
+    accepting: str | None = None
+    measured_at: datetime | None = None
 
     @property
     def lag(self) -> int | None:
@@ -183,10 +207,16 @@ class StreamStatus:
         return sum(one.lag or 0 for one in self.partitions)
 
     @property
+    def held_back(self) -> int:
+        """Offsets of the lag that open transactions keep from being planned."""
+        return sum(one.held_back for one in self.partitions)
+
+    @property
     def lines(self) -> list[str]:
         """The stream in sentences."""
         planned = "never planned" if self.generation is None else f"generation {self.generation}"
         lag = "lag not known" if self.lag is None else f"lag {self.lag:,}"
+        lag += f", {self.held_back:,} of it held back by open transactions" if self.held_back else ""
         head = f"{self.stream}: topic {self.topic}, {planned}, {self.slices:,} slices, {lag}"
         errors = [f"  {type(error).__name__}: {error}" for error in self.errors]
         alerts = [
@@ -196,7 +226,15 @@ class StreamStatus:
         refused = [
             f"  {one.slice_key} is refused: {one.rejects:,} of {one.records:,} records would be rejected; mend it, or "
             f"highwater accept-rejects {one.slice_key}"
-            for one in self.refused
+            for one in self.refused[:REFUSED_SHOWN]
+        ]
+        if len(self.refused) > REFUSED_SHOWN:
+            refused.append(f"  {len(self.refused) - REFUSED_SHOWN:,} more slices are refused")
+        if self.accepting is not None:
+            refused.append(f"  where nobody can mend the records of refused slices: {self.accepting}")
+        refused += [
+            f"  {one.text}; highwater accept-rejects {self.stream} --reason {one.reason} --revoke ends that"
+            for one in self.accepted_reasons
         ]
         breakers = [f"  breaker {self.breaker.text}", *[f"  {text}" for text in self.dependencies]]
         holds = [f"  {one.text}; mend it, or highwater release-hold {one.slice_key}" for one in self.holds]
@@ -208,8 +246,16 @@ class StreamStatus:
             f"  run {run}: its worker lives, lease until {ends:%H:%M:%S} UTC" for run, ends in self.workers.items()
         ]
         errors += [] if self.accepted is None else [f"  {type(self.accepted).__name__}: {self.accepted}"]
-        lines = [*errors, *breakers, *refused, *holds, *given_up, *alerts, *workers]
+        instances = [f"  Dagster instance {one.text} is not alone: {ONE_INSTANCE}" for one in self.instances]
+        lines = [*errors, *self._unmeasured, *instances, *breakers, *refused, *holds, *given_up, *alerts, *workers]
         return [head, *lines, *[f"  {self._dlq_line(one)}" for one in self.dlq], *self._waits]
+
+    @property
+    def _unmeasured(self) -> list[str]:
+        if self.measured_at is None or datetime.now(UTC) - self.measured_at < UNMEASURED_FOR:
+            return []
+        since = f"{self.measured_at:%Y-%m-%d %H:%M} UTC"
+        return [f"  no alert was measured since {since}: see that Dagster's daemon and the sensor alerts run"]
 
     def _dlq_line(self, one: DlqStatus) -> str:
         paused = "" if one.pause is None else f"; {one.pause.text}, highwater resume-tier {self.stream} {one.topic}"
@@ -224,10 +270,12 @@ class StreamStatus:
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Names of columns, and a row for each partition."""
-        names = ["partition", "planned to", "log start", "last stable", "high watermark", "lag", "leader", "trouble"]
+        names = ["partition", "planned to", "log start", "last stable", "high watermark", "lag", "held back"]
+        names += ["leader", "trouble"]
         rows = [
             [str(p.partition)]
             + [number(value) for value in (p.planned, p.log_start, p.last_stable, p.high_watermark, p.lag)]
+            + ["-" if p.last_stable is None else number(p.held_back)]
             + ["-" if p.leader is None else str(p.leader), p.trouble or ""]
             for p in self.partitions
         ]
@@ -242,17 +290,22 @@ class StreamStatus:
             "generation": self.generation,
             "slices": self.slices,
             "lag": self.lag,
-            "partitions": [{**vars(one), "lag": one.lag} for one in self.partitions],
+            "held_back": self.held_back,
+            "partitions": [{**vars(one), "lag": one.lag, "held_back": one.held_back} for one in self.partitions],
             "errors": [_error_plain(error) for error in self.errors],
             "breaker": self.breaker.to_plain(),
             "refused": [
                 {"slice": one.slice_key, "records": one.records, "rejects": one.rejects} for one in self.refused
             ],
+            "accepted_reasons": [one.to_plain() for one in self.accepted_reasons],
+            "accepting": self.accepting,
             "dependencies": list(self.dependencies),
             "holds": [one.to_plain() for one in self.holds],
             "given_up": [one.to_plain() for one in self.given_up],
+            "instances": [one.to_plain() for one in self.instances],
             "workers": {run: ends.isoformat() for run, ends in self.workers.items()},
             "alerts": [one.to_plain() for one in self.alerts],
+            "alerts_measured_at": None if self.measured_at is None else self.measured_at.isoformat(),
             "dlq": [_dlq_plain(one) for one in self.dlq],
             "accepted_error": None if self.accepted is None else _error_plain(self.accepted),
             **_waiting_plain(self.waiting),
@@ -306,9 +359,18 @@ def stream_status(
         found = _stream_status(ledger, kafka, stream, counts)
         # A broker that is away is waited for once.
         accepted = _accepted(ledger, kafka, lake, stream) if found.partitions else None
+        expired = _expired(ledger, kafka, lake, stream) if found.partitions else []
         told = waiting.result()
         dlq = [_with_loss(kafka, stream, one, told) for one in found.dlq]
-        return replace(found, waiting=told, accepted=accepted, dlq=dlq)
+        return replace(found, errors=[*found.errors, *expired], waiting=told, accepted=accepted, dlq=dlq)
+
+
+def _expired(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[HighwaterError]:
+    """Why planned slices cannot be read any more; nothing where that cannot be asked, which other errors tell."""
+    try:
+        return [*expired_errors(ledger, kafka, stream, in_raw(ledger, lake, stream))]
+    except HighwaterError as error:
+        return [error]
 
 
 def _with_loss(kafka: Kafka, stream: Stream, one: DlqStatus, told: Waiting | Exception) -> DlqStatus:
@@ -335,6 +397,8 @@ def _accepted(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Highw
         with suppress(TopicAbsentError):
             kafka.description(topic)
             return None
+        if look_if_there(kafka, topic) is not None:
+            return None
         return accepted_vanished(ledger, lake, stream, topic)
     except HighwaterError as error:
         return error
@@ -356,16 +420,21 @@ def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | Exception:
 
 def _stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[tuple[str, str], int]) -> StreamStatus:
     found = topic_status(kafka, stream, ledger.planned(stream.name, stream.topic))
+    refused = ledger.breakers.refused(stream.name)
     return replace(
         found,
         slices=sum(count for (name, _), count in counts.items() if name == stream.name),
         alerts=[one for one in ledger.alerts().values() if one.stream == stream.name and one.ended is None],
         breaker=ledger.breakers.circuit(stream.name),
-        refused=ledger.breakers.refused(stream.name),
+        refused=refused,
+        accepted_reasons=[*ledger.breakers.accepted_reasons(stream.name).values()],
+        accepting=accepting_command(ledger, stream, refused),
         dependencies=_dependencies(ledger, stream),
         holds=ledger.holds.open(stream.name),
         given_up=ledger.given_up.open(stream.name),
+        instances=ledger.instances.live_together(stream.name, datetime.now(UTC)),
         workers=_workers(ledger, stream),
+        measured_at=ledger.watched().get(stream.name),
         # A broker that is away is waited for once.
         dlq=_dlq(ledger, kafka, stream) if found.partitions else [],
     )
@@ -377,8 +446,7 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
     partitions: list[PartitionStatus] = []
     errors: list[HighwaterError] = []
     try:
-        state = kafka.topic_state(stream.topic)
-        history = look_back(kafka, state, planned) if planned else SOUND
+        state, history = _judged(kafka, stream, planned)
         partitions = _partitions(stream, planned, state, history)
         errors = _errors(stream, planned, state, history)
     except TopicAbsentError as error:
@@ -394,6 +462,17 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
         partitions=partitions,
         errors=errors,
     )
+
+
+def _judged(kafka: Kafka, stream: Stream, planned: Planned | None) -> tuple[TopicState, History]:
+    try:
+        state = kafka.topic_state(stream.topic)
+    except TopicAbsentError:
+        # A planned topic is called gone after two looks.
+        if planned is None or (again := look_if_there(kafka, stream.topic)) is None:
+            raise
+        state = again
+    return (state, SOUND) if planned is None else judge(kafka, stream, planned, state)
 
 
 def _workers(ledger: Ledger, stream: Stream) -> dict[str, datetime]:
@@ -427,9 +506,11 @@ def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> DlqStatus
 
 def _parked(ledger: Ledger, kafka: Kafka, stream: Stream) -> DlqStatus:
     try:
-        state = kafka.topic_state(stream.parked_topic)
+        state = state_of(ledger, kafka, stream, stream.parked_topic)
+    except TopicVanishedError as error:
+        return DlqStatus(stream.parked_topic, error=error)
     except TopicAbsentError:
-        return DlqStatus(stream.parked_topic, error=vanished(ledger, stream, stream.parked_topic))
+        return DlqStatus(stream.parked_topic)
     except HighwaterError as error:
         return DlqStatus(stream.parked_topic, error=error)
     held = sum((seen.last_stable or 0) - (seen.log_start or 0) for seen in state.partitions.values())
@@ -442,7 +523,7 @@ def _partitions(stream: Stream, planned: Planned | None, state: TopicState, hist
     ends = positions(same, state) if same else {}
     trouble: dict[int, str] = {}
     if same:
-        trouble = {p: error.problem for p, error in partition_errors(stream, same, state, history.diverged).items()}
+        trouble = {p: error.problem for p, error in sure_errors(stream, same, state, history).items()}
         trouble |= {**history.unsure, **skipped_partitions(same, state)}
     return [
         PartitionStatus(
@@ -465,4 +546,4 @@ def _errors(stream: Stream, planned: Planned | None, state: TopicState, history:
         see_same_topic(stream, planned, state)
     except HighwaterError as error:
         return [error]
-    return list(partition_errors(stream, planned, state, history.diverged).values())
+    return list(sure_errors(stream, planned, state, history).values())

@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from orchestration.sensing.cutting import positions
 from resources.guards import guarded
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
+
     from highwater.declaration import Stream
     from highwater.plans import Planned
     from highwater.slices import Slice
@@ -41,6 +44,21 @@ SLICES_ASKED = 1_000
 
 
 @dataclass(frozen=True)
+class HeldBack:
+    """What an open transaction holds back in a partition.
+
+    Args:
+        offset: of the first record of the transaction.
+        offsets: from there to the high watermark.
+        age: of that record; None if it could not be read.
+    """
+
+    offset: int
+    offsets: int
+    age: timedelta | None
+
+
+@dataclass(frozen=True)
 class Ages:
     """How old the oldest unread records are.
 
@@ -50,12 +68,16 @@ class Ages:
             than `PARTITIONS_ASKED` those were asked in which unread records are the oldest.
         waiting: the oldest slices that are planned and not in raw.
         starts: for each partition that could be asked where what is not in raw begins.
+        held_back: what open transactions hold back; it is unread too.
+        expired: unread offsets that retention deleted, and that are not recorded as lost.
     """
 
     by_partition: Mapping[int, timedelta]
     sure: bool
     waiting: Sequence[str] = ()
     starts: Mapping[int, int] = field(default_factory=dict)
+    held_back: Mapping[int, HeldBack] = field(default_factory=dict)
+    expired: Mapping[int, OffsetRange] = field(default_factory=dict)
 
     @property
     def oldest(self) -> timedelta | None:
@@ -90,18 +112,45 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
     state, planned = kafka.topic_state(topic), ledger.planned(stream.name, topic)
     # Planned ends of another topic under the same name say nothing of this one.
     same = planned if planned is not None and planned.generation.topic_id == state.topic_id else None
-    unread, last = _unread(ledger, same, read) if same else ([], None)
-    starts = _starts(state, same, unread, last)
+    unread, last = unread_slices(ledger, same, read) if same else ([], None)
+    begins = _begins(state, same, unread, last)
+    # What retention took cannot be read any more.
+    starts = {p: max(start, state.partitions[p].log_start or 0) for p, start in begins.items()}
     waiting = {
         p: OffsetRange(start, seen.last_stable)
         for p, seen in state.partitions.items()
         if (start := starts.get(p)) is not None and seen.last_stable is not None and start < seen.last_stable
     }
     sure = read is not None and all(seen.known for seen in state.partitions.values())
-    return _ages(kafka, state, waiting, [piece.key for piece in unread], starts, sure=sure)
+    found = _ages(kafka, state, waiting, [piece.key for piece in unread], starts, sure=sure)
+    held_back = _held_back(kafka, state)
+    known = {p: held.age for p, held in held_back.items() if held.age is not None}
+    expired = {p: OffsetRange(begin, starts[p]) for p, begin in begins.items() if same and begin < starts[p]}
+    return replace(
+        found,
+        by_partition={
+            **found.by_partition,
+            **{p: max(age, found.by_partition.get(p, age)) for p, age in known.items()},
+        },
+        sure=found.sure and len(known) == len(held_back),
+        held_back=held_back,
+        expired=expired,
+    )
 
 
-def _unread(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> tuple[list[Slice], Slice | None]:
+def _held_back(kafka: Kafka, state: TopicState) -> dict[int, HeldBack]:
+    """What open transactions hold back, read by one consumer: the first record stands at the last stable offset."""
+    held = {p: seen for p, seen in state.partitions.items() if seen.last_stable is not None and seen.held_back}
+    firsts = {p: OffsetRange(seen.last_stable or 0, (seen.last_stable or 0) + 1) for p, seen in held.items()}
+    ages: dict[int | None, timedelta] = {}
+    with suppress(HighwaterError):
+        for message in kafka.read(state.topic, firsts, seconds=READ_SECONDS, committed=False) if firsts else ():
+            if (age := age_of(message)) is not None:
+                ages[message.partition()] = age
+    return {p: HeldBack(seen.last_stable or 0, seen.held_back, ages.get(p)) for p, seen in held.items()}
+
+
+def unread_slices(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> tuple[list[Slice], Slice | None]:
     """The oldest slices of a topic that are not in raw, without what is recorded as lost of them.
 
     And the last that was looked at, if there are more.
@@ -116,7 +165,7 @@ def _unread(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> t
     return [piece for piece in left if piece.offsets], asked[-1] if len(keys) > SLICES_ASKED else None
 
 
-def _starts(state: TopicState, planned: Planned | None, unread: Sequence[Slice], last: Slice | None) -> dict[int, int]:
+def _begins(state: TopicState, planned: Planned | None, unread: Sequence[Slice], last: Slice | None) -> dict[int, int]:
     """For each partition where the first of these slices begins that has some of it; else where the plan ends."""
     ends = positions(planned, state) if planned else {}
     if last is not None:  # nothing is known of a partition behind it
@@ -127,7 +176,7 @@ def _starts(state: TopicState, planned: Planned | None, unread: Sequence[Slice],
             if len(offsets):
                 first[partition] = min(first.get(partition, offsets.start), offsets.start)
     known = {p: seen for p, seen in state.partitions.items() if seen.known}
-    return {p: max(first.get(p, ends.get(p, 0)), seen.log_start or 0) for p, seen in known.items()}
+    return {p: first.get(p, ends.get(p, seen.log_start or 0)) for p, seen in known.items()}
 
 
 def _ages(
@@ -148,7 +197,9 @@ def _ages(
         except HighwaterError:
             sure = False
         else:
-            found.update({} if first is None else {partition: age_of(first.timestamp()[1])})
+            age = None if first is None else age_of(first)
+            found.update({} if age is None else {partition: age})
+            sure &= first is None or age is not None
     # One with markers alone may have taken the place of one with a record.
     sure &= len(asked) == len(waiting) or len(found) == len(asked)
     return Ages(found, sure, slices, starts)
@@ -174,6 +225,14 @@ def _oldest(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange])
     return [*dict.fromkeys([*few, *many])][:PARTITIONS_ASKED]
 
 
-def age_of(timestamp_ms: int) -> timedelta:
-    """How long ago a record's timestamp is; 0 for one in the future, which a producer's clock may name."""
+def age_of(message: Message) -> timedelta | None:
+    """How long ago a record's timestamp is; 0 for one in the future, which a producer's clock may name.
+
+    None of a record without a timestamp: -1 stands for it, which is no time.
+    """
+    from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
+
+    kind, timestamp_ms = message.timestamp()
+    if kind == TIMESTAMP_NOT_AVAILABLE:
+        return None
     return timedelta(milliseconds=max(time.time_ns() // 1_000_000 - max(timestamp_ms, 0), 0))

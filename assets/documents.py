@@ -1,0 +1,191 @@
+"""JSON documents that Spark's variant parser refuses: their declared fields, or the fault and its position.
+
+The variant parser builds the whole document, so it also refuses faults of ignored fields: a long number, a deep array,
+a name that occurs twice. Here one regular expression cuts the document into tokens, and the grammar is followed token
+by token: ignored fields must be JSON, and nothing more. All of it is Spark SQL, since a cluster may have no Python.
+
+Every quantified group in the expressions is possessive. Java follows those in a loop, and any other by recursion, which
+overflows the stack in a long value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column
+
+_SPACE = r"[ \t\r\n]*+"
+_STRING = r'"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+'
+_NUMBER = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
+_TOKEN = rf'(?:[{{}}\[\]:,]|{_STRING}"|{_NUMBER}|true|false|null){_SPACE}'
+_SOUND = rf"^{_SPACE}(?:{_TOKEN})*+"
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# A string up to its end, or up to the first half of a surrogate pair.
+_PAIRED = rf'^"(?:[^"\\]++|\\[^u]|{_HIGH}{_LOW}|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{{4}})*+'
+# Half a pair, or perhaps none: `\\ud83d` is a backslash and plain text.
+_PERHAPS_HALF = rf"\\\\u[dD][89a-fA-F]|{_HIGH}(?!{_LOW})|(?<!\\u[dD][89abAB][0-9a-fA-F]{{2}}){_LOW}"
+_UTF8 = (
+    r"^(?:[\x00-\x7f]++|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}|"
+    r"\xed[\x80-\x9f][\x80-\xbf]|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|"
+    r"\xf4[\x80-\x8f][\x80-\xbf]{2})*+"
+)
+# Jackson's limit for a number. No declared type has as many digits.
+_MOST_DIGITS = 1000
+# Open brackets lie in pieces of this length: a million of them, copied whole at each token, would take minutes.
+_PIECE = 100
+
+# The kinds of tokens that may follow: `v` is a number, true, false or null, and any other kind is its first character.
+_VALUE, _FIRST, _NAME, _FIRST_NAME = '"v{[', '"v{[]', '"', '"}'
+_EXPECTED = {
+    _VALUE: "a value",
+    _FIRST: "a value or ]",
+    _NAME: "a name",
+    _FIRST_NAME: "a name or }",
+    ":": ":",
+    ",}": ", or }",
+    ",]": ", or ]",
+}
+
+
+def escapes_half_a_pair(text: Column) -> Column:
+    """Whether a document may escape half of a surrogate pair, which is no character."""
+    from pyspark.sql import functions as F
+
+    return (F.contains(text, F.lit(r"\ud")) | F.contains(text, F.lit(r"\uD"))) & text.rlike(_PERHAPS_HALF)
+
+
+def invalid_utf8(value: Column) -> Column:
+    """The fault of bytes that are not UTF-8."""
+    from pyspark.sql import functions as F
+
+    sound = F.regexp_extract(F.decode(value, "ISO-8859-1"), _UTF8, 0)
+    return F.concat(F.lit("the value is not UTF-8 at byte "), F.length(sound))
+
+
+def sound_part(text: Column) -> Column:
+    """A document as far as it consists of JSON's tokens."""
+    from pyspark.sql import functions as F
+
+    return F.regexp_extract(text, _SOUND, 0)
+
+
+def scanned(text: str, sound: str, names: Sequence[str]) -> Column:
+    """The struct of `problem`, null in a sound document, and `fields`, a document of the declared fields alone.
+
+    A declared field that is an object or an array is an empty one in `fields`. Positions count bytes from 0.
+
+    Args:
+        text: the column of documents in UTF-8.
+        sound: the column of their sound parts.
+        names: the declared fields.
+    """
+    from pyspark.sql import functions as F
+
+    kind = "if(instr('{}[]:,\"', left(t, 1)) > 0, left(t, 1), 'v')"
+    tokens = f"transform(regexp_extract_all({sound}, {_raw(_TOKEN)}, 0), t -> struct(t AS text, {kind} AS kind))"
+    begin = (
+        f"named_struct('at', octet_length(regexp_extract({sound}, {_raw(_SPACE)}, 0)), 'want', '{_VALUE}', "
+        "'open', '', 'outer', CAST(array() AS ARRAY<STRING>), 'name', CAST(NULL AS STRING), "
+        "'seen', CAST(array() AS ARRAY<STRING>), 'fields', '', 'problem', CAST(NULL AS STRING))"
+    )
+    rest = f"substr({text}, length({sound}) + 1)"
+    end = f"named_struct('problem', coalesce(s.problem, {_fault_of_end(rest)}), 'fields', {_FIELDS})"
+    return F.expr(f"aggregate({tokens}, {begin}, (s, t) -> if(s.problem IS NULL, {_step(names)}, s), s -> {end})")
+
+
+_FIELDS = "concat('{', substr(s.fields, 2), '}')"
+# Whether a token belongs to the outermost object itself.
+_OUTERMOST = "s.open = '{' AND size(s.outer) = 0"
+
+
+def _raw(pattern: str) -> str:
+    """A literal in SQL whose backslashes are backslashes."""
+    return f"r'{pattern}'"
+
+
+def _let(name: str, value: str, body: str) -> str:
+    """An expression that names another one, so that it is evaluated once."""
+    return f"element_at(transform(array({value}), {name} -> {body}), 1)"
+
+
+def _step(names: Sequence[str]) -> str:
+    """The state `s` after the token `t`."""
+    longest = 12 * max(map(len, names)) + 2  # a character may be escaped as a pair, \ud83d\ude00
+    name = f"regexp_extract(t.text, {_raw('^' + _STRING + chr(34))}, 0)"  # without the space behind it
+    declared = ", ".join(f"'{one}'" for one in names)
+    read = f"if(octet_length({name}) <= {longest}, try_variant_get(try_parse_json({name}), '$', 'string'), NULL)"
+    # `n` is the declared field that the token names, `v` says whether it is the value of one.
+    found = (
+        f"if({_OUTERMOST} AND t.kind = '\"' AND NOT contains(s.want, 'v'), "
+        f"{_let('n', read, f'if(array_contains(array({declared}), n), n, NULL)')}, NULL)"
+    )
+    value = f"({_OUTERMOST} AND contains(s.want, 'v') AND s.name IS NOT NULL)"
+    opens, closes, full = "t.kind IN ('{', '[')", "t.kind IN ('}', ']')", f"octet_length(s.open) >= {_PIECE}"
+    emptied = "octet_length(s.open) = 1 AND size(s.outer) > 0"
+    brackets = (
+        f"CASE WHEN {opens} AND {full} THEN {_brackets('t.kind', 'concat(s.outer, array(s.open))')} "
+        f"WHEN {opens} THEN {_brackets('concat(s.open, t.kind)', 's.outer')} "
+        f"WHEN {closes} AND {emptied} "
+        f"THEN {_brackets('element_at(s.outer, -1)', 'slice(s.outer, 1, size(s.outer) - 1)')} "
+        f"WHEN {closes} THEN {_brackets('left(s.open, octet_length(s.open) - 1)', 's.outer')} "
+        f"ELSE {_brackets('s.open', 's.outer')} END"
+    )
+    want = (
+        f"CASE WHEN t.kind = '{{' THEN '{_FIRST_NAME}' WHEN t.kind = '[' THEN '{_FIRST}' "
+        f"WHEN t.kind = ':' THEN '{_VALUE}' WHEN t.kind = ',' THEN if(right(s.open, 1) = '{{', '{_NAME}', '{_VALUE}') "
+        "WHEN t.kind = '\"' AND NOT contains(s.want, 'v') THEN ':' "
+        "WHEN b.open = '' THEN '' WHEN right(b.open, 1) = '{' THEN ',}' ELSE ',]' END"
+    )
+    text = "CASE t.kind WHEN '{' THEN '{}' WHEN '[' THEN '[]' ELSE t.text END"
+    state = (
+        f"named_struct('at', s.at + octet_length(t.text), 'want', {want}, 'open', b.open, 'outer', b.outer, "
+        f"'name', if({value}, NULL, coalesce(n, s.name)), 'seen', if({value}, concat(s.seen, array(s.name)), s.seen), "
+        f"'fields', if({value}, concat(s.fields, ',\"', s.name, '\":', {text}), s.fields), "
+        f"'problem', {_fault_of_token(value)})"
+    )
+    return _let("n", found, _let("b", brackets, state))
+
+
+def _brackets(innermost: str, outer: str) -> str:
+    return f"named_struct('open', {innermost}, 'outer', {outer})"
+
+
+def _fault_of_token(value: str) -> str:
+    half = f"{value} AND t.kind = '\"' AND NOT t.text RLIKE {_raw(_PAIRED + chr(34))}"
+    at_half = f"s.at + octet_length(regexp_extract(t.text, {_raw(_PAIRED)}, 0))"
+    long = f"{value} AND t.kind = 'v' AND length(t.text) > {_MOST_DIGITS}"
+    return (
+        f"CASE WHEN instr(s.want, t.kind) = 0 THEN {_unexpected('s.want')} "
+        "WHEN array_contains(s.seen, n) THEN concat('field ', n, ' occurs twice, again at byte ', s.at) "
+        f"WHEN {half} THEN concat('field ', s.name, ' has half of a surrogate pair at byte ', {at_half}) "
+        f"WHEN {long} THEN concat('field ', s.name, ' has more than {_MOST_DIGITS:,} digits at byte ', s.at) END"
+    )
+
+
+def _unexpected(want: str) -> str:
+    expected = "".join(f" WHEN '{kinds}' THEN '{words}'" for kinds, words in _EXPECTED.items())
+    return (
+        f"if({want} = '', concat('text follows the JSON document at byte ', s.at), "
+        f"concat('not JSON: expected ', CASE {want}{expected} END, ' at byte ', s.at))"
+    )
+
+
+def _fault_of_end(rest: str) -> str:
+    """The fault of a document whose tokens are sound: no token follows, or the document ends too early."""
+    inside = f"regexp_extract({rest}, {_raw('^' + _STRING)}, 0)"
+    stop = f"substr({rest}, length({inside}) + 1, 1)"
+    at_stop = f"s.at + octet_length({inside})"
+    return (
+        f"CASE WHEN {rest} = '' THEN CASE WHEN s.want = '' THEN NULL WHEN s.at = 0 THEN 'the value is empty' "
+        f"ELSE replace({_unexpected('s.want')}, ': expected', ': the document ends, expected') END "
+        f"WHEN s.want = '' THEN {_unexpected('s.want')} "
+        f"WHEN startswith({rest}, '\ufeff') THEN concat('not JSON: a byte order mark at byte ', s.at) "
+        f"WHEN {rest} RLIKE '(?i)^[+-]?(nan|inf)' THEN concat('not JSON: NaN or infinity at byte ', s.at) "
+        f"WHEN NOT startswith({rest}, '\"') THEN concat('not JSON: unexpected character at byte ', s.at) "
+        f"WHEN {stop} = '' THEN concat('not JSON: a string without end begins at byte ', s.at) "
+        f"WHEN {stop} = r'\\' THEN concat('not JSON: an unknown escape at byte ', {at_stop}) "
+        f"ELSE concat('not JSON: a control character in a string at byte ', {at_stop}) END"
+    )

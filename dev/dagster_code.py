@@ -1,0 +1,39 @@
+"""Dagster's program with a code server that forks the workers of its runs instead of starting a new Python for each.
+
+A new Python imports Dagster, Spark's client and Highwater for five seconds of a core, and a demonstration has ten runs.
+`make up` and deployments run Dagster's own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from types import SimpleNamespace
+
+from dagster._cli import cli
+from dagster._grpc import server
+
+# Imported once, by a process without threads that does nothing else. What is missing here is imported by each worker.
+PRELOAD = (
+    "dev.demo_definitions",
+    "dagster._grpc.server",
+    "pyspark.sql.connect.session",
+    "pyspark.sql.connect.functions",
+    "deltalake",
+    "confluent_kafka",
+    "pyarrow.dataset",
+    "assets.raw",
+    "assets.events",
+    "assets.rejects",
+    "assets.dlq",
+    "assets.current",
+    "assets.metrics",
+    "assets.published",
+)
+
+if __name__ == "__main__":
+    multiprocessing.set_forkserver_preload([*PRELOAD])
+    # The server asks for the context "spawn" and has no setting for another one.
+    forking = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("forkserver"))
+    vars(server)["multiprocessing"] = forking
+    sys.exit(cli(auto_envvar_prefix="DAGSTER_CLI"))

@@ -1,0 +1,200 @@
+"""Slices over many Kafka partitions, in files that Spark wrote: readers without a JVM see what Spark sees.
+
+The record of a commit grows with its partitions. From 2,048 bytes on Spark's Parquet files lacked the count of nulls of
+that column; deltalake takes a missing count for zero, and left out every row of such a file where a query asked for
+nulls: checks and audit turned red, `locate` told a gap, and `erase` reported success for a key that it had not seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from deltalake import DeltaTable
+
+from assets import published
+from assets.erasing import find
+from highwater.envelope import Origin
+from highwater.erasing import digest_of
+from highwater.errors import IncompleteReadError
+from highwater.topic_rules import Setting
+from orchestration.checking import gap_checks
+from orchestration.checking.origin_counts import count_ends
+from orchestration.operating import rebuilding
+from orchestration.operating.parked import Choice, _settled
+from orchestration.operating.reclaiming import look
+from orchestration.operating.retaining import _newest, in_dlq
+from orchestration.telling.explaining import explain
+from orchestration.telling.locating import locate
+from orchestration.telling.publication import behind
+from resources import lake as lakes
+from resources.dlq_topics import Shape
+from tests.accepted import Event, Log, Tables
+from tests.support import read_rows
+from tests.test_planted_defects import STREAM
+from tests.world import COLUMNS, FIRST, World
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dev.spark_connect import SparkConnect
+
+# Beside slices over one partition, which the world has. The record of a commit passes 2,048 bytes within.
+WIDTHS = (19, 20, 64, 300)
+OURS = "our session"
+
+
+def write_by_spark(spark: SparkSession, path: str) -> None:
+    """Replace the files of a table, which a test wrote without Spark, by one of Spark's for each slice."""
+    rows: Any = DeltaTable(path).to_pyarrow_table()
+    frame = spark.createDataFrame(rows).repartition("slice")
+    frame.write.format("delta").mode("overwrite").partitionBy("slice").save(path)
+
+
+class Wide(World):
+    """Slices of these widths, with one event for each further partition, in tables that Spark writes."""
+
+    def __init__(self, folder: Path, spark: SparkSession) -> None:
+        super().__init__(folder, copies=len(WIDTHS), stream=STREAM, widths=WIDTHS)
+        self.spark, self.is_written = spark, False
+
+    def write(self) -> None:
+        if self.is_written:
+            return
+        super().write()
+        for table in COLUMNS:
+            write_by_spark(self.spark, self.lake.path("orders", table))
+        self.is_written = True
+
+    def spark_counts(self, table: str) -> dict[str, int]:
+        path = self.lake.path("orders", table)
+        found = self.spark.read.format("delta").load(path).where("proof IS NULL").groupBy("slice").count()
+        return {row["slice"]: row["count"] for row in found.collect()}
+
+
+@pytest.fixture
+def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gap_checks, "topic_settings", lambda *_: {"cleanup.policy": Setting("delete", "DEFAULT")})
+
+
+@pytest.fixture(params=[OURS, "another writer"])
+def wide(
+    request: pytest.FixtureRequest, _settings: None, spark_server: SparkConnect, spark: SparkSession, tmp_path: Path
+) -> Iterator[Wide]:
+    """Tables as we write them, and as an older version did, or somebody's OPTIMIZE."""
+    from pyspark.sql import SparkSession
+
+    from resources.spark import close
+
+    if request.param == OURS:
+        yield Wide(tmp_path, spark)
+        return
+    other = SparkSession.builder.remote(spark_server.remote).create()
+    other.conf.set("spark.sql.session.timeZone", "UTC")
+    yield Wide(tmp_path, other)
+    close(other)
+
+
+@pytest.mark.slow
+def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pytest.FixtureRequest) -> None:
+    wide.write()
+    for table in COLUMNS:
+        seen = wide.spark_counts(table)
+        assert seen == {key: len(rows) for key in wide.keys if (rows := wide.of(table, slice=key))}
+        sql = "SELECT slice, count(*) AS n FROM t WHERE proof IS NULL GROUP BY slice"
+        assert {row["slice"]: row["n"] for row in lakes.query(wide.lake.table_at("orders", table), sql)} == seen
+        if wide.spark is request.getfixturevalue("spark"):
+            assert len(read_rows(wide.lake.path("orders", table))) == sum(seen.values()), "by the documented query"
+
+    # The checks, of which the first also looks up what explains gaps.
+    assert wide.red() == {}
+    ledger, lake, topics = wide.ledger, wide.lake, cast("Any", wide.topics)
+    ends = count_ends(ledger, lake, STREAM)
+    rejected, events = wide.rows["rejects"], wide.rows["events"]
+    assert (ends.error, ends.produced) == (None, len([row for row in wide.rows["raw"] if row["topic"] == "orders"]))
+    assert ends.accepted == len({(row["origin_partition"], row["origin_offset"]) for row in events})
+
+    # One record, and one slice.
+    places = {(row["partition"], row["offset"]) for row in wide.rows["raw"] if row["partition"] in {2, 19, 63, 299}}
+    assert {place[0] for place in places} == {2, 19, 63, 299}
+    for partition, offset in places:
+        [told] = locate(ledger, topics, lake, STREAM, "orders", partition, offset)
+        assert (told.end, told.origin.partition, told.origin.offset) == ("accepted", partition, offset)
+    for one in wide.pieces:
+        told_rejects = explain(ledger, lake, STREAM, one.key).rejects
+        assert sum(one.records for one in told_rejects) == len(wide.of("rejects", slice=one.key))
+
+    # What operators take back, erase and let go.
+    assert len(rejected) == 2 * len(WIDTHS)
+    assert len(look(ledger, lake, STREAM, Choice()).meant) == len(rejected) - 1, "one was accepted by its retry"
+    assert in_dlq(ledger, lake, STREAM) >= {one.key for one in wide.copies}
+    last = wide.copies[-1]
+    assert _newest(lake.table_at("orders", "raw"), wide.keys)[1] == {
+        key: len(wide.of("raw", slice=key)) for key in wide.keys
+    }
+    found = find(lake, STREAM, digest_of(b"o6.3.299"))
+    start = last.ranges[299].start
+    assert found.places == {last.key: [(299, start)]}
+    assert found.rows == {last.key: {"raw": 1, "tombstones": 0, "events": 1, "current": 1}}
+    assert behind(ledger, lake, STREAM).slices == 0
+
+
+@pytest.mark.slow
+def test_the_events_of_a_slice_over_many_partitions_are_published(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publication failed: it saw none of the events that the slice's commit counts."""
+    log = Log()
+    monkeypatch.setattr(published, "Transactions", log)
+    shape = Shape(300, 1, {"max.message.bytes": "1000000"})
+    monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
+    monkeypatch.setattr(published, "_topic_id", lambda *_: "T" * 22)
+    tables = Tables(tmp_path)
+    ranges: dict[str, Any] = {f"p{partition}": (0, 1) for partition in range(300)}
+    one = tables.plan(0, **ranges)
+    tables.decide(one, [Event(partition, 0, f"o{partition}") for partition in range(300)])
+    write_by_spark(spark, tables.lake.path("orders", "events"))
+    tables.publish(one)
+    assert {record.place for record in log.records} == {(partition, 0) for partition in range(300)}
+
+
+# What reports absence, or does something for good because of it: each is asked while one slice is not seen.
+HIDDEN: dict[str, Callable[[World], object]] = {
+    "erase": lambda world: find(world.lake, STREAM, digest_of(b"o1")),
+    "locate": lambda world: locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 2),
+    "explain": lambda world: explain(world.ledger, world.lake, STREAM, FIRST.key),
+    "reclaim": lambda world: look(world.ledger, world.lake, STREAM, Choice()),
+    "retain: what is waited for": lambda world: in_dlq(world.ledger, world.lake, STREAM),
+    "retain: what goes": lambda world: _newest(world.lake.table_at("orders", "raw"), world.keys),
+    "redrive and discard": lambda world: _settled(world.ledger, world.lake, STREAM, [Origin("orders", 0, 0, 2)]),
+    "rebuild-ledger": lambda world: rebuilding.look(world.lake, cast("Any", Groups()), STREAM, []),
+}
+
+
+class Groups:
+    """Stands for a cluster without consumer groups."""
+
+    def groups(self) -> list[str]:
+        return []
+
+
+@pytest.mark.parametrize("asked", HIDDEN)
+def test_a_read_that_misses_rows_is_an_error_and_not_an_absence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """Whatever the reason, a reader may leave out rows; the table's log counts them."""
+    world = World(tmp_path, stream=STREAM)
+    world.write()
+    HIDDEN[asked](world)
+    ask = lakes._asked
+
+    def blind(tables: Any, sql: str) -> Any:
+        hides = f"(SELECT * FROM \\1 WHERE slice <> '{FIRST.key}')"
+        return ask(tables, re.sub(r"(?<=FROM )(t|rejects|events|dlq)\b", hides, sql))
+
+    monkeypatch.setattr(lakes, "_asked", blind)
+    with pytest.raises(IncompleteReadError):
+        HIDDEN[asked](world)
