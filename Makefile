@@ -21,8 +21,9 @@ demo: setup ## From nothing to slices in Delta tables, checked against the gener
 up: setup ## Broker, Spark, Dagster's UI and daemon, generator, until Ctrl-C
 	@$(RUN) dev.up $(ARGS)
 
-# They share a broker and a Spark server; while two wait for these, two cores have work for two others.
-WORKERS ?= 4
+# The longest tests start whole stacks of their own: four of them at once on two cores took each other's time and ended
+# at their time-outs.
+WORKERS ?= 2
 
 TEST := pytest -n $(WORKERS) --dist worksteal --durations 40
 

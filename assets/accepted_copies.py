@@ -21,9 +21,7 @@ from assets.dlq_copies import Ends, concerned
 from assets.event_json import fingerprint
 from highwater.envelope import (
     LATE,
-    LEAST_MILLISECONDS,
     MOST_COUNT,
-    MOST_MILLISECONDS,
     ORIGIN,
     ORIGIN_GENERATION,
     ORIGIN_OFFSET,
@@ -62,7 +60,7 @@ _NUMBERS = {
     ORIGIN_GENERATION: (0, MOST_COUNT),
     ORIGIN_PARTITION: (0, _INT),
     ORIGIN_OFFSET: (0, _LONG),
-    ORIGIN_TIMESTAMP: (LEAST_MILLISECONDS, MOST_MILLISECONDS),
+    ORIGIN_TIMESTAMP: (-_LONG - 1, _LONG),
     REVISION: (0, MOST_COUNT),
 }
 

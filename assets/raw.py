@@ -218,11 +218,11 @@ def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) ->
     found = _problems(work, sound, states)
     unread = [piece for piece in sound if piece.key in found and piece.key not in standing.proofs]
     if unread:
-        _see_all_led(unread, states)
+        _ensure_all_led(unread, states)
         states |= {s.topic: _again(work, s.topic) for s in unread if not isinstance(states[s.topic], HighwaterError)}
-        _see_all_led(unread, states)
+        _ensure_all_led(unread, states)
         again = _problems(work, sound, states)
-        _see_agreed(unread, found, again)
+        _ensure_agreed(unread, found, again)
         found = again
     problems = {**overtaken_, **found}
     for key, problem in problems.items():
@@ -239,7 +239,7 @@ def _problems(
     return found | _replaced(work, [piece for piece in slices if piece.key not in found], states)
 
 
-def _see_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
+def _ensure_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
     """See that all partitions of the slices' topics have a leader.
 
     Raises:
@@ -254,7 +254,7 @@ def _see_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | High
             )
 
 
-def _see_agreed(
+def _ensure_agreed(
     slices: Sequence[Slice], first: Mapping[str, HighwaterError], second: Mapping[str, HighwaterError]
 ) -> None:
     """See that two looks found the same problems.

@@ -66,7 +66,7 @@ class Loss:
     recorded_at: datetime
 
 
-def see_recordable(generations: Iterable[Generation], losses: Iterable[Loss], seen: Generation | None) -> None:
+def ensure_recordable(generations: Iterable[Generation], losses: Iterable[Loss], seen: Generation | None) -> None:
     """Validate what is to be recorded for good.
 
     Args:

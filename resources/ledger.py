@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.alerting import Alert
 from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
-from highwater.plans import Discard, Generation, Loss, Planned, Publication, see_recordable
+from highwater.plans import Discard, Generation, Loss, Planned, Publication, ensure_recordable
 from highwater.portions import portions
 from highwater.slices import Slice, SliceKey
 from resources import ledger_schema as schema
@@ -109,7 +109,7 @@ class Ledger:
         Returns:
             Whether they were stored; False if another planner was first, be it one of another stream (`last_of_other`).
         """
-        see_recordable([], losses, seen)
+        ensure_recordable([], losses, seen)
         try:
             with self._writing() as connection:
                 if seen is not None and not _move_on(connection, seen):
@@ -353,7 +353,7 @@ class Ledger:
         Raises:
             InconsistentRecordError: no topic can be like that.
         """
-        see_recordable([generation], losses, seen)
+        ensure_recordable([generation], losses, seen)
         try:
             with self._writing() as connection:
                 if seen is not None and not _move_on(connection, seen):
@@ -371,7 +371,7 @@ class Ledger:
             if not _move_on(connection, seen):
                 return False
             merged = {**seen.starts, **starts}
-            see_recordable([replace(seen, starts=merged)], [], None)
+            ensure_recordable([replace(seen, starts=merged)], [], None)
             connection.execute(update(table).where(_is(seen)).values(starts=starts_plain(merged)))
             return True
 
@@ -495,7 +495,7 @@ class Ledger:
             LeaseHeldError: somebody planned the stream meanwhile; nothing was written.
             InconsistentRecordError: no topic can be like that.
         """
-        see_recordable(generations, losses, None)
+        ensure_recordable(generations, losses, None)
         streams = {piece.key: piece.stream for piece in slices}
         try:
             with self._writing() as connection:

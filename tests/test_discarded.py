@@ -40,7 +40,7 @@ def parked(*offsets: int) -> Parked:
 
 
 def work_of(ledger: Ledger, lake: Lake) -> Work:
-    return Work(STREAM, (), NOTHING, lake, ledger, NOTHING, lambda _: None)
+    return Work(STREAM, (), NOTHING, lake, ledger, KAFKA, lambda _: None)
 
 
 @pytest.fixture

@@ -263,4 +263,5 @@ def test_what_a_broker_forbids_or_has_otherwise_is_told(bootstrap: str, topic: T
     create_topic(bootstrap, f"{drifted.topic}.parked", 1, {})
     told = drifted.run("doctor").output
     assert "failed" in next(line for line in told.splitlines() if "DLQ topics of orders" in line)
-    assert "--partitions 2" in told
+    assert "retention.ms=604800000" in told
+    assert "--add-config message.timestamp.type=LogAppendTime" in told, "the command that mends it"

@@ -27,8 +27,9 @@ from tests.support import make_stream, send
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory
 
-HOUR = timedelta(hours=1)
-STREAM = replace(make_stream("orders"), tiers=(HOUR,))
+# Nothing comes due while the tests run, however long they take.
+DELAY = timedelta(days=1)
+STREAM = replace(make_stream("orders"), tiers=(DELAY,))
 [TIER] = STREAM.tier_topics
 BEGUN = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
 
@@ -91,9 +92,9 @@ def jitter(key: str) -> float:
 def test_the_first_waits_by_the_key_of_the_next_slice_and_the_last_at_the_longest(ledger: Ledger) -> None:
     found = look(ledger, Tier({0: 100, 1: 40}))
     assert found.times is not None
-    expected = BEGUN + timedelta(seconds=5) + HOUR * (1 + jitter(f"{TIER}@0000001"))
+    expected = BEGUN + timedelta(seconds=5) + DELAY * (1 + jitter(f"{TIER}@0000001"))
     assert abs(found.times.next - expected) < timedelta(seconds=1)
-    assert found.times.all == BEGUN + timedelta(seconds=99) + HOUR * 1.2
+    assert found.times.all == BEGUN + timedelta(seconds=99) + DELAY * 1.2
     assert (found.waiting, found.due) == (135, 0)
     assert found.line.endswith(
         f"the first from {expected:%Y-%m-%d %H:%M}:{found.times.next:%S} UTC on, all by "
@@ -112,7 +113,7 @@ def test_times_of_what_is_due_already_lie_in_the_past(ledger: Ledger, monkeypatc
 def test_markers_have_no_time(ledger: Ledger) -> None:
     found = look(ledger, Tier({0: 9, 1: 0}, frozenset({5, 8})))
     assert found.times is not None
-    assert found.times.all == BEGUN + timedelta(seconds=7) + HOUR * 1.2
+    assert found.times.all == BEGUN + timedelta(seconds=7) + DELAY * 1.2
     nothing = look(ledger, Tier({0: 7, 1: 0}, frozenset({5, 6})))
     assert (nothing.waiting, nothing.times) == (2, None)
 
@@ -138,7 +139,7 @@ def test_what_is_retried_is_what_came_before_the_delay_and_the_jitter_of_the_sli
     nothing = {0: OffsetRange(5, 5), 1: OffsetRange(0, 0)}
     ledger.add([Slice("orders", TIER, "A", 0, n, nothing, BEGUN) for n in range(1, ordinal)][-1:])
     kafka: Any = Asked({0: 100, 1: 40})
-    now = BEGUN + HOUR * (1 + jitter(f"{TIER}@{ordinal:07}")) + timedelta(seconds=30, milliseconds=1)
+    now = BEGUN + DELAY * (1 + jitter(f"{TIER}@{ordinal:07}")) + timedelta(seconds=30, milliseconds=1)
     planned = plan_tier(ledger, kafka, STREAM, TIER, now, dry=True)
     assert asked == pytest.approx([(BEGUN.timestamp() + 30) * 1000], abs=2)
     [piece] = planned.slices
@@ -150,9 +151,9 @@ def test_whatever_its_key_a_slice_waits_for_the_delay_and_at_most_a_fifth_more(l
     first, last = BEGUN + timedelta(seconds=5), BEGUN + timedelta(seconds=100)
     nothing = {0: OffsetRange(5, 5), 1: OffsetRange(0, 0)}
     for ordinal in range(1, 60):
-        early = plan_tier(ledger, kafka, STREAM, TIER, first + HOUR, dry=True)
+        early = plan_tier(ledger, kafka, STREAM, TIER, first + DELAY, dry=True)
         assert early.slices == (), "nothing came before the delay"
-        [piece] = plan_tier(ledger, kafka, STREAM, TIER, last + HOUR * 1.2, dry=True).slices
+        [piece] = plan_tier(ledger, kafka, STREAM, TIER, last + DELAY * 1.2, dry=True).slices
         assert (piece.ordinal, piece.ranges[0]) == (ordinal, OffsetRange(5, 100))
         ledger.add([Slice("orders", TIER, "A", 0, ordinal, nothing, BEGUN)])
 
@@ -172,7 +173,7 @@ def test_an_open_transaction_holds_up_what_stands_behind_it_alone(
 
     def retried() -> list[OffsetRange]:
         """What is planned when all has waited long enough."""
-        return [piece.ranges[0] for piece in plan_tier(ledger, kafka, stream, tier, datetime.now(UTC) + HOUR).slices]
+        return [piece.ranges[0] for piece in plan_tier(ledger, kafka, stream, tier, datetime.now(UTC) + DELAY).slices]
 
     send(bootstrap, tier, [Record(b"k", b"before")])
     sender.begin_transaction()

@@ -177,7 +177,7 @@ def test_without_the_table_a_rebuilt_ledger_takes_what_was_erased_for_lost(
         counts = world.proofs[name][FIRST.key].counts
         world.alter_proof(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
     Committed(world, monkeypatch)
-    work = Work(STREAM, [], NOTHING, world.lake, world.ledger, NOTHING, lambda _: None)
+    work = Work(STREAM, [], NOTHING, world.lake, world.ledger, KAFKA, lambda _: None)
     erasing.act(work, None, Asked(O5, sure=True, by="ann", because="asked for"), datetime.now(UTC))
     with monkeypatch.context() as patched:
         patched.setattr(erased, "read", lambda *_: [])

@@ -530,8 +530,7 @@ def test_spark_tells_the_open_generation_as_python_does(spark: SparkSession) -> 
     logs = {"one": ONE, "three": THREE, "none": MainLog([])}
     logs["many"] = MainLog([generation(n, n, p0=0) for n in range(120)])
     times = [(time, MS + hours * HOUR) for time in (None, MS + 5 * HOUR, MS + 50 * HOUR) for hours in (0, 5, 60)]
-    rows = [(time, datetime.fromtimestamp(appended / 1000, UTC)) for time, appended in times]
-    told = spark.createDataFrame(rows, "named_ms BIGINT, timestamp TIMESTAMP")
+    told = spark.createDataFrame(times, "named_ms BIGINT, timestamp_ms BIGINT")
     found = told.select([foreign._open_at(log).alias(name) for name, log in logs.items()]).collect()
     expected = [tuple(log.open_at(time, appended) for log in logs.values()) for time, appended in times]
     assert [tuple(row) for row in found] == expected

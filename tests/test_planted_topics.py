@@ -87,9 +87,10 @@ class Cluster:
     def description(self, topic: str) -> Any:
         replicas = [SimpleNamespace(id=number) for number in BROKERS]
         isr = [SimpleNamespace(id=number) for number in self.in_sync]
+        leader = SimpleNamespace(id=1)
         return SimpleNamespace(
             partitions=[
-                SimpleNamespace(id=p, replicas=replicas, isr=isr, leader=None if self._unled(topic, p) else 1)
+                SimpleNamespace(id=p, replicas=replicas, isr=isr, leader=None if self._unled(topic, p) else leader)
                 for p in self.topic_state(topic).partitions
             ]
         )

@@ -32,7 +32,7 @@ from resources.dlq_topics import Shape
 from tests.accepted import NOON, Broken, Event, Log, Tables
 from tests.support import failed_by
 
-LATER = datetime.now(UTC) + timedelta(hours=2)
+LATER = datetime.now(UTC) + timedelta(days=2)
 
 
 @dataclass

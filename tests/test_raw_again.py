@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +41,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     write_deltalake(lake.path("orders", "raw"), rows, partition_by="slice")
     monkeypatch.setattr(raw, "have_table", lambda *_: None)
     nothing: Any = None  # neither Spark nor Kafka is asked
-    return Work(STREAM, [MINE], nothing, lake, ledger, nothing, lambda _: None, run="this")
+    kafka: Any = SimpleNamespace(spark_options=dict)
+    return Work(STREAM, [MINE], nothing, lake, ledger, kafka, lambda _: None, run="this")
 
 
 def test_what_this_run_has_committed_is_neither_read_nor_committed_again(work: Work) -> None:

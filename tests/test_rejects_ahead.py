@@ -113,18 +113,25 @@ def early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReadBefore:
     return ReadBefore(Tables(tmp_path), monkeypatch)
 
 
+def live_rejects() -> list[Reject]:
+    """All rejects in this process, those that other tests left behind too."""
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, Reject)]
+
+
 class Watched(Fenced):
     """Counts the rejects that are held while a transaction is made, and the records in each."""
 
     def __init__(self) -> None:
         super().__init__(nothing)
         self.held, self.sizes = list[int](), list[int]()
+        self._of_others = live_rejects()
 
     def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object] = nothing) -> None:
         before = len(self.records)
         super().commit(records, mark, meanwhile)
         self.sizes.append(len(self.records) - before)
-        self.held.append(sum(isinstance(one, Reject) for one in gc.get_objects()))
+        self.held.append(len(live_rejects()) - len(self._of_others))
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_a_slice_is_as_old_as_its_newest_record_and_its_plan() -> None:
         "c": NOON + DAY,
         "d": NOON - 999 * DAY,
     }
-    newest = {key: int(at.timestamp()) * 1_000_000 for key, at in published.items()}
+    newest = {key: int(at.timestamp()) * 1_000 for key, at in published.items()}
     assert old_enough(["d", "c", "b", "a", "no rows"], newest, 7 * DAY, NOON) == ["d", "b"]
 
 
@@ -186,7 +186,7 @@ class Step:
 
     def work(self, ledger: Ledger | None = None) -> Work:
         spark = cast("Any", SimpleNamespace(createDataFrame=lambda *_: []))
-        return Work(self.stream, [], spark, self.world.lake, ledger or self.world.ledger, NOTHING, print)
+        return Work(self.stream, [], spark, self.world.lake, ledger or self.world.ledger, KAFKA, print)
 
     def maintain(self, *, sure: bool = True) -> Retained:
         found = maintaining.act(self.work(), self.instance, NOW, sure=sure).retained

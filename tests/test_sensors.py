@@ -307,7 +307,8 @@ def test_the_topic_is_observed_with_its_lag(ticking: Callable[..., Ticking]) -> 
     metadata = record.asset_observation.metadata
     assert metadata["lag"].value == 30
     rows = [row.data for row in metadata["positions"].records]
-    assert rows == [{"partition": p, "planned": 5, "log_start": 0, "last_stable": 20, "lag": 15} for p in (0, 1)]
+    ends = {"last_stable": 20, "high_watermark": 20, "held_back": 0}
+    assert rows == [{"partition": p, "planned": 5, "log_start": 0, "lag": 15, **ends} for p in (0, 1)]
 
 
 def test_the_group_follows_what_is_done(ticking: Callable[..., Ticking]) -> None:

@@ -64,6 +64,8 @@ class Played(Topic):
     def topic_state(self, topic: str) -> TopicState:
         return TopicState(topic, self.topic_id, self.seen)
 
+    look_again = topic_state
+
     def offsets_at(self, *_: object) -> dict[int, int]:
         """All records are old enough to be retried."""
         return {p: seen.last_stable or 0 for p, seen in self.seen.items()}

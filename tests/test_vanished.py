@@ -37,7 +37,7 @@ from resources.lake import Lake
 from resources.ledger import Ledger
 from resources.vanished_topics import parked_lost, vanished
 from tests.scene import Scene
-from tests.support import LONG_TIERS, Message, make_stream, send
+from tests.support import LONG_TIERS, Message, SilentKafka, make_stream, send
 from tests.test_audit import MAIN, Written, a_slice
 from tests.test_audit import TIER as TIER_TOPIC
 
@@ -56,7 +56,7 @@ MAIN_SHAPE = dlq_topics.Shape(1, 1, {"max.message.bytes": "1000000", "min.insync
 
 
 @dataclass
-class Topics:
+class Topics(SilentKafka):
     """Stands for the cluster: the ID of each topic, and where its one partition ends."""
 
     there: dict[str, tuple[str, int]] = field(default_factory=dict)

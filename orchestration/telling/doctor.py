@@ -110,7 +110,7 @@ def examine(
         "Kafka's configuration for Spark": lambda: _translated(deployment),
         "Kafka": lambda: f"{len(deployment.kafka().topics()):,} topics at {settings.kafka_bootstrap}",
     }
-    if settings.spark_remote is not None:
+    if settings.spark_remote is not None and "Spark" not in without:
         parts["Spark session"] = lambda: _session(settings)
     if settings.alerts_url is not None:
         url = settings.alerts_url
