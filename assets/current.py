@@ -1,7 +1,7 @@
 """Current: one row per key, the event with the highest version, whatever the order of arrival (I6).
 
 A slice that is new here is one MERGE of its winners. A slice whose events changed recomputes its keys: those of the
-rows that it had brought, and those of its events now. Merges of one stream take turns; each is a named commit, so a
+rows that it had brought, and those of its events now. Merges of one stream take turns; each is a numbered commit, so a
 late writer cannot bring back what a later attempt rejected (`resources.commit_log`).
 """
 
@@ -106,13 +106,20 @@ def merge_lease(work: Work) -> AbstractContextManager[Lease]:
 
 
 def target(work: Work) -> Target:
-    """The table, as named commits write it."""
+    """The table, as numbered commits write it."""
     return Target(work.spark, work.lake, work.ledger, work.stream.name, TABLE)
+
+
+def settle(work: Work) -> None:
+    """Settle what dead runs left open; the caller holds the lease of merges."""
+    if work.ledger.intents.of(work.stream.name, TABLE):
+        with commit_lock(work, TABLE):
+            close_intents(target(work))
 
 
 def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     with merge_lease(work) as lease:
-        close_intents(target(work))
+        settle(work)
         decided = require(work, events.TABLE)
         held = committed(work.lake, work.stream.name, TABLE, work.keys)
         behind = [proof for key, proof in decided.proofs.items() if held.attempt(key) != proof.attempt]
@@ -152,8 +159,9 @@ def _merge(work: Work, decided: Standing, behind: Sequence[Proof], held: Committ
         lease.check()
         with commit_lock(work, TABLE):
             work.before_commit()
-            return commit_log.commit(
+            return commit_log.commit_slices(
                 target(work),
+                held,
                 {proof.key: proof.attempt for proof in behind},
                 {proof.key: proof.rows for proof in behind},
                 work.run,

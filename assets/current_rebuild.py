@@ -14,7 +14,7 @@ from assets.current import TABLE
 from assets.work import Work
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from resources import commit_log
-from resources.commit_log import Committed, close_intents, committed
+from resources.commit_log import Committed, committed
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at
 
@@ -174,7 +174,7 @@ def rebuild(work: Work) -> int:
     for tries in range(1, current.TRIES + 1):
         try:
             with current.merge_lease(work):
-                close_intents(current.target(work))
+                current.settle(work)
                 replace_all(work, Look.take(work))
         except SupersededAttemptError:
             if tries == current.TRIES:
@@ -191,10 +191,12 @@ def replace_all(work: Work, look: Look) -> int:
     """Commit the winners of all slices in place of the whole table; returns the version of the table."""
     rows = _right_rows(work, look)
     with delta_errors(f"current of {work.stream.name}"), commit_lock(work, TABLE):
-        return commit_log.commit(
+        return commit_log.commit_slices(
             current.target(work),
+            look.held,
             {key: decision.attempt for key, decision in look.decisions.items()},
             {key: decision.rows for key, decision in look.decisions.items()},
             work.run,
             lambda: rows.write.format("delta").mode("overwrite").save(work.lake.path(work.stream.name, TABLE)),
+            replaces=True,
         )

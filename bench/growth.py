@@ -92,7 +92,7 @@ def _filled(world: World, bed: Bed, keys: int) -> None:
     """Make a `current` with so many keys, and a table with the same keys for the peer."""
     path = bed.lake.path(bed.stream.name, current.TABLE)
     create_table(world.spark, path, current.columns(bed.stream), current.SEARCHED, nullcontext, plain=True)
-    metadata = to_user_metadata([CommitRecord(f"{TOPIC}@0000000", 1, keys, "filled")])
+    metadata = to_user_metadata([CommitRecord(f"{TOPIC}@0000000", 1, keys, "filled")], 0)
     _key_rows(world, keys).write.format("delta").mode("append").option("userMetadata", metadata).save(path)
     _key_rows(world, keys).write.format("delta").save(bed.lake.path("peer", "current"))
 

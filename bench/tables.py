@@ -239,7 +239,7 @@ class Maker:
             by = pa.array([chunk.piece.key, tier]).take(pa.array((kept.kind == _UNRESOLVED).astype("int64")))
             parts.append(rows.append_column("updated_by_slice", by))
         keys = [*[chunk.piece.key for chunk in batch], tier]
-        metadata = to_user_metadata([CommitRecord(key, 1, None, tier) for key in keys])
+        metadata = to_user_metadata([CommitRecord(key, 1, None, tier) for key in keys], 0)
         properties = CommitProperties(custom_metadata={"userMetadata": metadata})
         write_deltalake(path, pa.concat_tables(parts), mode="append", commit_properties=properties)
 

@@ -72,16 +72,20 @@ def attempts_of(spans: Mapping[str, Iterable[Span]]) -> dict[str, int]:
     }
 
 
-def to_user_metadata(records: Sequence[CommitRecord]) -> str:
+def to_user_metadata(records: Sequence[CommitRecord], number: int, *, replaces: bool = False) -> str:
     """The `userMetadata` of the commit that holds these slices.
 
     Args:
         records: of one batch; not empty.
+        number: the number of the commit among the named commits of the table.
+        replaces: the commit replaces the whole table, so earlier records no longer count.
     """
     spans = spans_of({record.slice_key: record.attempt for record in records})
     plain = {
         "format": FORMAT,
         "batch": records[0].batch,
+        "number": number,
+        "replaces": replaces,
         "run": records[0].run,
         "slices": {topic: [[s.first, s.last, s.attempt] for s in of_topic] for topic, of_topic in spans.items()},
     }
@@ -99,14 +103,54 @@ def from_user_metadata(text: str | None, version: int, committed_at: datetime | 
     Raises:
         ValueError: a newer version of Highwater wrote them.
     """
-    try:
-        plain: Any = json.loads(text or "")["highwater"]
-    except (ValueError, KeyError, TypeError):
+    plain = _plain(text)
+    if plain is None:
         return []
-    if plain["format"] != FORMAT:
-        raise ValueError(f"commit record of format {plain['format']!r}; this version reads format {FORMAT}")
     spans = {topic: [Span(*span) for span in of_topic] for topic, of_topic in plain["slices"].items()}
     return [
         CommitRecord(key, attempt, None, plain["batch"], plain["run"], version, committed_at)
         for key, attempt in attempts_of(spans).items()
     ]
+
+
+def number_of(text: str) -> int:
+    """The number of the commit that carries this `userMetadata`."""
+    plain = _plain(text)
+    return 0 if plain is None else int(plain["number"])
+
+
+def replaces_table(text: str | None) -> bool:
+    """Whether the commit that carries this `userMetadata` replaced the whole table."""
+    plain = _plain(text)
+    return plain is not None and bool(plain["replaces"])
+
+
+def _plain(text: str | None) -> dict[str, Any] | None:
+    """What we wrote into `userMetadata`; None where the text is not ours."""
+    try:
+        plain: dict[str, Any] = json.loads(text or "")["highwater"]
+        written = plain["format"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if written != FORMAT:
+        raise ValueError(f"commit record of format {written!r}; this version reads format {FORMAT}")
+    return plain
+
+
+def held_at(version: int, records: Iterable[CommitRecord], restores: Mapping[int, int]) -> dict[str, CommitRecord]:
+    """The newest record of each slice that one version of a table holds.
+
+    Args:
+        version: of the table.
+        records: all of the table, in any order.
+        restores: by version the version that a `RESTORE` went back to; -1 for a commit that replaced the table, whose
+            own records count.
+    """
+    ordered, found, at = sorted(records, key=lambda record: -record.version), dict[str, CommitRecord](), version
+    while at >= 0:
+        since = max((one for one in restores if one <= at), default=-1)
+        for record in ordered:
+            if since <= record.version <= at:
+                found.setdefault(record.slice_key, record)
+        at = restores.get(since, -1)
+    return found

@@ -1,7 +1,8 @@
-"""The table `_commits` of a stream, and named commits: an intent in the ledger, one write, one record.
+"""The table `_commits` of a stream, and numbered commits: an intent in the ledger, one write, one record.
 
-A batch is written once, whatever becomes of its writer (I4). Delta takes the batch's name as `txnAppId`: the write
-carries version 1, and closing an intent commits version 2, after which Delta skips the write or fails it.
+A batch is written once, whatever becomes of its writer (I4). A writer looks at the table, and its commit takes the
+next number as Delta's `txnVersion`. If any other numbered commit came since that look, Delta skips the write or fails
+it: also the write of a dead run, of a process that stood still, and of a deployment with another ledger.
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from highwater.commit_records import CommitRecord, from_user_metadata, to_user_metadata
+from highwater.commit_records import (
+    CommitRecord,
+    from_user_metadata,
+    held_at,
+    number_of,
+    replaces_table,
+    to_user_metadata,
+)
 from highwater.errors import SupersededAttemptError, UnknownSliceError
-from resources.lake import query, reading, text_in_sql
+from resources.lake import commit_info, open_table, query, text_in_sql
 from resources.small_tables import append
 from resources.spark import delta_errors
-from resources.spark_tables import last_version
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,11 +34,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from highwater.slices import Slice
+    from resources.intents import Intent
     from resources.lake import Lake
     from resources.ledger import Ledger
 
 TABLE = "_commits"
-WRITTEN, CLOSED = 1, 2
+APP = "highwater"
 _APP_ID = "spark.databricks.delta.write.txnAppId"
 _APP_VERSION = "spark.databricks.delta.write.txnVersion"
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
@@ -43,10 +52,12 @@ class Committed:
     Args:
         records: the newest commit record by slice key.
         version: of the table; -1 where there is no table.
+        number: of the last numbered commit in that version; 0 where there is no table.
     """
 
     records: Mapping[str, CommitRecord] = field(default_factory=dict)
     version: int = -1
+    number: int = 0
 
     def attempt(self, key: str) -> int:
         """The attempt of a slice in the table; 0 for none."""
@@ -60,10 +71,17 @@ class Committed:
 
 @dataclass(frozen=True)
 class _Tail:
-    """The entries of a table's Delta log behind the last version that `_commits` has."""
+    """The entries of a table's Delta log behind the last version that `_commits` has.
+
+    Args:
+        records: the commit records in them.
+        restores: see `held_at`.
+        is_complete: Delta has cleaned none of the entries away.
+    """
 
     records: Sequence[CommitRecord]
     restores: Mapping[int, int]
+    is_complete: bool = True
 
 
 def committed(lake: Lake, stream: str, table: str, keys: Sequence[str] | None = None) -> Committed:
@@ -85,12 +103,22 @@ def committed(lake: Lake, stream: str, table: str, keys: Sequence[str] | None = 
     mine = f"table_id = {text_in_sql(_id(opened))} AND version <= {opened.version()}"
     recorded, restores, last = _recorded(log, mine, keys)
     tail = _tail(opened, last)
-    records = sorted([*recorded, *tail.records], key=lambda record: record.version)
-    for at, target in sorted({**restores, **tail.restores}.items()):
-        records = [record for record in records if not target < record.version < at]
+    records = [*recorded, *tail.records]
     wanted = None if keys is None else set(keys)
-    newest = {record.slice_key: record for record in records if wanted is None or record.slice_key in wanted}
-    return Committed(newest, opened.version())
+    newest = held_at(
+        opened.version(),
+        (record for record in records if wanted is None or record.slice_key in wanted),
+        {**restores, **tail.restores},
+    )
+    return Committed(newest, opened.version(), _number(opened))
+
+
+def _number(opened: DeltaTable) -> int:
+    """The number of the last numbered commit of a table, or where it has none, the time of its creation.
+
+    So a table that was deleted and created again, in milliseconds since 1970, is ahead of every writer of the old one.
+    """
+    return int(opened.transaction_version(APP) or opened.metadata().created_time or 0)
 
 
 def _recorded(
@@ -116,27 +144,57 @@ def _recorded(
 
 
 def _tail(opened: DeltaTable, last: int) -> _Tail:
-    if opened.version() <= last:
-        return _Tail([], {})
-    with reading(str(opened.table_uri)):
-        entries = opened.history(opened.version() - last)
     records: list[CommitRecord] = []
     restores: dict[int, int] = {}
-    for entry in entries:
-        version, at = int(entry["version"]), datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
-        if version <= last:
+    is_complete = True
+    for version in range(last + 1, opened.version() + 1):
+        entry = commit_info(opened, version)
+        if entry is None:
+            is_complete = False
             continue
+        metadata = entry.get("userMetadata")
         if entry.get("operation") == "RESTORE":
-            restores[version] = int(entry["operationParameters"]["version"])
-        records += from_user_metadata(entry.get("userMetadata"), version, at)
-    return _Tail(records, restores)
+            restores[version] = _restored_version(opened, version, entry["operationParameters"])
+        if replaces_table(metadata):
+            restores[version] = -1
+        at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC) if "timestamp" in entry else None
+        records += from_user_metadata(metadata, version, at)
+    return _Tail(records, restores, is_complete)
+
+
+def _restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]) -> int:
+    """The version that a `RESTORE` went back to; -1 where Delta's log no longer shows it.
+
+    A RESTORE to a timestamp names no version. The version that it went back to has the same files.
+    """
+    if parameters.get("version") is not None:
+        return int(parameters["version"])
+    path = str(opened.table_uri)
+    for version in range(at - 1, -1, -1):
+        if commit_info(opened, version) is None:
+            break
+        if _files(path, version) == _files(path, at):
+            return version
+    return -1
+
+
+def _files(path: str, version: int) -> set[str]:
+    opened = open_table(path, version)
+    return set() if opened is None else set(opened.file_uris())
 
 
 def _id(opened: DeltaTable) -> str:
     return str(opened.metadata().id)
 
 
-def complete(lake: Lake, ledger: Ledger, stream: str, table: str, written: Sequence[CommitRecord] = ()) -> None:
+def complete(
+    lake: Lake,
+    ledger: Ledger,
+    stream: str,
+    table: str,
+    written: Sequence[CommitRecord] = (),
+    restores: Mapping[int, int] = MappingProxyType({}),
+) -> None:
     """Add to `_commits` what the table's Delta log has and `_commits` lacks.
 
     Args:
@@ -144,7 +202,8 @@ def complete(lake: Lake, ledger: Ledger, stream: str, table: str, written: Seque
         ledger: gives the ranges of the slices.
         stream: the stream's name.
         table: the table's name.
-        written: records of a commit whose rows are known, or which the log has no more.
+        written: records of a commit whose rows are known, or which the log no longer has.
+        restores: of such a commit, see `held_at`.
 
     Raises:
         DependencyAwayError: the lake could not be read or written.
@@ -158,12 +217,13 @@ def complete(lake: Lake, ledger: Ledger, stream: str, table: str, written: Seque
     records = [_with_rows(record, known) for record in tail.records]
     there = {record.batch for record in records}
     records += [record for record in written if record.batch not in there and record.version > last]
-    if not records and not tail.restores:
+    going_back = {at: target for at, target in {**restores, **tail.restores}.items() if at > last}
+    if not records and not going_back:
         return
     rows = [_row(table, _id(opened), record, _slice(ledger, record.slice_key)) for record in records]
     rows += [
         {"table": table, "table_id": _id(opened), "version": at, "restored_to": target}
-        for at, target in tail.restores.items()
+        for at, target in going_back.items()
     ]
     import pyarrow as pa
 
@@ -228,7 +288,7 @@ def _row(table: str, table_id: str, record: CommitRecord, piece: Slice | None) -
 
 @dataclass(frozen=True)
 class Target:
-    """One table that named commits write.
+    """One table that numbered commits write.
 
     Args:
         spark: the session that writes and closes.
@@ -249,58 +309,75 @@ class Target:
         """Where the table is."""
         return self.lake.path(self.stream, self.table)
 
-    def state(self, batch: str) -> int | None:
-        """`WRITTEN` or `CLOSED`; None where the batch has done nothing yet."""
-        with reading(self.path):
-            found = self.lake.table_at(self.stream, self.table).transaction_version(batch)
-        return None if found is None else int(found)
+    def opened(self) -> DeltaTable:
+        """The table as it is now, without a JVM."""
+        return self.lake.table_at(self.stream, self.table)
 
 
 def close_intents(target: Target) -> None:
     """Settle every open intent of a table: complete `_commits` where its write committed, close it where not.
 
-    The caller holds the table's lease, so no live writer owns one of them.
+    The caller holds the table's lease, and in a lake that takes one driver the lock of its commits.
 
     Raises:
         SupersededAttemptError: the write committed at the same moment; the caller looks again.
         DependencyAwayError: Spark, the ledger or the lake is away.
     """
     for intent in target.ledger.intents.of(target.stream, target.table):
-        state = target.state(intent.batch)
-        if state is None:
-            with delta_errors(target.path):
-                empty = target.spark.read.format("delta").load(target.path).limit(0)
-                options = {"txnAppId": intent.batch, "txnVersion": str(CLOSED)}
-                empty.write.format("delta").mode("append").options(**options).save(target.path)
-        written = []
-        if state == WRITTEN:
-            version = target.lake.table_at(target.stream, target.table).version()
-            records = from_user_metadata(intent.user_metadata, version, datetime.now(UTC))
-            written = _unrecorded(target, records)
-        complete(target.lake, target.ledger, target.stream, target.table, written)
+        opened = target.opened()
+        written = _written(target, intent, opened)
+        restores = {opened.version(): -1} if written and replaces_table(intent.user_metadata) else {}
+        complete(target.lake, target.ledger, target.stream, target.table, written, restores)
+        # The next numbered commit fences the write as well, so nothing is lost by a crash between these two.
         target.ledger.intents.remove(intent.batch)
+        if not written and _number(opened) < number_of(intent.user_metadata):
+            _close(target, number_of(intent.user_metadata))
 
 
-def _unrecorded(target: Target, records: Sequence[CommitRecord]) -> list[CommitRecord]:
-    """The records of a written batch, unless the table's log or `_commits` has them."""
-    held = committed(target.lake, target.stream, target.table, [record.slice_key for record in records])
-    newest = held.records
-    return [
-        record for record in records if record.slice_key not in newest or newest[record.slice_key].batch != record.batch
-    ]
+def _close(target: Target, number: int) -> None:
+    """Take a number with an empty commit, so that a write under it never commits."""
+    with delta_errors(target.path):
+        empty = target.spark.read.format("delta").load(target.path).limit(0)
+        options = {"txnAppId": APP, "txnVersion": str(number)}
+        empty.write.format("delta").mode("append").options(**options).save(target.path)
 
 
-def commit(
-    target: Target, attempts: Mapping[str, int], rows: Mapping[str, int | None], run: str, write: Callable[[], object]
+def _written(target: Target, intent: Intent, opened: DeltaTable) -> list[CommitRecord]:
+    """The records of an intent whose write committed and whose entry Delta has cleaned from the log; else none.
+
+    `complete` finds all others in the log. Nobody else takes the number of an open intent, so a table that has it holds
+    the write, or what closed it moments ago: then the log has the entry.
+    """
+    log = target.lake.table(target.stream, TABLE)
+    mine = f"table_id = {text_in_sql(_id(opened))}"
+    _, _, last = _recorded(log, mine, ())
+    is_recorded = log is not None and query(log, f"SELECT 1 FROM t WHERE {mine} AND batch = '{intent.batch}' LIMIT 1")
+    tail = _tail(opened, last)
+    if is_recorded or tail.is_complete or _number(opened) < number_of(intent.user_metadata):
+        return []
+    return from_user_metadata(intent.user_metadata, opened.version(), datetime.now(UTC))
+
+
+def commit_slices(
+    target: Target,
+    held: Committed,
+    attempts: Mapping[str, int],
+    rows: Mapping[str, int | None],
+    run: str,
+    write: Callable[[], object],
+    *,
+    replaces: bool = False,
 ) -> int:
-    """Let one write commit some slices, under a name that Delta takes once.
+    """Let one write commit some slices, unless another numbered commit came since the table was looked at.
 
     Args:
         target: the table; the caller holds its lease.
+        held: the table as the caller looked at it; what the write holds rests on this look.
         attempts: by slice the attempt that the write holds.
         rows: by slice the events that it takes into account.
         run: the Dagster run.
         write: makes exactly one Delta commit, in the session of the target.
+        replaces: the write replaces the whole table.
 
     Returns:
         The version of the table after the commit.
@@ -309,16 +386,18 @@ def commit(
         SupersededAttemptError: another writer was first, or closed the intent; nothing was written.
         DependencyAwayError: Spark, the ledger or the lake is away. The intent stays, for whoever comes next.
     """
-    batch = uuid.uuid4().hex
+    batch, number = uuid.uuid4().hex, held.number + 1
     records = [CommitRecord(key, attempt, rows.get(key), batch, run) for key, attempt in attempts.items()]
-    metadata = to_user_metadata(records)
+    metadata = to_user_metadata(records, number, replaces=replaces)
     target.ledger.intents.open(batch, target.stream, target.table, metadata, datetime.now(UTC))
-    with delta_errors(target.path), _named(target.spark, batch, metadata):
+    with delta_errors(target.path), _numbered(target.spark, number, metadata):
         write()
-        version = last_version(target.spark)
-    if target.state(batch) != WRITTEN:
+    version = next((one.version for one in _tail(target.opened(), held.version).records if one.batch == batch), None)
+    if version is None:
         raise SupersededAttemptError(
-            f"another run closed batch {batch} of {target.stream}/{target.table} before its write committed",
+            f"another run committed to {target.stream}/{target.table} since this one looked at it",
+            stored=f"number {number}",
+            found=f"batch {batch} is not in the table's log",
             remedy="nothing: the slices are looked at again",
         )
     complete(target.lake, target.ledger, target.stream, target.table, [replace(r, version=version) for r in records])
@@ -327,9 +406,9 @@ def commit(
 
 
 @contextmanager
-def _named(spark: SparkSession, batch: str, metadata: str) -> Iterator[None]:
-    """Commits of the session carry a name and records inside of the block; MERGE takes them from the session alone."""
-    values = {_APP_ID: batch, _APP_VERSION: str(WRITTEN), _USER_METADATA: metadata}
+def _numbered(spark: SparkSession, number: int, metadata: str) -> Iterator[None]:
+    """Commits of the session carry number and records inside the block; MERGE takes them from the session alone."""
+    values = {_APP_ID: APP, _APP_VERSION: str(number), _USER_METADATA: metadata}
     for name, value in values.items():
         spark.conf.set(name, value)
     try:

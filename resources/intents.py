@@ -1,4 +1,4 @@
-"""Intents in the ledger: named commits that were begun and are not known to have ended."""
+"""Intents in the ledger: numbered commits that were begun and are not known to have ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Intent:
-    """One named commit that was begun.
+    """One numbered commit that was begun.
 
     Args:
         batch: its name.

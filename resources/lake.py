@@ -6,6 +6,7 @@ them, by Spark (`resources.spark_tables`) or without a JVM (`resources.small_tab
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -146,6 +147,32 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
         return DeltaTable(path, version)
     except Exception as error:
         raise _unreadable([path], error) from error
+
+
+def commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
+    """What one commit says of itself in the table's log; None where Delta has cleaned the entry away.
+
+    Not from `DeltaTable.history`, which counts versions down from the one that was opened. After another commit, or
+    for a commit that says nothing of itself, its numbers are those of other commits.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import PyFileSystem
+
+    path = str(table.table_uri)
+    with reading(path):
+        files = PyFileSystem(DeltaStorageHandler(path))
+        try:
+            with files.open_input_stream(f"_delta_log/{version:020d}.json") as file:
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return None
+    said: dict[str, Any] = next(
+        (json.loads(one)["commitInfo"] for one in lines if one.startswith(b'{"commitInfo"')), {}
+    )
+    return said
 
 
 def _is_table(path: str) -> bool:

@@ -633,7 +633,7 @@ class Ledger:
 
     @property
     def intents(self) -> Intents:
-        """The named commits of all streams that were begun and are not known to have ended."""
+        """The numbered commits of all streams that were begun and are not known to have ended."""
         return Intents(lambda: self._engine)
 
     # Erasures

@@ -24,7 +24,7 @@ def commit_current(
     records = [CommitRecord(key, attempt, None, uuid.uuid4().hex) for key, attempt in attempts.items()]
     if rows is None:
         rows = pa.table({"key": pa.array([], pa.string()), "updated_by_slice": pa.array([], pa.string())})
-    metadata = {"userMetadata": to_user_metadata(records)} if records else {}
+    metadata = {"userMetadata": to_user_metadata(records, 0, replaces=replace)} if records else {}
     properties, path = CommitProperties(custom_metadata=metadata), lake.path(stream, "current")
     if replace:
         write_deltalake(path, rows, mode="overwrite", commit_properties=properties)

@@ -281,9 +281,9 @@ def _patch_commit(table: str, around: Callable[[Path, Send], int]) -> None:
 def _patch_merge(around: Callable[[Path, Send], int]) -> None:
     """Put something around the first MERGE into `current`, between its intent and its record in `_commits`."""
     once: list[str] = []
-    real = commit_log.commit
+    real = commit_log.commit_slices
 
-    def patched(target: Any, attempts: Any, rows: Any, run: str, write: Callable[[], object]) -> int:
+    def patched(target: Any, held: Any, attempts: Any, rows: Any, run: str, write: Callable[[], object]) -> int:
         def send() -> int:
             write()
             return 0
@@ -294,9 +294,9 @@ def _patch_merge(around: Callable[[Path, Send], int]) -> None:
             once.append(target.path)
             return around(Path(target.path), send)
 
-        return real(target, attempts, rows, run, watched)
+        return real(target, held, attempts, rows, run, watched)
 
-    vars(commit_log)["commit"] = patched
+    vars(commit_log)["commit_slices"] = patched
 
 
 def _while_watched(watch: Iterator[None], send: Send) -> int:
