@@ -147,11 +147,11 @@ def _tail(opened: DeltaTable, last: int) -> _Tail:
     records: list[CommitRecord] = []
     restores: dict[int, int] = {}
     is_complete = True
-    for version in range(last + 1, opened.version() + 1):
+    for version in range(opened.version(), last, -1):
         entry = commit_info(opened, version)
-        if entry is None:
+        if entry is None:  # Delta cleans a log from its beginning
             is_complete = False
-            continue
+            break
         metadata = entry.get("userMetadata")
         if entry.get("operation") == "RESTORE":
             restores[version] = _restored_version(opened, version, entry["operationParameters"])

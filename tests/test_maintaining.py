@@ -235,6 +235,24 @@ def test_a_version_whose_entry_is_gone_has_no_time(world: World) -> None:
     assert abs(found[0] - datetime.now(UTC)) < timedelta(minutes=10)
 
 
+def test_the_time_of_a_version_is_its_own_where_another_commit_follows(tmp_path: Path) -> None:
+    """A commit between opening the table and the look gave each version the time of the next one."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    path = str(tmp_path / "table")
+    for number in range(3):
+        write_deltalake(path, pa.table({"n": [number]}), mode="append")
+    before, after = open_table(path, 1), open_table(path)
+    assert before is not None
+    assert after is not None
+    right = {entry["version"]: entry["timestamp"] for entry in after.history()}
+    found = times_of(before, [0, 1])
+    assert {version: at and at.timestamp() * 1000 for version, at in found.items()} == {
+        version: pytest.approx(right[version]) for version in (0, 1)
+    }
+
+
 @pytest.mark.slow
 def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files become fewer, rows and proofs stay, an old version stays readable, and the checks stay green."""

@@ -225,12 +225,12 @@ def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> A
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.
     """
-    return attempts_of(lake, stream, committed(lake, stream, keys))
+    return attempts_of(lake, stream, committed(lake, stream, keys), keys)
 
 
-def attempts_of(lake: Lake, stream: Stream, proofs: Proofs) -> Attempts:
-    """The same by proofs that were read before; `current` is read now."""
-    return replace(_up_to_dlq(proofs), current=commits_of(lake, stream.name, "current").attempts)
+def attempts_of(lake: Lake, stream: Stream, proofs: Proofs, keys: Sequence[str] | None = None) -> Attempts:
+    """The same by proofs that were read before, of these slices or of all; `current` is read now."""
+    return replace(_up_to_dlq(proofs), current=commits_of(lake, stream.name, "current", keys).attempts)
 
 
 def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
