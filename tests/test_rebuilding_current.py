@@ -19,6 +19,7 @@ from highwater.proof import Proof
 from orchestration.build import build_defs
 from orchestration.cli.main import main
 from resources.commit_log import Committed
+from tests.commits import commit_current
 from tests.support import Bench, customers, order_message
 from tests.test_rebuilding import a_slice
 
@@ -70,9 +71,11 @@ def test_whatever_became_of_current_it_is_what_the_events_say(
     table.delete("key = 'o0'")
     table.update(predicate="key = 'o1'", updates={"version": "9"})
     table.update(predicate="key = 'o2'", updates={"updated_by_slice": "'unknown'"})
+    never_planned = f"{bench.stream.topic}@0000009"
+    commit_current(bench.lake, bench.stream.name, {never_planned: 1}, table.to_pyarrow_table().slice(0, 0))
     found = differences(work, Look.take(work))
     assert (found.lacking, found.wrong) == (3, 2)
-    assert (found.behind, found.unknown) == ([], [])
+    assert (found.behind, found.unknown) == ([], [never_planned])
 
     told = by_command(bench, spark_server, tmp_path)
     assert (told["written"], told["lacking"], told["wrong"]) == (False, 3, 2)

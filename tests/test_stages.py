@@ -666,6 +666,37 @@ def test_a_slice_that_is_materialised_again_recomputes_its_keys(bench: Bench) ->
     assert bench.failing() == {}
 
 
+def test_current_holds_the_winners_of_the_events_after_every_step(bench: Bench) -> None:
+    """Late slices, equal versions with other contents, and slices that lose events when they are materialised again."""
+    every = ("c1", "c2", "c3")
+    versions = [("o1", 2, "c2"), ("o2", 3, "c3"), ("o1", 1, "c1"), ("o2", 3, "c1"), ("o1", 3, "c3"), ("o3", 1, "c2")]
+    versions += [("o2", 1, "c1"), ("o1", 3, "c1"), ("o3", 2, "c2"), ("o2", 2, "c2"), ("o1", 2, "c1"), ("o3", 1, "c2")]
+    bench.send(*[order_message(key, version, customer_id=of) for key, version, of in versions])
+    slices = [bench.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(6)]
+    merged: set[str] = set()
+    steps = (
+        ((4, 1), every),
+        ((2,), every),
+        ((2, 0), ("c1", "c2")),
+        ((4, 5), ("c1", "c2")),
+        ((3, 0), ("c1",)),
+        ((1, 4), ("c1",)),
+    )
+    for ordinals, known in steps:
+        customers(bench.lake, known)
+        bench.materialise(*[slices[n] for n in ordinals])
+        merged |= {slices[n].key for n in ordinals}
+        best: dict[str, tuple[int, int]] = {}
+        for row in bench.rows("events"):
+            assert row["slice"] in merged
+            mine = (row["version"], -row["origin_offset"])  # a later offset has no earlier time
+            best[row["key"]] = max(mine, best.get(row["key"], mine))
+        held = {key: (row["version"], -row["origin_offset"]) for key, row in bench.current().items()}
+        assert held == best, (ordinals, known)
+    assert held.keys() == {"o1", "o2", "o3"}
+    assert bench.failing() == {}
+
+
 def test_a_table_is_made_where_one_that_made_it_was_killed(spark: SparkSession, tmp_path: Path) -> None:
     """It left the folder of the log, in which Spark would make no table any more."""
     path = tmp_path / "raw"
