@@ -110,9 +110,20 @@ def _with_json(stream: Stream, raw: DataFrame) -> DataFrame:
     refused = F.col("whole").isNull() & F.is_valid_utf8(text)
     parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, sound_part(text))})
     names = [f.name for f in stream.fields]
-    scans = parts.withColumn("scan", F.when(F.col("text").isNotNull(), scanned("text", "sound", names)))
+    scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", names))
+    scans = parts.withColumn("scan", _evaluated_once(scan))
     fields = F.when(F.col("scan.problem").isNull(), F.try_parse_json("scan.fields"))
-    return scans.withColumn("json", F.coalesce("whole", fields))
+    return scans.withColumn("json", _evaluated_once(F.coalesce("whole", fields)))
+
+
+def _evaluated_once(column: Column) -> Column:
+    """The same values, in a form that the optimizer does not copy into the filters above.
+
+    It never inlines a non-deterministic expression. Copies of the scan made the plan of a filter on `reason` take 20 s.
+    """
+    from pyspark.sql import functions as F
+
+    return F.when(F.spark_partition_id() >= 0, column)
 
 
 def _with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
