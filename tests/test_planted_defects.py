@@ -218,7 +218,7 @@ def of_before(world: World, of: Slice) -> None:
     prove("published", rows=None, counts={n: count for n, count in counts.items() if n not in {"late", "revisions"}})(
         world, of
     )
-    prove("metrics", rows=None)(world, of)
+    prove("metrics", "current", rows=None)(world, of)
 
 
 def put_in_place(place: Place, of_place: Place) -> Plant:
@@ -300,7 +300,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "events: another origin": (move("events", LOSER, FAR), {ACCOUNTED, SENT}),
     "events: the commit has other offsets": (prove_other_offsets("events"), {ACCOUNTED}),
     # Its follower was made of as many as the table has.
-    "events: the commit has other rows": (prove("events", rows=4), {ACCOUNTED}),
+    "events: the commit has other rows": (prove("events", rows=4), {ACCOUNTED, FOLLOWS}),
     "rejects: a row is gone": (drop("rejects", MALFORMED), {ACCOUNTED, PUBLISHED}),
     "rejects: a row is there twice": (double("rejects", MALFORMED), {ACCOUNTED, PUBLISHED}),
     "rejects: another reason": (alter("rejects", MALFORMED, reason="invalid"), {PUBLISHED}),
@@ -342,6 +342,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
         each(rewrite(WINNER, LOSER, 1), put_in_place(WINNER, LOSER)),
         set(),
     ),
+    "current: the commit has other rows": (prove("current", rows=4), {FOLLOWS}),
     "current: no commit record": (lose("current", rows=False), {FOLLOWS}),
     "current: it follows another decision": (prove("current", attempt=1), {FOLLOWS}),
     "metrics: a minute is gone": (drop_minute, {METRICS}),

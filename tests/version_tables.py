@@ -113,9 +113,9 @@ class Planted:
         brought = winners(self.events) if self.current is None else self.current
         columns = _events().append(pa.field("updated_by_slice", pa.string()))
         plain = columns.remove(columns.get_field_index("proof")).remove(columns.get_field_index("slice"))
-        rows = pa.Table.from_pylist([{name: row.get(name) for name in plain.names} for row in brought], plain)
+        mine = [{name: row.get(name) for name in plain.names} for row in with_milliseconds(brought)]
         decided = {key: 1 for key in self.slices if key not in self.undecided}
-        commit_current(self.lake, "orders", decided, rows, replace=True)
+        commit_current(self.lake, "orders", decided, pa.Table.from_pylist(mine, plain), replace=True)
 
     def _write(self, table: str, rows: Iterable[Row], schema: pa.Schema) -> None:
         import pyarrow as pa
@@ -156,7 +156,7 @@ def red(stream: Stream, verdicts: dict[str, dict[str, Verdict]]) -> dict[str, di
 def winners(events: Iterable[Row]) -> list[Row]:
     """What `current` holds: of each key the highest version, the earliest origin of equal ones."""
     best: dict[str, Row] = {}
-    for row in events:
+    for row in with_milliseconds(events):
         at = row["key"]
         if at not in best or _order(row) < _order(best[at]):
             best[at] = {**row, "updated_by_slice": row["slice"]}
@@ -164,7 +164,7 @@ def winners(events: Iterable[Row]) -> list[Row]:
 
 
 def _order(row: Row) -> tuple[Any, ...]:
-    return (-row["version"], row["origin_timestamp"], row["origin_partition"], row["origin_offset"])
+    return (-row["version"], row["origin_timestamp_ms"], row["origin_partition"], row["origin_offset"])
 
 
 class Generated:

@@ -24,6 +24,7 @@ from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from orchestration.checking.checks import CHECKS, Sources
 from orchestration.checking.verdicts import Verdict
+from resources import commit_log
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -354,10 +355,12 @@ class World:
             if table == "current":
                 # Commit records of an earlier call would count on.
                 shutil.rmtree(self.lake.path("orders", table), ignore_errors=True)
+                shutil.rmtree(self.lake.path("orders", commit_log.TABLE), ignore_errors=True)
                 attempts = {key: proof.attempt for key, proof in self.proofs[table].items()}
-                commit_current(
-                    self.lake, "orders", attempts, pa.Table.from_pylist(rows, self._schema(table)), replace=True
-                )
+                counted = {key: proof.rows for key, proof in self.proofs[table].items()}
+                made = pa.Table.from_pylist(with_milliseconds(rows), self._schema(table))
+                records = commit_current(self.lake, "orders", attempts, made, replace=True, counted=counted)
+                commit_log.complete(self.lake, self.ledger, "orders", table, records)
                 continue
             for mark in marks if table == "metrics" else ():
                 mark["linked"] = sorted(self.minutes[mark["slice"]])

@@ -22,6 +22,7 @@ from resources.lake import columns_in_all, count_in, proofs_in, query_all, slice
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+    from highwater.commit_records import CommitRecord
     from highwater.declaration import Stream
     from highwater.plans import Publication
     from highwater.proof import Proof
@@ -130,13 +131,13 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
     if events is None or current is None:
         return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
     decided = proofs_in(events, keys)
-    attempts = committed(lake, stream.name, "current", keys).attempts
+    held = committed(lake, stream.name, "current", keys).records
     tables = {"e": events, "c": current}
     sql = _UNLIKE_EVENTS.format(columns=_event_columns(stream, tables), slices=slice_is_one_of(keys))
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
     for row in query_all(tables, sql):
         wrong[row["slice"]].append({**told(row["problem"], Origin.of_row(row)), "key": row["key"]})
-    return {key: _follows(decided.get(key), attempts.get(key), wrong[key]) for key in keys}
+    return {key: _follows(decided.get(key), held.get(key), wrong[key]) for key in keys}
 
 
 def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
@@ -166,13 +167,15 @@ ORDER BY slice, key
 """
 
 
-def _follows(decided: Proof | None, attempt: int | None, wrong: Sequence[Mapping[str, Any]]) -> Verdict:
+def _follows(decided: Proof | None, held: CommitRecord | None, wrong: Sequence[Mapping[str, Any]]) -> Verdict:
     numbers = {"unlike": len(wrong)}
     texts = []
-    if decided is None or attempt is None:
+    if decided is None or held is None:
         texts.append(f"the slice is not in {'events' if decided is None else 'current'}")
-    elif decided.attempt != attempt:
-        texts.append(f"current follows attempt {attempt}, events are of attempt {decided.attempt}")
+    elif decided.attempt != held.attempt:
+        texts.append(f"current follows attempt {held.attempt}, events are of attempt {decided.attempt}")
+    elif None not in {decided.rows, held.rows} and decided.rows != held.rows:
+        texts.append(f"the commit of current took {held.rows:,} events into account, of {decided.rows:,} in events")
     kinds = Counter(str(one["problem"]) for one in wrong)
     texts += [f"{count:,} {kind}" for kind, count in sorted(kinds.items())]
     if texts:
