@@ -26,7 +26,7 @@ from highwater.commit_records import (
 from highwater.errors import SupersededAttemptError, UnknownSliceError
 from resources.lake import commit_info, open_table, query, text_in_sql
 from resources.small_tables import append
-from resources.spark import delta_errors
+from resources.spark import close, delta_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -414,5 +414,10 @@ def _numbered(spark: SparkSession, number: int, metadata: str) -> Iterator[None]
     try:
         yield
     finally:
-        for name in values:
-            spark.conf.unset(name)
+        try:
+            for name in values:
+                spark.conf.unset(name)
+        except Exception:
+            # Of two later writes to another table Delta would skip the second, if they still carried the number.
+            close(spark)
+            raise
