@@ -233,10 +233,10 @@ def commit_lock(work: Work, table: str) -> AbstractContextManager[object]:
     return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS)
 
 
-def have_table(work: Work, table: str, columns: str, searched: Sequence[str]) -> None:
+def have_table(work: Work, table: str, columns: str, searched: Sequence[str], *, plain: bool = False) -> None:
     """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too."""
     path = work.lake.path(work.stream.name, table)
-    create_table(work.spark, path, columns, searched, partial(commit_lock, work, table))
+    create_table(work.spark, path, columns, searched, partial(commit_lock, work, table), plain=plain)
 
 
 def reports(

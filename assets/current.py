@@ -1,281 +1,235 @@
-"""Current: one row a key, the event with the highest version, whatever the order of arrival (I6).
+"""Current: one row per key, the event with the highest version, whatever the order of arrival (I6).
 
-What belongs here: the version rule over tables, and the layout of `current`. What does not: the events themselves.
-
-Each slice commits only the winners among its own events, so a commit costs what the slice costs and never looks at the
-keys that are there: no MERGE, no conflict between slices. The documented view takes the winner of a key over all
-slices; taking a maximum is commutative, associative and idempotent, so order and repetition do not matter. Now and then
-the slices are folded together, which keeps reading cheap; `docs/adr/` has the measurements.
+A slice that is new here is one MERGE of its winners. A slice whose events changed recomputes its keys: those of the
+rows that it had brought, and those of its events now. Merges of one stream take turns; each is a numbered commit, so a
+late writer cannot bring back what a later attempt rejected (`resources.commit_log`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from operator import or_
 from typing import TYPE_CHECKING
 
-from assets import events
-from assets.commit import Clock, commit_lock, have_table, reports, require_newer
+from assets import commit, events
+from assets.commit import Clock, commit_lock, have_table, require_newer
 from assets.events import require
-from assets.layout import TABLE, Layout
 from assets.origins import MILLISECONDS, TIMESTAMP
 from assets.parsing import field_columns, quoted, sql_type
 from assets.work import SliceReport, Work
-from highwater.balancing import balanced
 from highwater.envelope import ORIGIN
-from highwater.errors import LeaseHeldError, SupersededAttemptError
-from highwater.folding import BASE, RECENT, Fold, Run, merged_runs
+from highwater.errors import SupersededAttemptError
+from resources import commit_log
+from resources.commit_log import Committed, Target, close_intents, committed
 from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import replace_slices, rows_at
+from resources.spark_tables import rows_at, table_at, table_in_sql
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
     from assets.commit import Standing
     from highwater.declaration import Stream
     from highwater.proof import Proof
+    from resources.leases import Lease
 
-SEARCHED = ("key", "version", "event_time")
+TABLE = "current"
+SEARCHED = ("key", "version", "event_time", "updated_by_slice")
 TRIES = 4
-FOLD_SECONDS = 600
+# Merges of other runs go first: ten of a minute each.
+WAIT_SECONDS = 600.0
+_SOURCE = "highwater_current_source"
 
 
 def columns(stream: Stream) -> str:
-    """The columns of the stream's table in SQL, `proof` left out."""
+    """The columns of the stream's table in SQL."""
     version = sql_type(stream.field_named(stream.version))
     fields = "".join(f", {quoted(f.name)} {sql_type(f)}" for f in field_columns(stream))
     return (
-        f"slice STRING, key STRING, version {version}, event_time TIMESTAMP{fields}, origin_topic STRING, "
+        f"key STRING, version {version}, event_time TIMESTAMP{fields}, origin_topic STRING, "
         "origin_generation INT, origin_partition INT, origin_offset BIGINT, origin_timestamp TIMESTAMP, "
         "origin_timestamp_ms BIGINT, updated_by_slice STRING"
     )
 
 
-def view(spark: SparkSession, path: str) -> DataFrame:
-    """The documented view of `current`: one row a key."""
-    return winners(spark.read.format("delta").load(path).where("proof IS NULL").drop("slice", "proof"), "key")
+def columns_of(stream: Stream) -> list[str]:
+    """The names of the columns, quoted for Spark."""
+    fields = [quoted(f.name) for f in field_columns(stream)]
+    return ["key", "version", "event_time", *fields, *ORIGIN, *TIMESTAMP, "updated_by_slice"]
 
 
 def winners(rows: DataFrame, *by: str) -> DataFrame:
     """Of the rows of a key the one with the highest version; of equal versions the one with the earliest origin."""
     from pyspark.sql import functions as F
 
-    best = F.max_by(F.struct("*"), precedence()).alias("best")
+    best = F.max_by(F.struct("*"), F.expr(precedence())).alias("best")
     return rows.groupBy(*by).agg(best).select("best.*")
 
 
-def precedence() -> Column:
-    """The order of the version rule: the greatest value wins."""
-    from pyspark.sql import functions as F
+def precedence(alias: str = "") -> str:
+    """The order of the version rule in SQL: the greatest value wins.
 
-    return F.struct(
-        F.col("version"),
-        -F.col(MILLISECONDS),
-        -F.col("origin_partition"),
-        -F.col("origin_offset"),
-        -F.col("origin_generation"),
+    Args:
+        alias: of the table, with a dot behind it.
+    """
+    return (
+        f"struct({alias}version, -{alias}{MILLISECONDS}, -{alias}origin_partition, "
+        f"-{alias}origin_offset, -{alias}origin_generation)"
     )
 
 
 def materialise(work: Work) -> list[SliceReport]:
-    """Commit what the slices' events say of their keys; a report for each slice, in their order.
+    """Merge what the slices' events say about their keys; a report for each slice, in their order.
 
     Raises:
         TemporaryError: events of a slice are not there yet.
         SupersededAttemptError: other writers were first again and again.
-        DependencyAwayError: Spark or the lake is away; nothing was committed.
+        LeaseHeldError: other merges of the stream went on for too long; nothing was committed.
+        DependencyAwayError: Spark, the ledger or the lake is away; nothing was committed, or the next run completes it.
     """
-    have_table(work, TABLE, columns(work.stream), SEARCHED)
+    have_table(work, TABLE, columns(work.stream), SEARCHED, plain=True)
     clock = Clock()
     for tries in range(1, TRIES + 1):
         try:
-            reports = _follow_events(work, require(work, events.TABLE), clock)
+            return _follow_events(work, clock)
         except SupersededAttemptError:
             if tries == TRIES:
                 raise
             time.sleep(tries)
-        else:
-            fold_if_due(work, clock)
-            return reports
     raise AssertionError("unreachable")
 
 
-def _follow_events(work: Work, decided: Standing, clock: Clock) -> list[SliceReport]:
-    decisions = decided.proofs
-    layout = Layout.read(work)
-    stale = [d for key, d in decisions.items() if layout.attempt(key) != d.attempt]
-    require_newer(decisions, {d.key: layout.attempt(d.key) for d in stale})
-    folded = [d for d in stale if d.key not in layout.slices and layout.attempt(d.key)]
-    fresh = [d for d in stale if d not in folded]
-    version = layout.version
-    with clock.phase("commit"), delta_errors(f"current of {work.stream.name}"):
-        if fresh:
-            version = _commit_slices(work, fresh, layout, _event_rows(work, decided))
-        if folded:
-            with fold_lease(work, wait=FOLD_SECONDS):
-                # What was decided of the other folded slices while this one waited counts as well.
-                decided, layout = require(work, events.TABLE), Layout.read(work)
-                folded = [decided.proofs[d.key] for d in folded]
-                require_newer(decided.proofs, {d.key: layout.attempt(d.key) for d in folded})
-                version = _commit_folded_again(work, folded, layout, _event_rows(work, decided))
-    changed = {d.key for d in stale}
-    notes = {key: "already followed the events" for key in work.keys if key not in changed}
-    return reports(work, TABLE, decided.proofs, notes, clock, version)
+def merge_lease(work: Work) -> AbstractContextManager[Lease]:
+    """One run merges into the table at a time: two MERGE commands into one table conflict."""
+    return work.ledger.lease(f"merge {work.stream.name}/{TABLE}", seconds=commit.LEASE_SECONDS, wait=WAIT_SECONDS)
 
 
-def _commit_slices(work: Work, decisions: Sequence[Proof], layout: Layout, event_rows: DataFrame) -> int:
-    with commit_lock(work, TABLE):
-        return replace_slices(
-            work.spark,
-            work.lake.path(work.stream.name, TABLE),
-            _slice_winners(decisions, event_rows),
-            decisions,
-            {d.key: layout.slices[d.key].attempt if d.key in layout.slices else 0 for d in decisions},
-            files=1,
-            spread="key",
-            # A slice that was folded meanwhile must not come back beside the fold.
-            unchanged=layout.fold_attempts(),
+def target(work: Work) -> Target:
+    """The table, as numbered commits write it."""
+    return Target(work.spark, work.lake, work.ledger, work.stream.name, TABLE)
+
+
+def settle(work: Work) -> None:
+    """Settle what dead runs left open; the caller holds the lease of merges."""
+    if work.ledger.intents.of(work.stream.name, TABLE):
+        with commit_lock(work, TABLE):
+            close_intents(target(work))
+
+
+def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
+    with merge_lease(work) as lease:
+        settle(work)
+        decided = require(work, events.TABLE)
+        held = committed(work.lake, work.stream.name, TABLE, work.keys)
+        behind = [proof for key, proof in decided.proofs.items() if held.attempt(key) != proof.attempt]
+        require_newer(decided.proofs, {proof.key: held.attempt(proof.key) for proof in behind})
+        version = held.version
+        if behind:
+            with clock.phase("commit"):
+                version = _merge(work, decided, behind, held, lease)
+    merged = {proof.key for proof in behind}
+    return [
+        SliceReport(
+            piece=piece,
+            attempt=decided.attempt(piece.key),
+            rows=decided.proofs[piece.key].rows or 0,
+            delta_version=version,
+            counts=dict(decided.proofs[piece.key].counts),
+            seconds=dict(clock.seconds),
+            note=None if piece.key in merged else "already followed the events",
         )
+        for piece in work.slices
+    ]
 
 
-def _slice_winners(decisions: Sequence[Proof], event_rows: DataFrame) -> DataFrame:
-    return winners(event_rows.where(slice_is_one_of([d.key for d in decisions])), "slice", "key")
+def _merge(work: Work, decided: Standing, behind: Sequence[Proof], held: Committed, lease: Lease) -> int:
+    """Merge slices in one commit; returns the version of the table."""
+    keys = [proof.key for proof in behind]
+    again = [key for key in keys if held.attempt(key)]
+    with delta_errors(f"current of {work.stream.name}"):
+        names = _common_columns(work, decided.version)
+        rows = _event_rows(work, decided.version, names)
+        if again:
+            source, actions = _recomputed(work, rows, keys, again, held), _REPLACE
+        else:
+            source, actions = winners(rows.where(slice_is_one_of(keys)).drop("slice"), "key"), _UPSERT
+        source.createOrReplaceTempView(_SOURCE)
+        statement = _statement(work, names, actions)
+        lease.check()
+        with commit_lock(work, TABLE):
+            work.before_commit()
+            return commit_log.commit_slices(
+                target(work),
+                held,
+                {proof.key: proof.attempt for proof in behind},
+                {proof.key: proof.rows for proof in behind},
+                work.run,
+                lambda: work.spark.sql(statement).collect(),
+            )
 
 
-def _event_rows(work: Work, decided: Standing) -> DataFrame:
-    """The events as the version of their table has them in which the decisions stand, with all columns of `current`.
+# A slice that is new here: what it brings is held against the row that is there.
+_UPSERT = """
+WHEN MATCHED AND {newer} THEN UPDATE SET {assignments}
+WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})
+"""
+# Keys that were recomputed from all of their events: the source is right, and a key without a winner has none any more.
+_REPLACE = """
+WHEN MATCHED AND s.updated_by_slice IS NULL THEN DELETE
+WHEN MATCHED THEN UPDATE SET {assignments}
+WHEN NOT MATCHED AND s.updated_by_slice IS NOT NULL THEN INSERT ({names}) VALUES ({values})
+"""
 
-    Not with those of the declaration: a run that began before a field was added must not take it from rows with it.
+
+def _statement(work: Work, names: Sequence[str], actions: str) -> str:
+    path = work.lake.path(work.stream.name, TABLE)
+    return f"MERGE INTO {table_in_sql(path)} t USING {_SOURCE} s ON t.key = s.key" + actions.format(
+        newer=f"{precedence('s.')} > {precedence('t.')}",
+        assignments=", ".join(f"t.{name} = s.{name}" for name in names),
+        names=", ".join(names),
+        values=", ".join(f"s.{name}" for name in names),
+    )
+
+
+def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequence[str], held: Committed) -> DataFrame:
+    """For every key that the slices bring or had brought its winner; a key without one has null in all other columns.
+
+    Events of slices that are not merged yet do not count: they are merged in their turn.
     """
     from pyspark.sql import functions as F
 
-    rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), decided.version)
-    there = set(_names(work, events.TABLE, decided.version))
-    kept = [quoted(name) for name in _names(work, TABLE) if name in there and name not in {"slice", "proof"}]
-    return rows.select("slice", *kept, F.col("slice").alias("updated_by_slice"))
+    there = table_at(work.spark, work.lake.path(work.stream.name, TABLE), held.version)
+    affected = (
+        there.where(F.col("updated_by_slice").isin(list(again)))
+        .select("key")
+        .union(rows.where(slice_is_one_of(keys)).select("key"))
+        .distinct()
+    )
+    merged = committed(work.lake, work.stream.name, TABLE).records.keys() | set(keys)
+    counted = work.spark.createDataFrame([(key,) for key in merged], "slice STRING")
+    mine = rows.join(F.broadcast(counted), "slice", "left_semi").join(affected, "key", "left_semi")
+    return affected.join(winners(mine.drop("slice"), "key"), "key", "left")
 
 
-def _names(work: Work, name: str, version: int | None = None) -> list[str]:
-    """The columns of a table, read without a JVM."""
+def _common_columns(work: Work, events_version: int) -> list[str]:
+    """The columns of `current` that events have too, quoted for Spark.
+
+    Not those of the declaration: a run that began before a field was added must not take it from rows with it.
+    """
     lake, stream = work.lake, work.stream.name
-    table = lake.table(stream, name) if version is None else lake.table_at(stream, name, version)
-    return [] if table is None else [column.name for column in table.schema().fields]
+    here = {field.name for field in lake.table_at(stream, TABLE).schema().fields}
+    there = {field.name for field in lake.table_at(stream, events.TABLE, events_version).schema().fields}
+    return [*[quoted(name) for name in sorted(here & there)], "updated_by_slice"]
 
 
-def columns_of(stream: Stream) -> list[str]:
-    """The columns of a winner: those of the table, `slice` and `proof` left out."""
-    fields = [quoted(f.name) for f in field_columns(stream)]
-    return ["key", "version", "event_time", *fields, *ORIGIN, *TIMESTAMP, "updated_by_slice"]
+def _event_rows(work: Work, events_version: int, names: Sequence[str]) -> DataFrame:
+    """The events of one version of their table, with `slice` beside the columns of `current`."""
+    rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), events_version)
+    return rows.select("slice", *[name for name in names if name != "updated_by_slice"], _brought_by())
 
 
-def fold_if_due(work: Work, clock: Clock) -> str | None:
-    """Fold the slices together when there are many; what was folded into, or None.
-
-    A fold that meets another writer gives way: the next slice tries again.
-    """
-    if Layout.read(work).due() is None:
-        return None
-    try:
-        with clock.phase("fold"), fold_lease(work, wait=0):
-            layout = Layout.read(work)  # again: another run may have folded before we had the lease
-            due = layout.due()
-            if due is None:
-                return None
-            _fold(work, layout, due)
-    except (SupersededAttemptError, LeaseHeldError):
-        work.log("current: folding gave way to another writer")
-        return None
-    work.log(f"current: {len(layout.slices)} slices folded into {due} in {clock.seconds['fold']:.1f} s")
-    return due
-
-
-def fold_lease(work: Work, wait: float) -> AbstractContextManager[object]:
-    """One rewrites the folded partitions at a time."""
-    return work.ledger.lease(f"fold {work.stream.name}", seconds=FOLD_SECONDS, wait=wait)
-
-
-def fold(work: Work, target: str) -> None:
-    """Fold all slices into `target` now, due or not.
-
-    Args:
-        work: the connections; its slices do not matter.
-        target: `recent`, or `base`, which takes `recent` in too.
-    """
-    with fold_lease(work, wait=FOLD_SECONDS):
-        _fold(work, Layout.read(work), target)
-
-
-def _fold(work: Work, layout: Layout, target: str) -> None:
-    taken = [RECENT, BASE] if target == BASE else [RECENT]
-    runs = merged_runs(
-        [layout.fold(key) for key in reversed(taken)], {key: proof.attempt for key, proof in layout.slices.items()}
-    )
-    parts = [*taken, *layout.slices]
-    _replace_fold(work, layout, target, runs, standing_rows(work).where(slice_is_one_of(parts)), parts)
-
-
-def standing_rows(work: Work) -> DataFrame:
-    """The rows of all partitions, the proofs left out."""
-    return work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE)).where("proof IS NULL")
-
-
-def _replace_fold(
-    work: Work, layout: Layout, target: str, runs: Mapping[str, tuple[Run, ...]], rows: DataFrame, parts: list[str]
-) -> int:
+def _brought_by() -> Column:
     from pyspark.sql import functions as F
 
-    best = winners(rows.drop("slice", "proof"), "key").withColumn("slice", F.lit(target))
-    before = layout.fold(target)
-    after = Fold(target, before.attempt + 1, runs)
-    with commit_lock(work, TABLE), delta_errors(f"current of {work.stream.name}"):
-        return replace_slices(
-            work.spark,
-            work.lake.path(work.stream.name, TABLE),
-            best,
-            [after],
-            {target: before.attempt},
-            files=0,
-            spread="key",
-            replaced=slice_is_one_of(parts),
-            unchanged={key: attempt for key, attempt in layout.fold_attempts().items() if key != target}
-            | {key: proof.attempt for key, proof in layout.slices.items() if key in parts},
-        )
-
-
-def _commit_folded_again(work: Work, decisions: Sequence[Proof], layout: Layout, event_rows: DataFrame) -> int:
-    """Compute anew what folded slices say, after their events changed.
-
-    Rows that these slices had won are taken out, their keys are computed again from the events of all folded slices,
-    and the slices' new winners come in; everything lands in `base`.
-    """
-    again = [d.key for d in decisions]
-    runs = merged_runs([layout.fold(BASE), layout.fold(RECENT)], {d.key: d.attempt for d in decisions})
-    standing = standing_rows(work).where(slice_is_one_of([BASE, RECENT]))
-    lost = standing["updated_by_slice"].isin(again)
-    keys = standing.where(lost).select("key").distinct()
-    others = event_rows.where(_in_runs(runs)).where(~_event_slice_in(again)).join(keys, "key", "left_semi")
-    rows = (
-        standing.where(~lost)
-        .drop("proof")
-        .unionByName(others, allowMissingColumns=True)
-        .unionByName(_slice_winners(decisions, event_rows), allowMissingColumns=True)
-    )
-    return _replace_fold(work, layout, BASE, runs, rows, [BASE, RECENT])
-
-
-def _event_slice_in(keys: Sequence[str]) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.col("slice").isin(list(keys))
-
-
-def _in_runs(runs: Mapping[str, tuple[Run, ...]]) -> Column:
-    from pyspark.sql import functions as F
-
-    topic = F.substring_index("slice", "@", 1)
-    ordinal = F.substring_index("slice", "@", -1).cast("int")
-    inside = [(topic == name) & ordinal.between(run.first, run.last) for name, pieces in runs.items() for run in pieces]
-    return balanced(or_, inside)
+    return F.col("slice").alias("updated_by_slice")

@@ -1,30 +1,22 @@
-"""`current` computed anew from the events alone, whatever became of it.
-
-What belongs here: telling what differs from the events, and replacing all of it in one commit. What does not: how
-slices come into `current` day by day (`assets.current`).
-
-All slices land in the partition `base`, as a fold of all of them would leave it. The commit is a compare-and-set like
-every other one, so runs may go on: a slice that is decided meanwhile finds itself in the fold, or follows it.
-"""
+"""`current` computed from the events alone: what differs, and one commit that replaces the table."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assets import current, events
 from assets.commit import commit_lock, have_table
-from assets.layout import TABLE, Layout
+from assets.current import TABLE
 from assets.work import Work
 from highwater.errors import ConfigurationError, SupersededAttemptError
-from highwater.folding import BASE, RECENT, Fold, merged_runs
-from highwater.slices import SliceKey
-from resources.lake import slice_is_one_of
+from resources import commit_log
+from resources.commit_log import Committed, committed
 from resources.spark import delta_errors
-from resources.spark_tables import replace_slices, rows_at
+from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,17 +24,16 @@ if TYPE_CHECKING:
     from highwater.proof import Proof
 
 SAMPLES = 10
-MOST_NAMED = 200
 
 
 @dataclass(frozen=True)
 class Differences:
-    """What `current` holds otherwise than the events have it.
+    """Where `current` differs from what the events give.
 
     Args:
-        slices: decided slices, all of which are to stand in `current`.
-        behind: those of them that do not stand there as they were decided.
-        strange: partitions of `current` whose slices the events do not have, or that lack their proof.
+        slices: slices with events, all of which `current` must hold.
+        behind: those of them that `current` does not hold at their attempt.
+        unknown: slices that `current` holds and events do not.
         lacking: rows that the events give and `current` lacks.
         wrong: rows of `current` that the events do not give.
         samples: some of both, as rows of a table.
@@ -50,27 +41,25 @@ class Differences:
 
     slices: int
     behind: Sequence[str]
-    strange: Sequence[str]
+    unknown: Sequence[str]
     lacking: int
     wrong: int
     samples: Sequence[Mapping[str, Any]] = ()
 
     @property
     def none(self) -> bool:
-        """Whether `current` is what the events say."""
-        return not (self.behind or self.strange or self.lacking or self.wrong)
+        """Whether `current` is what the events give."""
+        return not (self.behind or self.unknown or self.lacking or self.wrong)
 
     @property
     def lines(self) -> list[str]:
         """The same in sentences."""
-        told = [f"{self.slices:,} decided slices; {self.lacking:,} rows are lacking, {self.wrong:,} are wrong"]
-        told += [f"{len(self.behind):,} slices are not in current as they were decided: {_some(self.behind)}"] * bool(
-            self.behind
-        )
-        told += [f"{len(self.strange):,} partitions are not of decided slices: {_some(self.strange)}"] * bool(
-            self.strange
-        )
-        return told
+        found = [f"{self.slices:,} slices with events; {self.lacking:,} rows are lacking, {self.wrong:,} are wrong"]
+        if self.behind:
+            found.append(f"{len(self.behind):,} slices are not in current at their attempt: {_some(self.behind)}")
+        if self.unknown:
+            found.append(f"{len(self.unknown):,} slices are in current and not in events: {_some(self.unknown)}")
+        return found
 
 
 def _some(keys: Sequence[str]) -> str:
@@ -79,87 +68,50 @@ def _some(keys: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """Events and the layout of `current` at one moment.
+    """Events and `current` at one moment.
 
     Args:
         version: the version of events.
-        decisions: the slices that stand in it.
-        layout: of `current`; looked at first, so that what stands there without a decision never had one.
+        decisions: the slices in it.
+        held: the slices in `current`; read first, so that a slice in it without events never had any.
     """
 
     version: int
     decisions: Mapping[str, Proof]
-    layout: Layout
+    held: Committed
 
     @classmethod
     def take(cls, work: Work) -> Look:
         """Look now.
 
         Raises:
-            ConfigurationError: there are no events to compute from, or a proof in `current` cannot be read.
+            ConfigurationError: there are no events to compute from.
             DependencyAwayError: the lake could not be read.
         """
-        path = work.lake.path(work.stream.name, TABLE)
-        try:
-            layout = Layout.read(work)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(
-                f"a proof in {path} cannot be read",
-                found=f"{type(error).__name__}: {error}",
-                remedy="delete the table's folder, then rebuild it: it is made of the events alone",
-            ) from error
+        held = committed(work.lake, work.stream.name, TABLE)
         decisions, version = work.lake.committed_at(work.stream.name, events.TABLE)
         if not decisions:
             raise ConfigurationError(
                 f"{work.stream.name} has no events from which current could be computed",
-                stored=f"{len(layout.rows):,} partitions of current",
+                stored=f"{len(held.records):,} slices in current",
                 found="no slice in events",
                 remedy="see that HIGHWATER_LAKE is the right one, or materialise the slices from events on",
             )
-        return cls(version, decisions, layout)
+        return cls(version, decisions, held)
 
     @property
     def behind(self) -> list[str]:
-        """Decided slices that do not stand in `current` at the attempt of their decision."""
-        folded = {str(SliceKey(*one)): n for fold in self.layout.folds.values() for one, n in fold.attempts().items()}
-        there = {**folded, **{key: proof.attempt for key, proof in self.layout.slices.items()}}
-        return sorted(key for key, decision in self.decisions.items() if there.get(key) != decision.attempt)
+        """Slices that `current` does not hold at the attempt of their events."""
+        return sorted(key for key, decision in self.decisions.items() if self.held.attempt(key) != decision.attempt)
 
     @property
-    def strange(self) -> list[str]:
-        """Partitions that stand there without a decision or without a proof."""
-        proved = {**self.layout.slices, **self.layout.folds}
-        known = {*self.decisions, BASE, RECENT}
-        return sorted(str(key) for key in {*self.layout.rows} if key not in proved or key not in known)
-
-    def places(self) -> list[tuple[str, str]]:
-        """Each decided slice, and the partition of `current` that its rows belong into now."""
-        folded = {str(SliceKey(*one)): name for name in (RECENT, BASE) for one in self.layout.fold(name).attempts()}
-        return [(key, key if key in self.layout.rows else folded.get(key, key)) for key in self.decisions]
-
-    def replaced(self) -> str:
-        """The predicate that picks all of `current`: another run's commit to any of these slices conflicts with ours.
-
-        Of slices that are decided later it picks none: their runs go on beside this one.
-        """
-        named = [key for key in self.layout.rows if key is not None and key not in self.decisions]
-        spans = _spans(self.decisions)
-        covered = [f"(slice >= '{first}' AND slice <= '{last}')" for first, last in spans]
-        return " OR ".join([slice_is_one_of(sorted({BASE, RECENT, *named})), "slice IS NULL", *covered])
-
-
-def _spans(keys: Iterable[str]) -> list[tuple[str, str]]:
-    """The fewest spans of keys that cover these, and of each topic no ordinal that is not among them."""
-    runs = merged_runs([], dict.fromkeys(keys, 1))
-    return [
-        (str(SliceKey(topic, run.first)), str(SliceKey(topic, run.last)))
-        for topic, found in runs.items()
-        for run in found
-    ]
+    def unknown(self) -> list[str]:
+        """Slices that `current` holds and events do not."""
+        return sorted(self.held.records.keys() - self.decisions.keys())
 
 
 def differences(work: Work, look: Look) -> Differences:
-    """Compare `current` with the events, row by row as they stand in its partitions.
+    """Compare `current` with the events, row by row.
 
     Raises:
         DependencyAwayError: Spark or the lake is away.
@@ -167,11 +119,8 @@ def differences(work: Work, look: Look) -> Differences:
     from pyspark.sql import functions as F
 
     with delta_errors(f"current of {work.stream.name}"):
-        places = work.spark.createDataFrame(look.places(), "updated_by_slice STRING, place STRING")
-        placed = _event_rows(work, look).join(F.broadcast(places), "updated_by_slice")
-        expected = current.winners(placed, "place", "key").withColumnRenamed("place", "slice")
-        names = ["slice", *current.columns_of(work.stream)]
-        right, there = expected.select(*names), _standing(work).select(*names)
+        names = current.columns_of(work.stream)
+        right, there = _right_rows(work, look).select(*names), _rows_there(work).select(*names)
         found = (
             right.exceptAll(there)
             .withColumn("what", F.lit("lacking"))
@@ -179,98 +128,75 @@ def differences(work: Work, look: Look) -> Differences:
             .persist()
         )
         try:
-            counts: Counter[str] = Counter({row["what"]: row["n"] for row in _counted(found)})
-            shown = found.select("what", "slice", "key", "version", "updated_by_slice")
-            samples = [row.asDict() for row in shown.orderBy("key", "slice", "what").limit(SAMPLES).collect()]
+            counted = found.groupBy("what").agg(F.count("*").alias("n")).collect()
+            counts: Counter[str] = Counter({row["what"]: row["n"] for row in counted})
+            shown = found.select("what", "key", "version", "updated_by_slice")
+            samples = [row.asDict() for row in shown.orderBy("key", "what").limit(SAMPLES).collect()]
         finally:
             found.unpersist()
-    return Differences(len(look.decisions), look.behind, look.strange, counts["lacking"], counts["wrong"], samples)
+    return Differences(len(look.decisions), look.behind, look.unknown, counts["lacking"], counts["wrong"], samples)
 
 
-def _counted(found: DataFrame) -> list[Any]:
-    from pyspark.sql import functions as F
-
-    return found.groupBy("what").agg(F.count("*").alias("n")).collect()
-
-
-def _event_rows(work: Work, look: Look) -> DataFrame:
-    """The events of the decided slices, with the columns of `current` save `slice`."""
+def _right_rows(work: Work, look: Look) -> DataFrame:
+    """The rows that `current` must hold: the winners among the events of all slices."""
     from pyspark.sql import functions as F
 
     rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), look.version)
-    proved = work.spark.createDataFrame([(key,) for key in look.decisions], "slice STRING")
-    mine = rows.join(F.broadcast(proved), "slice", "left_semi").withColumn("updated_by_slice", F.col("slice"))
-    return _with_columns_of(work, mine).drop("slice")
+    known = work.spark.createDataFrame([(key,) for key in look.decisions], "slice STRING")
+    mine = rows.join(F.broadcast(known), "slice", "left_semi").withColumn("updated_by_slice", F.col("slice"))
+    return current.winners(_with_columns_of(work, mine), "key")
 
 
-def _standing(work: Work) -> DataFrame:
+def _rows_there(work: Work) -> DataFrame:
     """The rows of `current`; none where there is no table."""
-    empty = work.spark.createDataFrame([], current.columns(work.stream))
     if work.lake.table(work.stream.name, TABLE) is None:
-        return empty
-    return _with_columns_of(work, current.standing_rows(work))
+        return work.spark.createDataFrame([], current.columns(work.stream))
+    return _with_columns_of(work, work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE)))
 
 
 def _with_columns_of(work: Work, rows: DataFrame) -> DataFrame:
-    """The rows with the declared columns: a field that was added has null in rows of before."""
+    """The rows with the declared columns: a field that was added has null in older rows."""
     empty = work.spark.createDataFrame([], current.columns(work.stream))
     return empty.unionByName(rows, allowMissingColumns=True).select(*empty.columns)
 
 
 def rebuild(work: Work) -> int:
-    """Replace all of `current` by what the events say, in one commit; returns the rows that it holds now.
+    """Replace all of `current` by what the events give, in one commit; returns the number of its rows.
 
     Raises:
         ConfigurationError: there are no events.
         SupersededAttemptError: other writers were first again and again; nothing was written.
-        LeaseHeldError: a fold, or another rebuild, went on for too long; nothing was written.
+        LeaseHeldError: other merges went on for too long; nothing was written.
         DependencyAwayError: Spark or the lake is away; nothing was written.
     """
     Look.take(work)  # before a table is made: without events there is nothing to make
-    have_table(work, TABLE, current.columns(work.stream), current.SEARCHED)
+    have_table(work, TABLE, current.columns(work.stream), current.SEARCHED, plain=True)
     for tries in range(1, current.TRIES + 1):
         try:
-            with current.fold_lease(work, wait=current.FOLD_SECONDS):
+            with current.merge_lease(work):
+                current.settle(work)
                 replace_all(work, Look.take(work))
         except SupersededAttemptError:
             if tries == current.TRIES:
                 raise
-            work.log("current: another run committed meanwhile; looking again")
+            work.log("current: another run committed at the same time; looking again")
             time.sleep(tries)
         else:
-            return work.lake.sizes(work.stream.name, TABLE, [BASE])[BASE].rows or 0
+            path = work.lake.path(work.stream.name, TABLE)
+            return work.spark.read.format("delta").load(path).count()
     raise AssertionError("unreachable")
 
 
 def replace_all(work: Work, look: Look) -> int:
-    """Commit the winners of all decided slices in place of all that stands; returns the version of the table."""
-    from pyspark.sql import functions as F
-
-    layout = look.layout
-    best = current.winners(_event_rows(work, look), "key").withColumn("slice", F.lit(BASE))
-    before = layout.fold_attempts()
-    runs = merged_runs([], {key: decision.attempt for key, decision in look.decisions.items()})
-    with commit_lock(work, TABLE), delta_errors(f"current of {work.stream.name}"):
-        return replace_slices(
-            work.spark,
-            work.lake.path(work.stream.name, TABLE),
-            best,
-            [Fold(BASE, max(before.values()) + 1, runs)],
-            {BASE: before[BASE]},
-            files=0,
-            spread="key",
-            replaced=look.replaced(),
-            unchanged=_unchanged(look) | {RECENT: before[RECENT]},
+    """Commit the winners of all slices in place of the whole table; returns the version of the table."""
+    rows = _right_rows(work, look)
+    with delta_errors(f"current of {work.stream.name}"), commit_lock(work, TABLE):
+        return commit_log.commit_slices(
+            current.target(work),
+            look.held,
+            {key: decision.attempt for key, decision in look.decisions.items()},
+            {key: decision.rows for key, decision in look.decisions.items()},
+            work.run,
+            lambda: rows.write.format("delta").mode("overwrite").save(work.lake.path(work.stream.name, TABLE)),
+            replaces=True,
         )
-
-
-def _unchanged(look: Look) -> dict[str, int]:
-    """The attempts on which the commit rests: of partitions that stand, and of slices that may be on their way.
-
-    Where all of `current` is gone there are too many to name. One of them that is decided anew and followed just
-    before the commit is then behind, and repair requests it.
-    """
-    slices = look.layout.slices
-    there = {key: slices[key].attempt if key in slices else 0 for key in look.layout.rows if key is not None}
-    behind = dict.fromkeys(look.behind, 0) if len(look.behind) <= MOST_NAMED else {}
-    return {key: n for key, n in (behind | there).items() if key not in {BASE, RECENT}}

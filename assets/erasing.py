@@ -28,7 +28,7 @@ from highwater.proof import Proof
 from highwater.retention import AGED_FROM, aged, records
 from highwater.slices import SliceKey
 from highwater.tables import COMMON
-from resources.lake import ensure_complete, proofs_where, query, query_all, sizes, slice_is_one_of
+from resources.lake import ensure_all_read, ensure_complete, proofs_where, query, query_all, sizes, slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import replace_slices, rows_at, table_in_sql
 
@@ -90,9 +90,11 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
             found.newest_ms = max(found.newest_ms, row["timestamp_ms"])
             found.count(row["slice"], "raw", 1)
             found.count(row["slice"], "tombstones", int(row["tombstone"]))
-    for name, by in (("events", "slice"), ("current", "updated_by_slice")):
-        for row in _counted(there, name, f"SELECT {by} AS slice, count(*) AS n FROM t WHERE {mine} GROUP BY {by}"):
-            found.count(row["slice"], name, row["n"])
+    for row in _counted(there, "events", f"SELECT slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"):
+        found.count(row["slice"], "events", row["n"])
+    brought = f"SELECT updated_by_slice AS slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"
+    for row in _counted(there, "current", brought):
+        found.count(row["slice"], "current", row["n"])
     by_reason = f"SELECT slice, reason, count(*) AS n FROM t WHERE {mine} GROUP BY slice, reason"
     for row in _counted(there, "rejects", by_reason):
         found.count(row["slice"], "rejects", row["n"])
@@ -112,26 +114,28 @@ def _readable_tables(lake: Lake, stream: Stream, digest: str) -> dict[str, Delta
     tables = {name: lake.table(stream.name, name) for name in COMMON}
     there = {name: table for name, table in tables.items() if table is not None}
     for name in there.keys() & {*KEYED}:
-        _holders(there[name], digest)
+        _holders(there[name], name, digest)
     return there
 
 
-def _holders(table: DeltaTable, digest: str, keys: Sequence[str] | None = None, *, by: str = "slice") -> set[str]:
-    """The values of a column, by default the slices, in rows of a key, after a read of every row and no filter.
+def _holders(table: DeltaTable, name: str, digest: str, keys: Sequence[str] | None = None) -> set[str]:
+    """The slices that rows of a key name, after a read of every row and no filter.
 
     Raises:
         IncompleteReadError: fewer rows were read than the table's log counts.
     """
     is_mine = f"coalesce({_IS_KEY.format(digest=digest)}, false)"
-    where = "true" if keys is None else slice_is_one_of(keys)
+    where = "true" if keys is None or name == current.TABLE else slice_is_one_of(keys)
+    by = "updated_by_slice" if name == current.TABLE else "slice"
     # An aggregate over the keys: a mere count would be answered from the table's log.
-    sql = f"SELECT slice, {by} AS found, {is_mine} AS mine, count(*) AS n FROM t WHERE {where} GROUP BY 1, 2, 3"
-    rows = query(table, sql)
+    rows = query(table, f"SELECT {by} AS found, {is_mine} AS mine, count(*) AS n FROM t WHERE {where} GROUP BY 1, 2")
     seen = Counter[str]()
     for row in rows:
-        seen[str(row["slice"])] += int(row["n"])
-    # In the log's count the row of the proof is left out.
-    ensure_complete(table, {key: count - 1 for key, count in seen.items()}, sizes(table, keys))
+        seen[str(row["found"])] += int(row["n"])
+    if name == current.TABLE:
+        ensure_all_read(table, seen.total())
+    else:  # in the log's count the row of the proof is left out
+        ensure_complete(table, {key: count - 1 for key, count in seen.items()}, sizes(table, keys))
     return {str(row["found"]) for row in rows if row["mine"]}
 
 
@@ -154,8 +158,7 @@ def ensure_gone(lake: Lake, stream: Stream, digest: str, keys: Sequence[str], na
         table = lake.table(stream.name, name)
         if table is None:
             continue
-        folded = name == "current"
-        held = _holders(table, digest, None if folded else keys, by="updated_by_slice" if folded else "slice")
+        held = _holders(table, name, digest, keys)
         if left := sorted(held.intersection(keys)):
             raise UnbalancedError(
                 f"the erased key is still in {name} of {stream.name}",

@@ -18,7 +18,6 @@ from assets.admission import end_probe, see_admitted, see_within_limit
 from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, have_table, let_go
 from assets.holding import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
 from assets.kept import exposed, kept, see_kept
-from assets.layout import Layout
 from assets.origins import DLQ, TIMESTAMP, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
 from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
 from assets.work import SliceReport, Work, nothing
@@ -26,6 +25,7 @@ from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.proof import Proof
 from highwater.retention import aged, records
+from resources.commit_log import committed
 from resources.lake import slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at
@@ -164,7 +164,8 @@ def _unfinished(work: Work, read: Standing, standing: Standing, published: Stand
     """Slices whose decision stands while what follows it does not: it is finished, not decided anew."""
     if not standing.proofs:
         return {}
-    rejects, current = Standing.read(work, "rejects"), Layout.read(work)
+    rejects = Standing.read(work, "rejects")
+    current = committed(work.lake, work.stream.name, "current", work.keys)
     followers = {"rejects": rejects.attempt, DLQ: published.attempt, "current": current.attempt}
     if work.stream.metrics:
         followers["metrics"] = Standing.read(work, "metrics").attempt

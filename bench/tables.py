@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from highwater.folding import BASE, Fold, Run
+from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.plans import Generation
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
@@ -201,9 +201,7 @@ class Maker:
         for chunk in batch:
             self._add(tables, chunk)
         back.add(tables)
-        last = batch[-1].piece.ordinal
-        runs = {self.stream.topic: (Run(0, last, 1),), back.piece.topic: (Run(0, back.piece.ordinal, 1),)}
-        self._current(batch, back.piece.key, Fold(BASE, last + 1, runs))
+        self._current(batch, back.piece.key)
         for name, parts in tables.items():
             _append(self.lake.path(self.stream.name, name), parts)
 
@@ -222,10 +220,10 @@ class Maker:
             sent = {"sent": len(bad.content)} if name == "dlq" else counts
             tables[name].append(_proof(Proof(chunk.piece, 1, many, sent if name != "raw" else {})))
 
-    def _current(self, batch: list[Chunk], tier: str, fold: Fold) -> None:
-        """The keys whose last version is in these slices, and the fold that says which slices are in the table."""
+    def _current(self, batch: list[Chunk], tier: str) -> None:
+        """The keys whose last version is in these slices."""
         import pyarrow as pa
-        from deltalake import DeltaTable
+        from deltalake import CommitProperties, write_deltalake
 
         path = self.lake.path(self.stream.name, "current")
         parts = []
@@ -237,13 +235,13 @@ class Maker:
                 chunk.piece,
                 *[column[final] for column in (lasting.content, lasting.kind, lasting.partition, lasting.offset)],
             )
-            rows = _events(kept, BASE, 0).drop_columns(["attempt", "retries"])
+            rows = _events(kept, tier, 0).drop_columns(["slice", "attempt", "retries"])
             by = pa.array([chunk.piece.key, tier]).take(pa.array((kept.kind == _UNRESOLVED).astype("int64")))
             parts.append(rows.append_column("updated_by_slice", by))
-        if DeltaTable.is_deltatable(path):
-            DeltaTable(path).delete("proof IS NOT NULL")
-        parts.append(pa.table({"slice": [BASE], "proof": [fold.to_json()]}))
-        _append(path, parts)
+        keys = [*[chunk.piece.key for chunk in batch], tier]
+        metadata = to_user_metadata([CommitRecord(key, 1, None, tier) for key in keys], 0)
+        properties = CommitProperties(custom_metadata={"userMetadata": metadata})
+        write_deltalake(path, pa.concat_tables(parts), mode="append", commit_properties=properties)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Maintenance: what is compacted, how old a file must be to be removed, and which keys are retired.
 
 What belongs here: these decisions over plain values. What does not: reading or changing tables (`resources.upkeep`),
-Dagster's keys (`orchestration.operating.retiring`), or folds of `current` (`highwater.folding`).
+or Dagster's keys (`orchestration.operating.retiring`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from highwater.errors import ConfigurationError
 # `run_monitoring.max_runtime_seconds` and `run_retries.max_retries` of the shipped dagster.yaml.
 LONGEST_RUN = timedelta(hours=6)
 RUN_RETRIES = 2
-# A commit waits ten terms of a minute for its lease, a fold ten minutes for another fold.
+# A commit waits ten terms of a minute for its lease, and a merge into `current` waits as long for another one.
 LONGEST_LEASES = timedelta(minutes=20)
 
 # Files below this size are worth being joined: a reader's price for a file is about that of reading so much.
@@ -107,7 +107,7 @@ class Part:
     """A partition of a table by its log.
 
     Args:
-        key: the partition: a slice key, or one of a fold; empty for a table without partitions.
+        key: the partition, a slice key; empty for a table without partitions.
         files: the sizes of its files, in bytes.
     """
 

@@ -73,7 +73,7 @@ TABLES = (
     Table("events", "The records that were parsed, validated and resolved.", ("raw",)),
     Table("rejects", "The records that were not, each with its reason and its origin.", ("raw", "events")),
     Table("dlq", "Which of the rejects were published, and where to: to a tier for a retry, or parked.", ("rejects",)),
-    # Commits of different slices never meet here, but a fold meets all of them; in turn they cost no second try.
+    # Two merges into one table conflict, so they take turns.
     Table("current", "One row a key: the event with the highest version.", ("events",), pool=True),
 )
 

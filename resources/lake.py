@@ -6,6 +6,7 @@ them, by Spark (`resources.spark_tables`) or without a JVM (`resources.small_tab
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -146,6 +147,32 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
         return DeltaTable(path, version)
     except Exception as error:
         raise _unreadable([path], error) from error
+
+
+def commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
+    """What one commit says of itself in the table's log; None where Delta has cleaned the entry away.
+
+    Not from `DeltaTable.history`, which counts versions down from the one that was opened. After another commit, or
+    for a commit that says nothing of itself, its numbers are those of other commits.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import PyFileSystem
+
+    path = str(table.table_uri)
+    with reading(path):
+        files = PyFileSystem(DeltaStorageHandler(path))
+        try:
+            with files.open_input_stream(f"_delta_log/{version:020d}.json") as file:
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return None
+    said: dict[str, Any] = next(
+        (json.loads(one)["commitInfo"] for one in lines if one.startswith(b'{"commitInfo"')), {}
+    )
+    return said
 
 
 def _is_table(path: str) -> bool:
@@ -349,6 +376,23 @@ def ensure_all_rows_seen(table: DeltaTable, keys: Sequence[str] | None = None) -
     ensure_complete(table, {str(row["slice"]): int(row["n"]) for row in rows}, sizes(table, keys))
 
 
+def ensure_all_read(table: DeltaTable, seen: int) -> None:
+    """Compare the rows that a query saw of a plain table with the table's log, where that has statistics.
+
+    Raises:
+        IncompleteReadError: the query saw fewer.
+    """
+    counts = in_columns(table.get_add_actions(flatten=True))["num_records"].to_pylist()
+    logged = sum(count for count in counts if count is not None)
+    if seen < logged:
+        raise IncompleteReadError(
+            f"a read of {table.table_uri} did not return all rows",
+            stored=f"{logged:,} rows by the table's log",
+            found=f"{seen:,} rows",
+            remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
+        )
+
+
 def ensure_complete(table: DeltaTable, seen: Mapping[str, int], logged: Mapping[str, Size]) -> None:
     """Compare the rows that a query saw of each slice with the table's log, where that has statistics.
 
@@ -458,8 +502,12 @@ _LONGEST_ERROR = 500
 
 def slice_is_one_of(keys: Iterable[str]) -> str:
     """The SQL predicate that picks whole slices, for `replaceWhere` and for reading."""
-    listed = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
-    return f"slice IN ({listed})"
+    return f"slice IN ({', '.join(map(text_in_sql, keys))})"
+
+
+def text_in_sql(value: str) -> str:
+    """A text as a literal in SQL."""
+    return "'" + value.replace("'", "''") + "'"
 
 
 def quoted(name: str) -> str:

@@ -27,6 +27,7 @@ from resources.given_up import GivenUps
 from resources.holds import Holds
 from resources.in_vain import InVains
 from resources.instances import Instances
+from resources.intents import Intents
 from resources.leases import Heartbeat, Lease, forget, held, leased
 from resources.ledger_rows import (
     discard_of,
@@ -627,6 +628,13 @@ class Ledger:
     def retired(self) -> RetiredKeys:
         """The keys that maintenance took from Dagster."""
         return RetiredKeys(lambda: self._engine)
+
+    # Intents
+
+    @property
+    def intents(self) -> Intents:
+        """The numbered commits of all streams that were begun and are not known to have ended."""
+        return Intents(lambda: self._engine)
 
     # Erasures
 

@@ -322,6 +322,17 @@ retired_keys = sa.Table(
     sa.Index("retired_keys_of_stream", "stream", "recalled_at"),
 )
 
+intents = sa.Table(
+    "intents",
+    metadata,
+    sa.Column("batch", sa.String(64), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False),
+    sa.Column("table_name", sa.String(40), nullable=False),
+    sa.Column("user_metadata", sa.Text, nullable=False),
+    sa.Column("opened_at", Utc, nullable=False),
+    sa.Index("intents_of_table", "stream", "table_name"),
+)
+
 erasures = sa.Table(
     "erasures",
     metadata,

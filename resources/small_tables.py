@@ -52,17 +52,19 @@ def create(
     path: str,
     schema: Schema | pa.Schema,
     *,
+    partition_by: Sequence[str] = ("slice",),
     description: str | None = None,
     configuration: Mapping[str, str | None] | None = None,
 ) -> None:
-    """Write the first version of a table that is partitioned by slice, unless somebody else does at the same moment.
+    """Write the first version of a table, unless somebody else does at the same moment.
 
     It is one file, there or not, whoever else writes it and wherever one is killed. The client's own retries would
     write what was too late as the second version, with another identity of the table, over what came between.
 
     Args:
         path: where it lies; that it is absent was seen.
-        schema: its columns, `slice` among them.
+        schema: its columns.
+        partition_by: the columns that partition it.
         description: what its rows rest on.
         configuration: Delta's table properties.
 
@@ -77,7 +79,7 @@ def create(
             DeltaTable.create(
                 path,
                 schema,
-                partition_by=["slice"],
+                partition_by=list(partition_by),
                 description=description,
                 configuration=configuration,
                 commit_properties=CommitProperties(max_commit_retries=0),

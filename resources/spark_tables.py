@@ -40,7 +40,9 @@ TASKS = 8
 READS_A_WRITER = 2
 
 
-def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str], lock: Lock) -> None:
+def create_table(
+    spark: SparkSession, path: str, columns: str, searched: Sequence[str], lock: Lock, *, plain: bool = False
+) -> None:
     """Create a table if it is absent; first commits into a table that is not there yet would race.
 
     One that is there gets the columns that it lacks: a field that was added to the stream, or a column of a newer
@@ -51,10 +53,12 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
         columns: the columns in SQL, without `proof`, which every table has.
         searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
         lock: keeps out whoever commits to the table from another driver; it is taken when columns are to be added.
+        plain: the table has no partitions and no column `proof`.
     """
     lacking = _lacking(path, columns)
     if lacking is None:
-        _create(path, spark.createDataFrame([], f"{columns}, proof STRING").schema.json(), searched)
+        whole = columns if plain else f"{columns}, proof STRING"
+        _create(path, spark.createDataFrame([], whole).schema.json(), searched, plain=plain)
         lacking = _lacking(path, columns)
     for tries in range(1, CHANGE_TRIES + 1):
         if not lacking:
@@ -65,7 +69,7 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
                 return
 
 
-def _create(path: str, schema: str, searched: Sequence[str]) -> None:
+def _create(path: str, schema: str, searched: Sequence[str], *, plain: bool) -> None:
     """Write a table's first version, not with Spark.
 
     Spark makes the log's folder first, and refuses a table where there is a folder: the second of two runs at once
@@ -74,10 +78,12 @@ def _create(path: str, schema: str, searched: Sequence[str]) -> None:
     from deltalake import Schema
 
     # With the proof among them, a look at the proofs opens only files that hold one.
+    with_statistics = searched if plain else [*searched, "proof"]
     create(
         path,
         Schema.from_json(schema),
-        configuration={"delta.dataSkippingStatsColumns": ",".join([*searched, "proof"])},
+        partition_by=() if plain else ("slice",),
+        configuration={"delta.dataSkippingStatsColumns": ",".join(with_statistics)},
     )
 
 

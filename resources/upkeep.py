@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from highwater.errors import SupersededAttemptError
 from highwater.upkeep import Part
-from resources.lake import in_columns, reading, slice_is_one_of
+from resources.lake import commit_info, in_columns, reading, slice_is_one_of
 from resources.small_tables import storage
 from resources.spark import delta_errors
 from resources.spark_tables import table_in_sql
@@ -111,12 +111,11 @@ def times_of(table: DeltaTable, versions: Sequence[int]) -> Mapping[int, datetim
     Raises:
         DependencyAwayError: the storage could not be read.
     """
-    if not versions:
-        return {}
-    with reading(str(table.table_uri)):
-        history = table.history(table.version() - min(versions) + 1)
-    found = {int(entry["version"]): datetime.fromtimestamp(entry["timestamp"] / 1000, UTC) for entry in history}
-    return {version: found.get(version) for version in versions}
+    said = {version: commit_info(table, version) or {} for version in versions}
+    return {
+        version: datetime.fromtimestamp(one["timestamp"] / 1000, UTC) if "timestamp" in one else None
+        for version, one in said.items()
+    }
 
 
 def join_files(spark: SparkSession, path: str, keys: Sequence[str]) -> None:
@@ -127,7 +126,8 @@ def join_files(spark: SparkSession, path: str, keys: Sequence[str]) -> None:
         DependencyAwayError: Spark or the storage is away.
     """
     with delta_errors(path):
-        spark.sql(f"OPTIMIZE {table_in_sql(path)} WHERE {slice_is_one_of(keys)}").collect()
+        where = "" if list(keys) == [WHOLE] else f" WHERE {slice_is_one_of(keys)}"
+        spark.sql(f"OPTIMIZE {table_in_sql(path)}{where}").collect()
 
 
 def join_small(table: DeltaTable, keys: Sequence[str]) -> None:

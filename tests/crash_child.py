@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,22 +27,22 @@ import deltalake  # noqa: F401 - see above
 import pandas as pd  # noqa: F401 - see above
 import pyspark.sql.connect.session  # noqa: F401 - see above
 
-from assets import commit, raw
+from assets import commit, current, raw
 from orchestration import failures
 from orchestration.build import build_defs
 from orchestration.resources import KafkaResource, LakeResource, LedgerResource
 from orchestration.sensing import ticks
 from orchestration.sensing.requests import RANGE_END, RANGE_START
-from resources import spark, spark_tables
+from resources import commit_log, spark, spark_tables
 from resources.kafka import Kafka
+from resources.leases import Lease
 from tests.crash_support import stream_on
 from tests.support import PAGE_SECONDS
 
 POLL = 0.005
 # A child that never reaches its point must not hold a test for ever.
 LONGEST = 480
-# The data files of a table, begun or written; what a task stands in that reads from Kafka.
-DATA = "slice=*/*.parquet"
+# The class that a task is in while it reads from Kafka.
 READER = "org.apache.spark.sql.kafka010"
 FAILED = 3
 MISSED = 4
@@ -176,8 +177,12 @@ def _arm(task: Task) -> None:
     elif point == "logged":
         _patch_commit(table, lambda path, send: _after_answer(task, path, send))
     else:
+        if table == "current" and point == "late":
+            _lose_leases()
+            _patch_commit(table, lambda path, send: _sent_late(task, path, send))
+            return
         # On a busy machine Spark's page took seconds to tell of the job.
-        _slow_proofs(table, seconds=15)
+        (_slow_winners if table == "current" else partial(_slow_proofs, table))(seconds=15)
         _patch_commit(table, lambda path, send: _outlived(task, path, send, wait=point == "late"))
 
 
@@ -196,7 +201,7 @@ def _slow_fetches(seconds: int) -> None:
 
 
 def _while_reading(task: Task, table: Path) -> Iterator[None]:
-    before = {*table.glob(DATA)}
+    before = data_of(table)
     yield
     found: list[str] = []
 
@@ -206,7 +211,7 @@ def _while_reading(task: Task, table: Path) -> Iterator[None]:
 
     _wait(reads)
     _hold(task)
-    _die(task, reading=found, files=sorted(file.name for file in {*table.glob(DATA)} - before))
+    _die(task, reading=found, files=sorted(file.name for file in data_of(table) - before))
 
 
 def _reading(task: Task) -> list[str]:
@@ -253,7 +258,10 @@ def _lasting(ui: str) -> set[int]:
 def _patch_commit(table: str, around: Callable[[Path, Send], int]) -> None:
     """Put something around the first commit of a table."""
     once: list[str] = []
-    for name in ("assets.commit", "assets.rejects", "assets.current"):
+    if table == "current":
+        _patch_merge(around)
+        return
+    for name in ("assets.commit", "assets.rejects"):
         module = import_module(name)
         real = vars(module)["replace_slices"]
 
@@ -270,6 +278,27 @@ def _patch_commit(table: str, around: Callable[[Path, Send], int]) -> None:
         vars(module)["replace_slices"] = patched
 
 
+def _patch_merge(around: Callable[[Path, Send], int]) -> None:
+    """Put something around the first MERGE into `current`, between its intent and its record in `_commits`."""
+    once: list[str] = []
+    real = commit_log.commit_slices
+
+    def patched(target: Any, held: Any, attempts: Any, rows: Any, run: str, write: Callable[[], object]) -> int:
+        def send() -> int:
+            write()
+            return 0
+
+        def watched() -> object:
+            if once:
+                return send()
+            once.append(target.path)
+            return around(Path(target.path), send)
+
+        return real(target, held, attempts, rows, run, watched)
+
+    vars(commit_log)["commit_slices"] = patched
+
+
 def _while_watched(watch: Iterator[None], send: Send) -> int:
     """Commit while a watcher waits, which has seen by its first step what was there before."""
     next(watch, None)
@@ -282,9 +311,14 @@ def log_of(table: Path) -> list[str]:
     return sorted(file.name for file in (table / "_delta_log").glob("*.json"))
 
 
+def data_of(table: Path) -> set[Path]:
+    """The data files of a table, begun or written."""
+    return {*table.glob("slice=*/*.parquet"), *table.glob("*.parquet")}
+
+
 def files_of(table: Path) -> set[Path]:
     """The data files of a table that are written to their end: Parquet ends as it begins."""
-    return {file for file in table.glob(DATA) if _ends_well(file)}
+    return {file for file in data_of(table) if _ends_well(file)}
 
 
 def _ends_well(file: Path) -> bool:
@@ -349,6 +383,32 @@ def _slow_proofs(table: str, *, seconds: int) -> None:
         return rows.crossJoin(slept).drop("id")
 
     vars(spark_tables)["_proof_rows"] = slow
+
+
+def _slow_winners(*, seconds: int) -> None:
+    """Let a MERGE into `current` take some seconds on the server, in a job that reads its source."""
+    real = current.winners
+
+    def slow(rows: Any, *by: str) -> Any:
+        sleep = f"java_method('java.lang.Thread', 'sleep', {seconds * 1000}L) IS NOT NULL OR id >= 0"
+        return real(rows, *by).crossJoin(rows.sparkSession.range(1).where(sleep).drop("id"))
+
+    vars(current)["winners"] = slow
+
+
+def _lose_leases() -> None:
+    """Let no lease be renewed, as if this process stood still: another run takes it when its term is over."""
+    Lease.renew = lambda self: False  # type: ignore[method-assign]
+
+
+def _sent_late(task: Task, table: Path, send: Send) -> int:
+    """Begin a commit only when the test says so, and be killed once the server has answered."""
+    (task.folder / "ready").touch()
+    _wait((task.folder / "go").exists)
+    log = log_of(table)
+    version = send()
+    _die(task, log=log, log_then=log_of(table), running=1)
+    return version
 
 
 def _outlived(task: Task, table: Path, send: Send, *, wait: bool) -> int:

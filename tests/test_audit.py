@@ -28,6 +28,7 @@ from orchestration.cli.terminal import PERMANENT, TEMPORARY
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
+from tests.commits import commit_current
 from tests.scene import Scene
 from tests.support import make_stream
 
@@ -54,10 +55,14 @@ class Written:
         self.rows: dict[str, list[dict[str, Any]]] = {
             name: [] for name in ("raw", "events", "rejects", "dlq", "current")
         }
+        self.current: dict[str, int] = {}
 
     def prove(self, piece: Slice, rows: Mapping[str, int], *, attempt: int = 1, **counts: int) -> None:
         """Let a slice stand in tables, with so many rows."""
         for table, number in rows.items():
+            if table == "current":
+                self.current[piece.key] = attempt
+                continue
             proof = Proof(piece, attempt, number, {"rejects": rows.get("rejects", 0), "tombstones": 0, **counts})
             self.rows[table].append({"slice": piece.key, "proof": proof.to_json()})
 
@@ -83,8 +88,12 @@ class Written:
         numbers += ["origin_timestamp_ms"]
         kinds = [(texts, pa.string()), (numbers, pa.int64()), (times, pa.timestamp("us", "UTC"))]
         schema = pa.schema([(name, kind) for names, kind in kinds for name in names])
+        if self.current or self.rows["current"]:
+            plain = schema.remove(schema.get_field_index("proof")).remove(schema.get_field_index("slice"))
+            rows = [{name: row.get(name) for name in plain.names} for row in self.rows["current"]]
+            commit_current(self.lake, "orders", self.current, pa.Table.from_pylist(rows, plain), replace=True)
         for table, rows in self.rows.items():
-            if rows:
+            if rows and table != "current":
                 made = pa.Table.from_pylist(rows, schema)
                 write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
 

@@ -55,7 +55,7 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
         "as planned": offsets_as_planned(in_raw(ledger, lake, STREAM, keys)),
         "accounted": origin_checks.offsets_accounted_for(ledger, lake, STREAM, keys),
         "recorded": contents.events_as_recorded(ledger, lake, STREAM, keys),
-        "follows": follower_checks.current_follows_events(ledger, lake, STREAM, keys),
+        "follows": follower_checks.current_follows_events(lake, STREAM, keys),
         **version_checks(lake, STREAM, keys),
         **missing_checks(lake, STREAM, keys),
     }

@@ -15,16 +15,13 @@ from collections.abc import Iterator
 from datetime import timedelta
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 import pytest
 
 from highwater import declaration, declaration_rules, errors, settings
 from highwater.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCS = REPOSITORY / "docs"
@@ -478,7 +475,7 @@ def test_the_page_of_tables_has_the_columns_in_their_order(title: str) -> None:
     }[title]
     listed = [name for name in columns_listed(title) if name not in {"malformed", "invalid", "unresolved"}]
 
-    assert listed == [*with_fields(columns_of(code), stream), "proof"]
+    assert listed == with_fields(columns_of(code), stream) + (["proof"] if title != "current" else [])
 
 
 def test_the_page_of_tables_has_the_columns_of_metrics() -> None:
@@ -536,6 +533,10 @@ def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() 
     assert set(spans(listed["highwater.late"])) == {late.value for late in Late}
 
 
+def sql_block(marker: str) -> str:
+    return next(block for block in blocks("docs/tables.md", "sql") if marker in block)
+
+
 def test_metrics_equal_the_query_over_events(tmp_path: Path) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable, QueryBuilder
@@ -548,7 +549,7 @@ def test_metrics_equal_the_query_over_events(tmp_path: Path) -> None:
     made.decide(1, copy, Event("a", 1, 0, offset=6), Event("c", 1, 59))
     made.measure(0, 1)
     events = DeltaTable(made.lake.path("orders", "events"))
-    result = QueryBuilder().register("t", events).execute(view_block("paid_amount"))
+    result = QueryBuilder().register("t", events).execute(sql_block("paid_amount"))
     found = {row.pop("minute"): row for row in pa.table(result).to_pylist()}
 
     assert found == {
@@ -585,66 +586,11 @@ def test_the_page_of_tables_has_every_reason() -> None:
     }
 
 
-@pytest.fixture
-def current_table(tmp_path: Path) -> tuple[Path, dict[str, int]]:
-    """A table with the columns of `current` that the view looks at, and for each key the offset that must win."""
-    from datetime import UTC, datetime
+def test_the_page_of_tables_has_the_columns_of_commits() -> None:
+    from resources import commit_log
 
-    import pyarrow as pa
-    from deltalake import write_deltalake
-
-    def row(place: str, key: str, version: int, second: int, partition: int, offset: int) -> dict[str, Any]:
-        at = datetime(2026, 3, 1, 10, 0, second, tzinfo=UTC)
-        origin = {
-            "origin_timestamp_ms": round(at.timestamp() * 1000),
-            "origin_partition": partition,
-            "origin_offset": offset,
-            "origin_generation": 0,
-        }
-        return {"slice": place, "key": key, "version": version, **origin, "proof": None}
-
-    found = [
-        row("base", "highest version, though published first", 3, 1, 0, 11),
-        row("t@0000000", "highest version, though published first", 2, 9, 0, 12),
-        row("base", "equal versions: earliest time", 1, 5, 0, 21),
-        row("recent", "equal versions: earliest time", 1, 4, 1, 22),
-        row("t@0000000", "equal times: lowest partition", 1, 5, 1, 31),
-        row("t@0000001", "equal times: lowest partition", 1, 5, 0, 32),
-        row("t@0000000", "equal partitions: lowest offset", 1, 5, 0, 42),
-        row("t@0000001", "equal partitions: lowest offset", 1, 5, 0, 41),
-    ]
-    proof = dict.fromkeys(found[0]) | {"slice": "base", "proof": "{}"}
-    kinds = {"version": pa.int32(), "origin_timestamp_ms": pa.int64(), "origin_partition": pa.int32()}
-    kinds |= {"origin_offset": pa.int64(), "origin_generation": pa.int32()}
-    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in found[0]])
-    path = tmp_path / "current"
-    write_deltalake(path, pa.Table.from_pylist([*found, proof], schema=schema), partition_by=["slice"])
-    keys = [str(row["key"]) for row in found]
-    return path, dict(zip(dict.fromkeys(keys), [11, 22, 32, 41], strict=True))
-
-
-def view_block(marker: str) -> str:
-    return next(block for block in blocks("docs/tables.md", "sql") if marker in block)
-
-
-def test_the_view_in_standard_sql_takes_the_winners(current_table: tuple[Path, dict[str, int]]) -> None:
-    import pyarrow as pa
-    from deltalake import DeltaTable, QueryBuilder
-
-    path, expected = current_table
-    result = QueryBuilder().register("t", DeltaTable(path)).execute(view_block("row_number()"))
-
-    assert {row["key"]: row["origin_offset"] for row in pa.table(result).to_pylist()} == expected
-
-
-@pytest.mark.slow
-def test_the_view_in_spark_sql_takes_the_winners(
-    current_table: tuple[Path, dict[str, int]], spark: SparkSession
-) -> None:
-    path, expected = current_table
-    spark.sql(view_block("max_by").replace("/path/to/lake/orders/current", str(path)))
-
-    assert {row["key"]: row["origin_offset"] for row in spark.table("orders_current").collect()} == expected
+    listed = [name for row in rows(section("docs/tables.md", "Commits")) for name in spans(row[0])]
+    assert sorted(listed) == sorted(commit_log.schema().names)
 
 
 # Rules

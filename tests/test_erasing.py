@@ -21,7 +21,6 @@ from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.erasing import Erased, Erasure, digest_of, remaining, until
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
-from highwater.folding import BASE
 from highwater.reclaims import Reclaim
 from highwater.slices import OffsetRange
 from orchestration.checking import gap_checks
@@ -343,7 +342,7 @@ def test_rejects_of_another_decision_are_not_taken_for_it(world: World) -> None:
 def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its events, rejects, tombstone and row in a fold; killed half-way; read again, and read for the first time."""
+    """Its events, rejects, tombstone and row in current; killed half-way; read again, and read for the first time."""
     bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
     gone = Message(b"o1", b"no json")
     bench.send(order_message("o1", 1), order_message("o2", 1), gone, Message(b"o1", None), Message(b"o2", b"no"))
@@ -351,7 +350,6 @@ def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
     bench.send(order_message("o1", 3))
     first, second, unread = bench.plan(0, p0=(0, 5)), bench.plan(1, p0=(5, 8)), bench.plan(2, p0=(8, 10))
     bench.materialise(first, second)
-    current.fold(bench.work(), BASE)
     assert bench.failing() == {}
     asked = Asked(O1, sure=True, by="somebody", because="asked for")
 

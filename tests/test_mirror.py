@@ -37,6 +37,7 @@ from resources import groups
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger
+from tests.commits import commit_current
 from tests.support import Message, make_stream, send
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ def prove(lake: Lake, stream: str, pieces: Sequence[Slice], *tables: str, attemp
     from deltalake import write_deltalake
 
     for table in tables:
+        if table == "current":
+            commit_current(lake, stream, {piece.key: attempt for piece in pieces})
+            continue
         rows = rejects if table in {"rejects", "dlq"} else 0
         proofs = [Proof(piece, attempt, rows).to_json() for piece in pieces]
         data = pa.table({"slice": [piece.key for piece in pieces], "proof": proofs})

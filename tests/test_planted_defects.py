@@ -16,7 +16,6 @@ import sqlalchemy as sa
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Accepted
-from highwater.folding import Run
 from highwater.gaps import Gaps
 from highwater.plans import Loss, Publication
 from highwater.slices import OffsetRange, Slice
@@ -222,6 +221,24 @@ def of_before(world: World, of: Slice) -> None:
     prove("metrics", "current", rows=None)(world, of)
 
 
+def put_in_place(place: Place, of_place: Place) -> Plant:
+    """Let the event of one place be in `current` in place of another of its slice that won."""
+
+    def plant(world: World, of: Slice) -> None:
+        row, event = world.at("current", of, of_place), world.at("events", of, place)
+        row.update({name: event[name] for name in row.keys() & event.keys()})
+
+    return plant
+
+
+def each(*plants: Plant) -> Plant:
+    def plant(world: World, of: Slice) -> None:
+        for one in plants:
+            one(world, of)
+
+    return plant
+
+
 EVENT, MALFORMED, TOMBSTONE, WINNER, LOSER, LONE = (0, 0), (0, 2), (0, 3), (1, 3), (1, 0), (1, 2)
 TO_MARKER, FAR = 5, 10_000
 
@@ -315,9 +332,18 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "current: another field": (alter("current", WINNER, amount=Decimal(99)), {FOLLOWS}),
     "current: a higher version": (alter("current", WINNER, version=7), {FOLLOWS}),
     "current: a lower version": (alter("current", WINNER, version=1), {FOLLOWS, VERSIONS}),
-    "current: under another slice": (alter("current", WINNER, updated_by_slice=RETRIED.key), {FOLLOWS}),
-    "current: the commit has other offsets": (prove_other_offsets("current"), {FOLLOWS}),
+    "current: a row of another origin": (alter("current", WINNER, origin_offset=FAR), {FOLLOWS}),
+    "current: an event that did not win": (put_in_place(LOSER, WINNER), {FOLLOWS, VERSIONS}),
+    "current: the later of two contents": (
+        each(rewrite(WINNER, LOSER, 1, amount=99), put_in_place(WINNER, LOSER)),
+        {ONE_CONTENT, VERSIONS},
+    ),
+    "current: the later of two deliveries": (
+        each(rewrite(WINNER, LOSER, 1), put_in_place(WINNER, LOSER)),
+        set(),
+    ),
     "current: the commit has other rows": (prove("current", rows=4), {FOLLOWS}),
+    "current: no commit record": (lose("current", rows=False), {FOLLOWS}),
     "current: it follows another decision": (prove("current", attempt=1), {FOLLOWS}),
     "metrics: a minute is gone": (drop_minute, {METRICS}),
     "metrics: a minute is there twice": (double_minute, {METRICS}),
@@ -350,8 +376,8 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "published: the commit is of another topic": (prove_another_topic("published"), {SENT}),
     "published: the commit has other rows": (prove("published", rows=6), {SENT}),
     "all commits but that of raw have other offsets": (
-        prove_other_offsets("events", "rejects", "dlq", "current"),
-        {ACCOUNTED, PUBLISHED, FOLLOWS},
+        prove_other_offsets("events", "rejects", "dlq"),
+        {ACCOUNTED, PUBLISHED},
     ),
     "what was written before the columns and numbers were there": (of_before, set()),
     "what was decided before a field was declared": (of_before_a_field, set()),
@@ -381,73 +407,9 @@ def test_each_defect_turns_its_checks_red_and_no_other(make: Callable[..., World
     assert {key: checks for key, checks in found.items() if checks} == expected
 
 
-def alter_base(place: Place, **changes: object) -> Plant:
-    return lambda world, of: world.folded(of, place).update(changes)
-
-
-def drop_base(world: World, of: Slice) -> None:
-    world.rows["current"].remove(world.folded(of, WINNER))
-
-
-def double_base(world: World, of: Slice) -> None:
-    world.rows["current"].append({**world.folded(of, WINNER)})
-
-
-def stand_instead(place: Place, of_place: Place) -> Plant:
-    """Let the event of one place stand in `base` in place of another of its slice that won."""
-
-    def plant(world: World, of: Slice) -> None:
-        row, event = world.folded(of, of_place), world.at("events", of, place)
-        row.update({name: event[name] for name in row.keys() & event.keys() if name != "slice"})
-
-    return plant
-
-
-def forget_in_base(world: World, of: Slice) -> None:
-    """Let the fold say nothing of the slice."""
-    assert world.base
-    [run] = world.base.runs["orders"]
-    parts = Run(run.first, of.ordinal - 1, run.attempt), Run(of.ordinal + 1, run.last, run.attempt)
-    world.base = replace(world.base, runs={**world.base.runs, "orders": parts})
-
-
-# What was there when the slice was folded, what became of `base` since, and the checks that tell.
-FOLDED: dict[str, tuple[Plant | None, Plant | None, set[str]]] = {
-    "a stale row": (None, stand_instead(LOSER, WINNER), {VERSIONS}),
-    "a row is gone": (None, drop_base, {VERSIONS}),
-    "another field": (None, alter_base(WINNER, amount=Decimal(99)), {FOLLOWS}),
-    "a lower version": (None, alter_base(WINNER, version=1), {FOLLOWS, VERSIONS}),
-    "a row is there twice": (None, double_base, {FOLLOWS}),
-    "a row of another origin": (None, alter_base(WINNER, origin_offset=FAR), {FOLLOWS}),
-    "two contents, of which the earliest counts": (rewrite(WINNER, LOSER, 1, amount=99), None, {ONE_CONTENT}),
-    "two contents, and the later one stands": (
-        rewrite(WINNER, LOSER, 1, amount=99),
-        stand_instead(WINNER, LOSER),
-        {ONE_CONTENT, VERSIONS},
-    ),
-    "a second delivery, and the later one stands": (rewrite(WINNER, LOSER, 1), stand_instead(WINNER, LOSER), set()),
-    # Named last: it cuts the fold in two.
-    "the slice is in no fold": (None, forget_in_base, {FOLLOWS}),
-}
-
-
-def test_each_defect_of_folded_slices_turns_its_checks_red_and_no_other(make: Callable[..., World]) -> None:
-    """All are folded, also those that stay sound: the first and the last, and the one of a tier."""
-    looked = look(make(copies=len(FOLDED) + 2))
-    planted = dict(zip(FOLDED, looked.copies[1:], strict=False))
-    for name, of in planted.items():
-        if before := FOLDED[name][0]:
-            before(looked, of)
-    looked.fold(*looked.pieces)
-    for name, of in planted.items():
-        if after := FOLDED[name][1]:
-            after(looked, of)
-    found: dict[str, set[str]] = {key: set() for key in looked.keys}
-    for check, failing in looked.red().items():
-        for key in failing:
-            found[key].add(check)
-    assert {name: found.pop(of.key) for name, of in planted.items()} == {name: FOLDED[name][2] for name in planted}
-    assert {key for key, checks in found.items() if checks} == set()
+def test_a_row_of_current_that_names_another_slice_turns_that_slice_red(looked: World) -> None:
+    alter("current", WINNER, updated_by_slice=RETRIED.key)(looked, FIRST)
+    assert looked.red() == {FOLLOWS: [RETRIED.key]}
 
 
 KEPT_IN_RAW_ALONE: dict[str, tuple[Place, dict[str, object]]] = {
@@ -682,16 +644,14 @@ def test_rows_of_a_slice_that_nobody_planned_are_an_error_of_the_audit(
     sound = deepcopy(world.rows)
     for table, place in STRANGE.items():
         world.rows = deepcopy(sound)
-        world.rows[table].append({**world.at(table, FIRST, place), "slice": "orders@0000099"})
+        column = "updated_by_slice" if table == "current" else "slice"
+        world.rows[table].append({**world.at(table, FIRST, place), column: "orders@0000099"})
         found = audit(world)
         [told] = found.strangers
         assert told.startswith(
             f"{table} holds rows of 1 slices that the ledger does not know: orders@0000099; remedy: "
         )
         assert told in found.errors
-    world.rows = deepcopy(sound)
-    world.rows["current"].append({**world.at("current", FIRST, WINNER), "updated_by_slice": "orders@0000098"})
-    assert "does not know: orders@0000098" in audit(world).strangers[0]
 
 
 def test_a_row_that_breaks_a_check_hides_nothing_else_from_the_audit(

@@ -29,6 +29,7 @@ from resources.groups import held
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
+from tests.commits import commit_current
 from tests.conftest import create_topic
 from tests.support import BOUNDED, Message, make_stream, send
 
@@ -94,6 +95,9 @@ class Ticking:
         both = [None] * (rows * len(slices)) + proofs
         table_rows = pa.table({"slice": [s.key for s in slices] * (rows + 1), "proof": pa.array(both, pa.string())})
         for table in tables:
+            if table == "current":
+                commit_current(self.lake, self.stream.name, {s.key: attempt for s in slices})
+                continue
             path = self.lake.path(self.stream.name, table)
             write_deltalake(path, table_rows, mode="append", partition_by="slice")
 
@@ -433,6 +437,8 @@ def test_what_dagster_forgot_is_told_as_the_run_told_it(ticking: Callable[..., T
         assert metadata["partitions"].value == 2
         assert metadata["lag_at_planning"].value == piece.lag
         assert metadata["delta_version"].value == 0
+        if table == "current":
+            continue  # a file of it belongs to no slice
         path = Path(ours.lake.path("orders", table))
         assert metadata["bytes"].value == sum(file.stat().st_size for file in path.rglob("*.parquet"))
     for table in ("events", "current"):

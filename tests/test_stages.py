@@ -20,7 +20,6 @@ import pytest
 
 from assets import current, dlq, events, metrics, raw, rejects
 from assets.commit import Clock, Standing
-from assets.layout import Layout
 from highwater.declaration import Field
 from highwater.errors import (
     DependencyAwayError,
@@ -29,9 +28,9 @@ from highwater.errors import (
     TopicRecreatedError,
     UnbalancedError,
 )
-from highwater.folding import BASE, RECENT, Fold, Run
 from highwater.proof import Proof
 from highwater.routing import destination
+from resources.commit_log import committed
 from resources.lake import Lake
 from resources.spark import ADAPTIVE, close, prepare
 from resources.spark_tables import TASKS, create_table, known_rows, replace_slices
@@ -299,7 +298,9 @@ def test_sound_variants_are_events(taken: Taken) -> None:
 
 def test_a_range_run_is_one_commit_a_table_with_every_proof(taken: Taken) -> None:
     bench, slices = taken.bench, [*taken.slices.values()]
-    for stage in ("raw", "events", "rejects", "current"):
+    assert bench.versions("current") == 1
+    assert committed(bench.lake, bench.stream.name, "current").records.keys() == {piece.key for piece in slices}
+    for stage in ("raw", "events", "rejects"):
         assert bench.versions(stage) == 1
         assert set(bench.lake.committed(bench.stream.name, stage)) == {piece.key for piece in slices}
         marks = read_rows(bench.lake.path(bench.stream.name, stage), "proof IS NOT NULL")
@@ -356,7 +357,7 @@ def test_two_runs_of_a_slice_that_commit_at_once_leave_one_copy(
             both_there.wait(300)
         return replace_slices(spark, path, *given, **named)
 
-    for module in ("commit", "rejects", "current"):
+    for module in ("commit", "rejects"):
         monkeypatch.setattr(f"assets.{module}.replace_slices", together)
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), Message(b"o3", b"garbled"))
     piece = bench.plan(0, p0=(0, 3))
@@ -378,7 +379,7 @@ def test_two_runs_of_a_slice_that_commit_at_once_leave_one_copy(
         assert sorted(note is None for note in notes) == [False, True], (stage.TABLE, notes)
         assert bench.versions(stage.TABLE) == 1
     close(other)
-    assert len(met) == 2 * len((raw, events, rejects, current)), "no run took over without trying"
+    assert len(met) == 2 * len((raw, events, rejects)), "no run took over without trying"
     bench.materialise(piece)
     see_one_copy(bench)
 
@@ -647,76 +648,53 @@ def test_a_reference_table_that_is_away_makes_no_reject(bench: Bench) -> None:
     assert origins(bench.rows("events")) == {(0, 0)}
 
 
-def test_a_fold_meets_a_late_slice_and_holds_one_that_is_materialised_again(bench: Bench) -> None:
-    """Short for the two tests that follow."""
+def test_a_slice_that_is_materialised_again_recomputes_its_keys(bench: Bench) -> None:
+    """What a slice had brought must leave `current` with its events, and the next best version must come back."""
     customers(bench.lake, ["c1", "c2"])
-    bench.send(order_message("o1", 1), order_message("o1", 3, customer_id="c2"), order_message("o1", 2))
-    slices = [bench.plan(n, p0=(n, n + 1)) for n in range(3)]
-    bench.materialise(*slices[:2])
-    work = bench.work(*slices[:2])
-    decided = Standing.read(work, "events")
-    current.fold(work, BASE)
-    unfolded, late = Layout({}, {}, {}), current._event_rows(work, decided)
-    with pytest.raises(SupersededAttemptError, match="rests on changed"):
-        current._commit_slices(work, [*decided.proofs.values()], unfolded, late)
-    assert partitions_of(bench) == {BASE}
-    customers(bench.lake, ["c1"])  # c2 is forgotten: the slice of version 3 now holds no event
-    bench.materialise(*slices[1:])
-    found = sorted((row["slice"], row["version"]) for row in bench.rows("current"))
-    assert found == sorted([(BASE, 1), (slices[2].key, 2)])
-    assert bench.current()["o1"]["version"] == 2
-
-
-@pytest.mark.long
-def test_folded_slices_say_the_same_and_can_be_materialised_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folded slice whose events change must take its old winners out of the fold."""
-    monkeypatch.setattr("highwater.folding.SLICES_BEFORE_FOLD", 3)
-    customers(bench.lake, ["c1"])
     bench.send(
         order_message("o1", 1),
-        order_message("o1", 3, customer_id="c1"),
+        order_message("o1", 3, customer_id="c2"),
         order_message("o1", 2),
         order_message("o2", 1, customer_id="c2"),
     )
-    slices = [bench.plan(n, p0=(n, n + 1)) for n in range(4)]
-    for piece in slices[:3]:
-        bench.materialise(piece)
-    assert partitions_of(bench) == {BASE}
-    assert bench.current()["o1"]["version"] == 3
-    customers(bench.lake, ["c2"])  # c1 is forgotten: the slice of version 3 now holds no event
-    bench.materialise(slices[1])
-    bench.materialise(slices[3])
-    found = bench.current()
-    assert {key: row["version"] for key, row in found.items()} == {"o1": 2, "o2": 1}
-    customers(bench.lake, ["c1", "c2"])
-    bench.materialise(slices[1])
-    assert bench.current()["o1"]["version"] == 2, "what was published comes back by its retry alone"
+    slices = [bench.plan(0, p0=(0, 1)), bench.plan(1, p0=(1, 2)), bench.plan(2, p0=(2, 3)), bench.plan(3, p0=(3, 4))]
+    bench.materialise(*slices)
+    assert {key: row["version"] for key, row in bench.current().items()} == {"o1": 3, "o2": 1}
+    customers(bench.lake, ["c1"])  # c2 is forgotten: the slices of version 3 and of o2 now hold no event
+    bench.materialise(slices[1], slices[3])
+    assert {key: row["version"] for key, row in bench.current().items()} == {"o1": 2}
+    assert bench.failing() == {}
 
 
-@pytest.mark.long
-def test_whoever_saw_the_table_before_a_fold_writes_nothing(bench: Bench) -> None:
-    """A late slice would stand beside the fold that holds it; a late fold would take in what it cannot name."""
-    bench.send(*[order_message("o1", n + 1) for n in range(3)])
-    slices = [bench.plan(n, p0=(n, n + 1)) for n in range(3)]
-    work = bench.work(slices[0])
-    nothing = Layout({}, {}, {})
-    bench.materialise(*slices[:2])
-    unfolded = Layout.read(work)
-    current.fold(work, RECENT)
-    decided = Standing.read(work, "events")
-    with pytest.raises(SupersededAttemptError, match="rests on changed"):
-        current._commit_slices(work, [*decided.proofs.values()], nothing, current._event_rows(work, decided))
-    with pytest.raises(SupersededAttemptError, match="rests on changed"):
-        current._fold(work, unfolded, BASE)
-    assert partitions_of(bench) == {RECENT}
-    bench.materialise(slices[2])
-    current.fold(work, BASE)
-    assert partitions_of(bench) == {BASE}
-    decision = bench.lake.committed(bench.stream.name, "events", [slices[1].key])[slices[1].key]
-    assert Layout.read(work).attempt(slices[1].key) == decision.attempt
-    assert bench.current()["o1"]["version"] == 3
+def test_current_holds_the_winners_of_the_events_after_every_step(bench: Bench) -> None:
+    """Late slices, equal versions with other contents, and slices that lose events when they are materialised again."""
+    every = ("c1", "c2", "c3")
+    versions = [("o1", 2, "c2"), ("o2", 3, "c3"), ("o1", 1, "c1"), ("o2", 3, "c1"), ("o1", 3, "c3"), ("o3", 1, "c2")]
+    versions += [("o2", 1, "c1"), ("o1", 3, "c1"), ("o3", 2, "c2"), ("o2", 2, "c2"), ("o1", 2, "c1"), ("o3", 1, "c2")]
+    bench.send(*[order_message(key, version, customer_id=of) for key, version, of in versions])
+    slices = [bench.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(6)]
+    merged: set[str] = set()
+    steps = (
+        ((4, 1), every),
+        ((2,), every),
+        ((2, 0), ("c1", "c2")),
+        ((4, 5), ("c1", "c2")),
+        ((3, 0), ("c1",)),
+        ((1, 4), ("c1",)),
+    )
+    for ordinals, known in steps:
+        customers(bench.lake, known)
+        bench.materialise(*[slices[n] for n in ordinals])
+        merged |= {slices[n].key for n in ordinals}
+        best: dict[str, tuple[int, int]] = {}
+        for row in bench.rows("events"):
+            assert row["slice"] in merged
+            mine = (row["version"], -row["origin_offset"])  # a later offset has no earlier time
+            best[row["key"]] = max(mine, best.get(row["key"], mine))
+        held = {key: (row["version"], -row["origin_offset"]) for key, row in bench.current().items()}
+        assert held == best, (ordinals, known)
+    assert held.keys() == {"o1", "o2", "o3"}
+    assert bench.failing() == {}
 
 
 def test_a_table_is_made_where_one_that_made_it_was_killed(spark: SparkSession, tmp_path: Path) -> None:
@@ -727,26 +705,6 @@ def test_a_table_is_made_where_one_that_made_it_was_killed(spark: SparkSession, 
     create_table(spark, str(path), raw.COLUMNS, raw.SEARCHED, nullcontext)
     assert spark.read.format("delta").load(str(path)).count() == 0
     assert [*read_rows(str(path))] == []
-
-
-def test_a_commit_may_rest_on_hundreds_of_slices(bench: Bench) -> None:
-    """A fold does, and one that is decided anew looks at as many runs: what is sent to Spark must not nest so deep."""
-    path, many = bench.lake.path(bench.stream.name, "current"), 300
-    create_table(bench.spark, path, "slice STRING, key STRING", ["key"], nullcontext)
-    rows = bench.spark.createDataFrame([(RECENT, "o1")], "slice STRING, key STRING")
-    standing = dict.fromkeys([f"orders@{n:07d}" for n in range(many)], 0)
-
-    def commit(attempt: int, unchanged: dict[str, int]) -> None:
-        fold, base = Fold(RECENT, attempt), {RECENT: attempt - 1}
-        replace_slices(bench.spark, path, rows, [fold], base, files=0, spread="key", unchanged=unchanged)
-
-    commit(1, standing)
-    with pytest.raises(SupersededAttemptError, match="rests on changed"):
-        commit(2, {**standing, "orders@0000007": 1})
-    keys = bench.spark.range(2 * many).selectExpr("format_string('orders@%07d', id) AS slice")
-    runs = {"orders": tuple(Run(n, n, 1) for n in range(0, 2 * many, 2))}
-    assert keys.where(current._in_runs(runs)).count() == many
-    assert len(read_rows(path)) == 1
 
 
 def test_as_many_tiers_as_anybody_declares_are_told_by_reason(spark: SparkSession) -> None:
@@ -766,10 +724,6 @@ def test_an_older_decision_does_not_replace_what_follows_a_newer_one(bench: Benc
         rejects._follow_decision(
             bench.work(piece), Standing(older, 0), Standing({piece.key: Proof(piece, 2, 0)}, 0), Clock()
         )
-
-
-def partitions_of(bench: Bench) -> set[object]:
-    return {row["slice"] for row in bench.rows("current")}
 
 
 def aborted_transaction(bench: Bench, partition: int) -> None:
@@ -848,7 +802,7 @@ def test_a_field_that_is_added_to_a_stream_becomes_a_column(bench: Bench) -> Non
 
 @pytest.mark.long
 def test_runs_that_began_before_a_field_was_added_write_on(bench: Bench) -> None:
-    """One of them decides a folded slice anew: it took the new column from every row of the fold."""
+    """One of them materialises a slice again: it must not take the new column from rows of other slices."""
     older = bench.stream
     note = replace(older, fields=(*older.fields, Field("note", "string")))
     both_fields = replace(note, fields=(*note.fields, Field("remark", "string")))
@@ -856,7 +810,6 @@ def test_runs_that_began_before_a_field_was_added_write_on(bench: Bench) -> None
     slices = [bench.plan(n, p0=(n, n + 1)) for n in range(4)]
     bench.stream = note
     bench.materialise(*slices[:2])
-    current.fold(bench.work(), BASE)
     bench.stream = older
     bench.materialise(slices[0])
     assert {row["key"]: row["note"] for row in bench.rows("events")} == {"o0": None, "o1": "n1"}

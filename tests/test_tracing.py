@@ -218,7 +218,7 @@ def test_leases_and_rejects_by_reason_are_told(tmp_path: Path) -> None:
     )
     with (
         ledger.lease("commit orders/raw", seconds=60),
-        ledger.lease("fold orders", seconds=60),
+        ledger.lease("merge orders/current", seconds=60),
         ledger.lease("commit orders2/raw", seconds=60),
         ledger.lease("alerts", seconds=60),
     ):
@@ -227,9 +227,9 @@ def test_leases_and_rejects_by_reason_are_told(tmp_path: Path) -> None:
         ("malformed", 1, parked),
         ("unresolved", 2, tier),
     ]
-    assert list(told.leases) == ["commit orders/raw", "fold orders"]
+    assert list(told.leases) == ["commit orders/raw", "merge orders/current"]
     assert all(0 < (ends - datetime.now(UTC)).total_seconds() <= 60 for ends in told.leases.values())
-    assert any(line.startswith("lease: 'fold orders' is held until") for line in told.lines)
+    assert any(line.startswith("lease: 'merge orders/current' is held until") for line in told.lines)
     assert (["rejected because", "records", "goes to"], [["malformed", "1", parked], ["unresolved", "2", tier]]) in (
         told.tables
     )

@@ -96,8 +96,10 @@ def fold_wrongly(**changes: object) -> Callable[[Planted], None]:
     """Let `current` have dropped the earlier of two events of one version, which are of two slices."""
 
     def planted_in(planted: Planted) -> None:
-        planted.events += [event(4, 1, "x"), event(25, 1, "x", **changes)]
-        planted.current = [r for r in winners(planted.events) if (r["key"], r["slice"]) != ("x", FIRST)]
+        later = event(25, 1, "x", **changes)
+        planted.events += [event(4, 1, "x"), later]
+        others = [row for row in winners(planted.events) if row["key"] != "x"]
+        planted.current = [*others, {**later, "updated_by_slice": later["slice"]}]
 
     return planted_in
 
@@ -146,7 +148,7 @@ DEFECTS: dict[str, tuple[Callable[[Planted], None], dict[str, dict[str, Severity
     ),
     "a key that current lost": (
         lambda planted: take_from_current(planted, 3),
-        {IN_ORDER: {THIRD: ERROR, STREAM: ERROR}},
+        {IN_ORDER: {FIRST: ERROR, SECOND: ERROR, THIRD: ERROR, STREAM: ERROR}},
     ),
     "a version in current that no event has": (add_to_current, {IN_ORDER: {STREAM: ERROR}}),
 }

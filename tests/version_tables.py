@@ -27,6 +27,7 @@ from orchestration.checking.verdicts import Verdict
 from orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
 from orchestration.sensing.standing import version_order
 from resources.lake import Lake
+from tests.commits import commit_current
 from tests.support import with_milliseconds
 
 if TYPE_CHECKING:
@@ -110,7 +111,11 @@ class Planted:
         schema = pa.schema([*_origin(), *_numbers(), ("published_at", pa.timestamp("us", "UTC")), _proof_column()])
         self._write("dlq", published, schema)
         brought = winners(self.events) if self.current is None else self.current
-        self._write("current", brought + proofs, _events().append(pa.field("updated_by_slice", pa.string())))
+        columns = _events().append(pa.field("updated_by_slice", pa.string()))
+        plain = columns.remove(columns.get_field_index("proof")).remove(columns.get_field_index("slice"))
+        mine = [{name: row.get(name) for name in plain.names} for row in with_milliseconds(brought)]
+        decided = {key: 1 for key in self.slices if key not in self.undecided}
+        commit_current(self.lake, "orders", decided, pa.Table.from_pylist(mine, plain), replace=True)
 
     def _write(self, table: str, rows: Iterable[Row], schema: pa.Schema) -> None:
         import pyarrow as pa
@@ -149,17 +154,17 @@ def red(stream: Stream, verdicts: dict[str, dict[str, Verdict]]) -> dict[str, di
 
 
 def winners(events: Iterable[Row]) -> list[Row]:
-    """What `current` holds: of each slice and key the highest version, the earliest origin of equal ones."""
-    best: dict[tuple[str, str], Row] = {}
-    for row in events:
-        at = (row["slice"], row["key"])
+    """What `current` holds: of each key the highest version, the earliest origin of equal ones."""
+    best: dict[str, Row] = {}
+    for row in with_milliseconds(events):
+        at = row["key"]
         if at not in best or _order(row) < _order(best[at]):
             best[at] = {**row, "updated_by_slice": row["slice"]}
     return list(best.values())
 
 
 def _order(row: Row) -> tuple[Any, ...]:
-    return (-row["version"], row["origin_timestamp"], row["origin_partition"], row["origin_offset"])
+    return (-row["version"], row["origin_timestamp_ms"], row["origin_partition"], row["origin_offset"])
 
 
 class Generated:

@@ -7,6 +7,7 @@ a second delivery, and copies that are superseded.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -18,16 +19,17 @@ from typing import Any, cast
 from assets import current, dlq, events, minute_rows, raw, rejects, sent
 from highwater.declaration import Stream
 from highwater.envelope import ORIGIN, Envelope, Origin
-from highwater.folding import BASE, Fold, merged_runs
 from highwater.plans import Generation, Publication
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from orchestration.checking.checks import CHECKS, Sources
 from orchestration.checking.verdicts import Verdict
+from resources import commit_log
 from resources.kafka import Kafka, PartitionState, TopicState
 from resources.lake import Lake
 from resources.ledger import Ledger
 from resources.spark_tables import name_of, parts_of
+from tests.commits import commit_current
 from tests.plain_minutes import minute_of, minutes_of
 from tests.support import make_stream, order, with_milliseconds
 
@@ -152,7 +154,6 @@ class World:
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
         self.rows: dict[str, list[Row]] = {table: [] for table in tables}
         self.proofs: dict[str, dict[str, Proof]] = {table: {} for table in tables}
-        self.base: Fold | None = None
         starts = dict.fromkeys(range(max([2, *widths])), 0)
         for topic in ("orders", TIER):
             self.ledger.open_generation(Generation("orders", topic, ID, 0, starts, NOON))
@@ -263,28 +264,14 @@ class World:
         self.rows["dlq"].append({**found, "published_at": NOON})
 
     def win(self, of: Slice, *places: Place) -> None:
-        """Let events of the slice be its winners."""
+        """Hold events of the slice against the rows of `current`: the version rule decides which stay."""
         names = [name_of(column) for column in parts_of(COLUMNS["current"])]
         for place in places:
             event = self.at("events", of, place)
-            won = {name: event[name] for name in names if name in event}
-            self.rows["current"].append({**won, "updated_by_slice": of.key})
-
-    def fold(self, *pieces: Slice) -> None:
-        """Fold slices of `current` into its partition `base`: one row a key, and one proof of all of them."""
-        keys = {one.key for one in pieces}
-        best: dict[str, Row] = {}
-        for row in sorted((row for row in self.rows["current"] if row["slice"] in keys), key=_precedence):
-            best.setdefault(row["key"], {**row, "slice": BASE})
-        self.rows["current"] = [row for row in self.rows["current"] if row["slice"] not in keys] + [*best.values()]
-        runs = merged_runs([], {key: self.proofs["current"].pop(key).attempt for key in keys})
-        self.base = Fold(BASE, 1, runs)
-
-    def folded(self, of: Slice, place: Place) -> Row:
-        """The row in `base` of an event that won."""
-        event = self.at("events", of, place)
-        [row] = self.of("current", slice=BASE, **{name: event[name] for name in ORIGIN})
-        return row
+            row = {**{name: event[name] for name in names if name in event}, "updated_by_slice": of.key}
+            there = self.of("current", key=row["key"])
+            if all(_precedence(row) < _precedence(one) for one in there):
+                self.rows["current"] = [one for one in self.rows["current"] if one not in there] + [row]
 
     def rewrite(self, of: Slice, place: Place, like: Place, version: int, minute: int = 0, **changes: Any) -> None:
         """Let an accepted record of a slice be one of another record's key; all tables follow as if it always was."""
@@ -304,7 +291,8 @@ class World:
         events = self.of("events", slice=of.key)
         own = {"current": of.key, "published": of.key, "metrics": f"{self._happened(0):%Y-%m-%d}"}
         for table in own.keys() & self.rows.keys():
-            self.rows[table] = [row for row in self.rows[table] if row["slice"] != own[table]]
+            mine = self.of(table, slice=own[table])
+            self.rows[table] = [row for row in self.rows[table] if row not in mine]
         ranked = sorted(events, key=lambda row: (row["version"], -row["origin_timestamp"].timestamp()))
         for row in {row["key"]: row for row in ranked}.values():
             partition = row["origin_partition"]
@@ -342,6 +330,8 @@ class World:
 
     def of(self, table: str, **where: object) -> list[Row]:
         """Rows of a table."""
+        if table == "current" and "slice" in where:
+            where["updated_by_slice"] = where.pop("slice")
         return [row for row in self.rows[table] if all(row[name] == value for name, value in where.items())]
 
     def at(self, table: str, of: Slice, place: Place) -> Row:
@@ -362,8 +352,16 @@ class World:
 
         for table, rows in self.rows.items():
             marks: list[Row] = [{"slice": key, "proof": proof.to_json()} for key, proof in self.proofs[table].items()]
-            if table == "current" and self.base:
-                marks.append({"slice": BASE, "proof": self.base.to_json()})
+            if table == "current":
+                # Commit records of an earlier call would count on.
+                shutil.rmtree(self.lake.path("orders", table), ignore_errors=True)
+                shutil.rmtree(self.lake.path("orders", commit_log.TABLE), ignore_errors=True)
+                attempts = {key: proof.attempt for key, proof in self.proofs[table].items()}
+                counted = {key: proof.rows for key, proof in self.proofs[table].items()}
+                made = pa.Table.from_pylist(with_milliseconds(rows), self._schema(table))
+                records = commit_current(self.lake, "orders", attempts, made, replace=True, counted=counted)
+                commit_log.complete(self.lake, self.ledger, "orders", table, records)
+                continue
             for mark in marks if table == "metrics" else ():
                 mark["linked"] = sorted(self.minutes[mark["slice"]])
             if table == "published":
@@ -373,7 +371,7 @@ class World:
 
     def _schema(self, table: str) -> Any:
         if table in COLUMNS:
-            return schema_of(COLUMNS[table])
+            return schema_of(COLUMNS[table], plain=table == "current")
         return sent.schema() if table == "published" else minute_rows.schema(self.stream)
 
     def verdicts(self, keys: Iterable[str] = ()) -> dict[str, dict[str, Verdict]]:
@@ -433,8 +431,8 @@ def headers_of(offset: int) -> list[dict[str, object]]:
     return [{"key": name, "value": value} for name, value in envelope.headers()]
 
 
-def schema_of(columns: str) -> Any:
-    """The schema of a table that is declared in Spark's SQL, with its proof."""
+def schema_of(columns: str, *, plain: bool = False) -> Any:
+    """The schema of a table that is declared in Spark's SQL, with the column `proof` unless it is plain."""
     import pyarrow as pa
 
     kinds = {
@@ -450,4 +448,4 @@ def schema_of(columns: str) -> Any:
         ),
     }
     found = [(name_of(column), kinds[column.split(maxsplit=1)[1]]) for column in parts_of(columns)]
-    return pa.schema([*found, ("proof", pa.string())])
+    return pa.schema(found if plain else [*found, ("proof", pa.string())])

@@ -155,7 +155,7 @@ CHECKS = (
         },
         lambda ask, stream, keys: {
             version_checks.IN_ORDER: standing.version_order(ask.lake, stream, keys),
-            "current_follows_events": follower_checks.current_follows_events(ask.ledger, ask.lake, stream, keys),
+            "current_follows_events": follower_checks.current_follows_events(ask.lake, stream, keys),
         },
     ),
     Checks(

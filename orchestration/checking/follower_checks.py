@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 from assets.parsing import PERMANENT, field_columns
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
-from highwater.folding import BASE, RECENT, Fold
 from orchestration.checking.origin_checks import told
 from orchestration.checking.plan_checks import another_commit, another_plan
 from orchestration.checking.verdicts import Verdict
-from resources.lake import columns_in_all, count_in, proofs_in, query, query_all, slice_is_one_of
+from resources.commit_log import committed
+from resources.lake import columns_in_all, count_in, proofs_in, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+    from highwater.commit_records import CommitRecord
     from highwater.declaration import Stream
     from highwater.plans import Publication
     from highwater.proof import Proof
@@ -117,10 +118,11 @@ def _unpublished(piece: Slice, decided: Proof | None, proof: Proof | None, sent:
     return another_commit(piece, proof, "dlq", decided.rows)
 
 
-def current_follows_events(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
-    """For each slice whether what `current` holds of it are the winners among its events, row by row.
+def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+    """For each slice whether `current` follows its events, row by row.
 
-    Of a slice that is folded together with others the rows that are left must be events of its own.
+    Each row that names the slice must be one of its events, with the same columns. Each key of its events must have one
+    row, of no lower version.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -128,26 +130,14 @@ def current_follows_events(ledger: Ledger, lake: Lake, stream: Stream, keys: Seq
     events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
     if events is None or current is None:
         return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
-    pieces = {piece.key: piece for piece in ledger.get(keys)}
-    decided, alone, folds = proofs_in(events, keys), proofs_in(current, keys), _folds(current)
-    folded = [key for key in keys if key not in alone and any(fold.attempt_of(key) for fold in folds)]
+    decided = proofs_in(events, keys)
+    held = committed(lake, stream.name, "current", keys).records
     tables = {"e": events, "c": current}
-    columns = _event_columns(stream, tables)
+    sql = _UNLIKE_EVENTS.format(columns=_event_columns(stream, tables), slices=slice_is_one_of(keys))
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
-    for question, of in ((_WINNERS, list(alone)), (_LEFT, folded)):
-        sql = question.format(columns=columns, slices=slice_is_one_of(of), folds=slice_is_one_of([BASE, RECENT]))
-        for row in query_all(tables, sql) if of else ():
-            wrong[row["slice"]].append({**told(_unlike_event(row), Origin.of_row(row)), "key": row["key"]})
-    attempts = {key: max((fold.attempt_of(key) for fold in folds), default=0) for key in folded}
-    attempts |= {key: proof.attempt for key, proof in alone.items()}
-    rows = {key: decision.rows for key, decision in decided.items()}
-    others = {key: another_commit(pieces[key], proof, "current", rows.get(key)) for key, proof in alone.items()}
-    return {key: _follows(decided.get(key), attempts.get(key), others.get(key), wrong[key]) for key in keys}
-
-
-def _folds(current: DeltaTable) -> list[Fold]:
-    where = f"proof IS NOT NULL AND {slice_is_one_of([BASE, RECENT])}"
-    return [Fold.from_json(str(row["proof"])) for row in query(current, f"SELECT proof FROM t WHERE {where}")]
+    for row in query_all(tables, sql):
+        wrong[row["slice"]].append({**told(row["problem"], Origin.of_row(row)), "key": row["key"]})
+    return {key: _follows(decided.get(key), held.get(key), wrong[key]) for key in keys}
 
 
 def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
@@ -156,51 +146,38 @@ def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
     return ", ".join(columns_in_all(tables.values(), names))
 
 
-# A stream's field may have any name that is no word of ours: so what is added here has no name that a field has.
-_WINNERS = """
+# A stream's field may have any name, so a name that is added here is quoted and has a mark that no field has.
+_UNLIKE_EVENTS = """
+WITH brought AS (SELECT slice, {columns} FROM e WHERE proof IS NULL AND {slices}),
+     highest AS (SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY slice, key ORDER BY version DESC) AS "#place"
+                                FROM brought) WHERE "#place" = 1),
+     held AS (SELECT key, version, count(*) OVER (PARTITION BY key) AS "#rows"
+              FROM c LEFT SEMI JOIN highest ON c.key = highest.key),
+     strange AS (SELECT updated_by_slice AS slice, {columns} FROM c WHERE updated_by_{slices}
+                 EXCEPT SELECT * FROM brought)
 SELECT slice, key, origin_topic, origin_generation, origin_partition, origin_offset,
-       sum("#e") AS wanted, sum("#c") AS standing
-FROM (SELECT slice, {columns}, 1 AS "#e", 0 AS "#c"
-      FROM (SELECT *, row_number() OVER (PARTITION BY slice, key ORDER BY version DESC, origin_timestamp_ms,
-                                         origin_partition, origin_offset, origin_generation) AS "#place"
-            FROM e WHERE proof IS NULL AND {slices}) WHERE "#place" = 1
-      UNION ALL
-      SELECT slice, {columns}, 0, 1 FROM c WHERE proof IS NULL AND {slices} AND updated_by_slice = slice
-      UNION ALL
-      SELECT slice, {columns}, 0, 2 FROM c WHERE proof IS NULL AND {slices} AND updated_by_slice <> slice)
-GROUP BY slice, {columns} HAVING sum("#e") <> 1 OR sum("#c") <> 1
-ORDER BY slice, key
-"""
-# Others may have won over a slice's rows since, so none of them must be there.
-_LEFT = """
-SELECT slice, key, origin_topic, origin_generation, origin_partition, origin_offset,
-       sum("#e") AS wanted, sum("#c") AS standing
-FROM (SELECT slice, {columns}, 1 AS "#e", 0 AS "#c" FROM e WHERE proof IS NULL AND {slices}
-      UNION ALL
-      SELECT updated_by_slice AS slice, {columns}, 0, 1
-      FROM c WHERE proof IS NULL AND {folds} AND updated_by_{slices})
-GROUP BY slice, {columns} HAVING sum("#c") > 1 OR (sum("#c") = 1 AND sum("#e") = 0)
+       'in current, and not an event of the slice' AS problem FROM strange
+UNION ALL
+SELECT DISTINCT w.slice, w.key, w.origin_topic, w.origin_generation, w.origin_partition, w.origin_offset,
+       CASE WHEN h.key IS NULL THEN 'the key is not in current' WHEN h."#rows" > 1 THEN 'in current more than once'
+            ELSE 'current holds a lower version' END AS problem
+FROM highest w LEFT JOIN held h ON w.key = h.key
+WHERE h.key IS NULL OR h."#rows" > 1 OR h.version < w.version
 ORDER BY slice, key
 """
 
 
-def _unlike_event(row: Mapping[str, Any]) -> str:
-    if row["standing"] > 1:
-        return "in current more than once, or under another slice"
-    return "in current, and not the winner among the events" if row["standing"] else "the winner, and not in current"
-
-
-def _follows(
-    decided: Proof | None, attempt: int | None, problem: str | None, wrong: Sequence[Mapping[str, Any]]
-) -> Verdict:
+def _follows(decided: Proof | None, held: CommitRecord | None, wrong: Sequence[Mapping[str, Any]]) -> Verdict:
     numbers = {"unlike": len(wrong)}
-    texts = [problem] if problem else []
-    if decided is None or attempt is None:
+    texts = []
+    if decided is None or held is None:
         texts.append(f"the slice is not in {'events' if decided is None else 'current'}")
-    elif decided.attempt != attempt:
-        texts.append(f"current follows attempt {attempt}, events are of attempt {decided.attempt}")
+    elif decided.attempt != held.attempt:
+        texts.append(f"current follows attempt {held.attempt}, events are of attempt {decided.attempt}")
+    elif None not in {decided.rows, held.rows} and decided.rows != held.rows:
+        texts.append(f"the commit of current took {held.rows:,} events into account, of {decided.rows:,} in events")
     kinds = Counter(str(one["problem"]) for one in wrong)
     texts += [f"{count:,} {kind}" for kind, count in sorted(kinds.items())]
     if texts:
         return Verdict(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
-    return Verdict(passed=True, text="the slice's rows in current are the winners among its events", numbers=numbers)
+    return Verdict(passed=True, text="current follows the events of the slice", numbers=numbers)

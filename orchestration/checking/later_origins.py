@@ -76,13 +76,13 @@ class Among:
 
 _RULE = ", ".join(RULE)
 _ANOTHER = " OR ".join(f"b.{name} <> s.{name}" for name in ORIGIN)
-# What the reader of `current` takes, over all of its partitions, beside the events that it should not stand before. A
-# second delivery has the content of the first: which of them stands there says nothing.
+# The row of `current` beside the events that it should not replace. A second delivery has the content of the first:
+# which of the two `current` holds says nothing.
 _SQL = f"""
 WITH wanted AS ({{keys}}),
      won AS (SELECT * FROM (SELECT {{columns}}, updated_by_slice,
                               row_number() OVER (PARTITION BY key ORDER BY version DESC, {_RULE}) AS "#place"
-                            FROM (SELECT * FROM c WHERE proof IS NULL) r LEFT SEMI JOIN wanted ON r.key = wanted.key)
+                            FROM c LEFT SEMI JOIN wanted ON c.key = wanted.key)
              WHERE "#place" = 1 AND {{settled}}),
      late AS (SELECT b."#told" AS told, b.key AS key, b.version AS in_events, s.version AS in_current,
                 {", ".join(f"b.{name} AS {name}" for name in ORIGIN)},

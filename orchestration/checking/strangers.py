@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from assets.sent import SENDING
 from assets.sent import TABLE as PUBLISHED
-from highwater.folding import BASE, RECENT
 from resources.lake import query, written
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ _OTHERS: Mapping[str, frozenset[str]] = {
     "events": frozenset(),
     "rejects": frozenset(),
     "dlq": frozenset(),
-    "current": frozenset({BASE, RECENT}),
     PUBLISHED: frozenset({SENDING}),
 }
 NAMED = 5
@@ -42,9 +40,9 @@ def slices_there(lake: Lake, stream: Stream) -> dict[str, set[str]]:
         if table is None:
             continue
         found[name] = written(table).keys() - others
-        if name == "current":  # folded rows name the slice that brought them
-            rows = query(table, "SELECT DISTINCT updated_by_slice AS slice FROM t WHERE proof IS NULL")
-            found[name] |= {str(row["slice"]) for row in rows}
+    if current := lake.table(stream.name, "current"):
+        rows = query(current, "SELECT DISTINCT updated_by_slice AS slice FROM t")
+        found["current"] = {str(row["slice"]) for row in rows}
     return found
 
 

@@ -4,24 +4,22 @@ What belongs here: the order of the steps, the leases, and the report. What does
 (`highwater.upkeep`), the statements (`resources.upkeep`), rows that are old enough
 (`orchestration.operating.retaining`), and Dagster's keys (`orchestration.operating.retiring`).
 
-All of it is safe beside runs: OPTIMIZE and folds are commits like any other, one of which gives way when two meet, and
-no file goes that a run or an unfinished retry may read.
+All of it is safe beside runs: OPTIMIZE is a commit like any other, one of two that meet gives way, and no file goes
+that a run or an unfinished retry may read.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from assets import client_reads, current, discarded, erased, marks
+from assets import client_reads, discarded, erased, marks
 from assets.commit import LEASE_SECONDS, commit_lock
 from assets.foreign import DLQ_SEEN
-from assets.layout import TABLE as CURRENT
-from assets.layout import Layout
 from assets.metrics import TABLE as METRICS
 from assets.origins import SEEN
 from assets.sent import TABLE as PUBLISHED
@@ -35,6 +33,7 @@ from orchestration.operating.retaining import Retained, retain
 from orchestration.operating.retiring import PAGE, Retirement, retire
 from orchestration.sensing.history import past_runs
 from orchestration.sensing.requests import in_flight
+from resources.commit_log import TABLE as COMMITS
 from resources.upkeep import (
     Stock,
     join_files,
@@ -52,9 +51,7 @@ if TYPE_CHECKING:
 
     from assets.work import Work
 
-WITHOUT_A_JVM = (METRICS, PUBLISHED, erased.TABLE, discarded.TABLE)
-# A night's slices are folded even where a run would wait for more: readers begin the day with few partitions.
-FOLD_FROM = 10
+WITHOUT_A_JVM = (METRICS, PUBLISHED, erased.TABLE, discarded.TABLE, COMMITS)
 # Whose unfinished decisions read which table at an old version, by the number in their proofs.
 READ_LATER = {"events": SEEN, "dlq": DLQ_SEEN}
 
@@ -175,7 +172,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
     busy = in_flight(past_runs(instance, stream, order, now)) if instance else frozenset()
     later = _read_later(work)
     found = []
-    for name in (*tables_of(stream), erased.TABLE, discarded.TABLE):
+    for name in (*tables_of(stream), erased.TABLE, discarded.TABLE, COMMITS):
         table = work.lake.table(stream.name, name)
         if table is None:
             continue
@@ -228,7 +225,6 @@ def _maintained(task: _Task) -> TableReport:
     if task.name in WITHOUT_A_JVM:
         _gently(task, lambda: _join_small(task))
     else:
-        _gently(task, lambda: _fold(task))
         _gently(task, lambda: _join(task))
     task.table.update_incremental()
     removed = _remove(task)
@@ -246,34 +242,13 @@ def _gently(task: _Task, step: Callable[[], None]) -> None:
         task.notes.append(f"gave way to another writer: {error.problem}")
 
 
-def _fold(task: _Task) -> None:
-    if task.name != CURRENT:
-        return
-    layout = Layout.read(task.work)
-    due = layout.due(FOLD_FROM)
-    if due is None:
-        return
-    told = f"{len(layout.slices):,} slices are folded into {due}"
-    if task.sure:
-        current.fold(task.work, due)
-        task.table.update_incremental()
-    task.notes.append(told)
-
-
 def _join(task: _Task) -> None:
-    """Join small files; those of the folds while nobody folds."""
-    with _folds_held(task):
-        for some in portions(to_compact(parts_of(task.table), task.busy), PARTITIONS_A_COMMIT):
-            if task.sure:
-                with commit_lock(task.work, task.name):
-                    join_files(task.work.spark, task.path, some)
-            task.joined += len(some)
-
-
-def _folds_held(task: _Task) -> AbstractContextManager[object]:
-    if not task.sure or task.name != CURRENT:
-        return nullcontext()
-    return current.fold_lease(task.work, wait=0)
+    """Join small files."""
+    for some in portions(to_compact(parts_of(task.table), task.busy), PARTITIONS_A_COMMIT):
+        if task.sure:
+            with commit_lock(task.work, task.name):
+                join_files(task.work.spark, task.path, some)
+        task.joined += len(some)
 
 
 def _remove(task: _Task) -> int:

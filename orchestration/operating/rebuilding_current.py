@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from assets.current_rebuild import Differences
     from assets.work import Work
 
-NAMES = ("what", "slice", "key", "version", "updated_by_slice")
+NAMES = ("what", "key", "version", "updated_by_slice")
 
 
 def act(work: Work, *, sure: bool) -> Differences:

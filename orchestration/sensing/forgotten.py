@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestration.checking.verdicts import Attempts
     from resources.lake import Lake
 
-# What was published is told by the decision, and so is what a slice brought to `current`, whose partitions are folded.
+# The decision says what was published, and what a slice brought to `current`.
 DECISIONS = {"dlq": "rejects", "current": "events"}
 
 
@@ -74,8 +74,8 @@ def reports(
         return []
     proofs = lake.committed(stream.name, DECISIONS.get(table, table), keys)
     opened = lake.table(stream.name, table)
-    # Minutes belong to no slice.
-    sized = {} if opened is None or table == METRICS.name else sizes(opened, keys)
+    # A file of `metrics` or `current` belongs to no slice.
+    sized = {} if opened is None or table in {METRICS.name, "current"} else sizes(opened, keys)
     version = -1 if opened is None else opened.version()
 
     def proof_of(piece: Slice) -> Proof:

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from highwater.folding import BASE, RECENT, Fold
 from highwater.proof import Proof
-from highwater.slices import SliceKey
 from highwater.tables import stages_of
 from orchestration.checking.later_origins import CLASS, IS_LATER, RULE, Among, later_origins
 from orchestration.checking.verdicts import Attempts, Counted, Verdict, conserved, in_order
 from orchestration.checking.version_questions import SAMPLES, Found, Scope, portions
+from resources.commit_log import committed as commits_of
 from resources.lake import has_column, proofs_in, query, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ WITH highest AS (SELECT slice AS of_slice, key AS of_key, max(version) AS of_ver
      brought AS (SELECT slice, key, version, {_RULE}
                  FROM (SELECT slice, key, version, {_RULE} FROM e WHERE proof IS NULL AND {{slices}}) r
                  LEFT SEMI JOIN highest ON slice = of_slice AND key = of_key AND version = of_version),
-     standing AS (SELECT key, version, {_RULE} FROM c WHERE proof IS NULL),
+     standing AS (SELECT key, version, {_RULE} FROM c),
      beside AS (SELECT b.slice, b.key, max(b.version) AS version, max(s.version) AS standing,
                   bool_or(s.version > b.version OR (s.version = b.version AND {IS_LATER} IS NOT TRUE)) AS followed
                 FROM brought b LEFT JOIN standing s ON b.key = s.key
@@ -123,7 +122,7 @@ FROM held GROUP BY slice
 _STANDING = """
      wanted AS (SELECT DISTINCT key FROM brought),
      standing AS (SELECT c.key, max(c.version) AS version FROM c JOIN wanted ON c.key = wanted.key
-                  WHERE c.proof IS NULL GROUP BY c.key)
+                  GROUP BY c.key)
 """
 # Of each key the event that won among those of its slice.
 _EXAMPLES = f"""
@@ -162,7 +161,7 @@ WITH settled AS (SELECT DISTINCT slice FROM e WHERE proof IS NOT NULL AND NOT {u
                  WHERE proof IS NULL AND {portion} GROUP BY key),
      standing AS (SELECT key, max(version) AS version FROM c
                   LEFT SEMI JOIN settled ON c.updated_by_slice = settled.slice
-                  WHERE proof IS NULL AND {portion} GROUP BY key),
+                  WHERE {portion} GROUP BY key),
      beside AS (SELECT coalesce(b.key, s.key) AS key, b.version AS in_events, s.version AS in_current,
                   CASE WHEN s.version IS NULL THEN 'absent' WHEN b.version IS NULL OR s.version > b.version THEN 'ahead'
                        WHEN s.version < b.version THEN 'behind' ELSE '' END AS class
@@ -226,12 +225,12 @@ def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> A
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.
     """
-    return attempts_of(lake, stream, committed(lake, stream, keys))
+    return attempts_of(lake, stream, committed(lake, stream, keys), keys)
 
 
-def attempts_of(lake: Lake, stream: Stream, proofs: Proofs) -> Attempts:
-    """The same by proofs that were read before; `current` is read now."""
-    return replace(_up_to_dlq(proofs), current=_current_attempts(lake, stream))
+def attempts_of(lake: Lake, stream: Stream, proofs: Proofs, keys: Sequence[str] | None = None) -> Attempts:
+    """The same by proofs that were read before, of these slices or of all; `current` is read now."""
+    return replace(_up_to_dlq(proofs), current=commits_of(lake, stream.name, "current", keys).attempts)
 
 
 def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
@@ -249,19 +248,3 @@ def _up_to_dlq(proofs: Proofs) -> Attempts:
     tables = {**proofs, "dlq": {**nothing_to_publish, **proofs["dlq"]}}
     numbers = {name: {key: proof.attempt for key, proof in found.items()} for name, found in tables.items()}
     return Attempts(**numbers, current={})
-
-
-def _current_attempts(lake: Lake, stream: Stream) -> dict[str, int]:
-    """`current` folds slices into two partitions, whose proofs name the slices in them."""
-    table = lake.table(stream.name, "current")
-    if table is None:
-        return {}
-    found: dict[str, int] = {}
-    for row in query(table, "SELECT slice, proof FROM t WHERE proof IS NOT NULL"):
-        name, text = str(row["slice"]), str(row["proof"])
-        if name in {BASE, RECENT}:
-            folded = Fold.from_json(text).attempts()
-            found = {**{str(SliceKey(*slice_)): attempt for slice_, attempt in folded.items()}, **found}
-        else:
-            found[name] = Proof.from_json(text).attempt
-    return found

@@ -263,7 +263,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
     """
     [piece] = ledger.get([key])
     proofs = committed(lake, stream, [key])
-    standing = attempts_of(lake, stream, proofs)
+    standing = attempts_of(lake, stream, proofs, [key])
     sizes = {table: lake.sizes(stream.name, table, [key]).get(key) for table in BY_SLICE}
     commits = [_commit(table, proofs[table].get(key), sizes[table]) for table in BY_SLICE]
     lost = [loss for loss in ledger.losses(stream.name) if left_to_read(piece, [loss]) != piece]

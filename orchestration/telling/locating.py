@@ -134,7 +134,7 @@ def locate(
 
 def _commits(lake: Lake, stream: Stream, piece: Slice) -> dict[str, int]:
     proofs = committed(lake, stream, [piece.key])
-    current = attempts_of(lake, stream, proofs).current
+    current = attempts_of(lake, stream, proofs, [piece.key]).current
     attempts = {table: proof.attempt for table, found in proofs.items() for proof in found.values()}
     return attempts | ({"current": current[piece.key]} if piece.key in current else {})
 

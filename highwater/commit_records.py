@@ -1,0 +1,156 @@
+"""Commit records: what one commit of a Delta table says about the slices in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+from highwater.slices import SliceKey
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """One slice in one commit.
+
+    Args:
+        slice_key: the slice.
+        attempt: the attempt whose rows the commit holds.
+        rows: the events of the slice that the commit took into account; None where the commit does not say.
+        batch: the name of the commit.
+        run: the Dagster run that committed; empty outside of Dagster.
+        version: the version of the table that the commit made; -1 before the commit.
+        committed_at: when, in UTC; None before the commit.
+    """
+
+    slice_key: str
+    attempt: int
+    rows: int | None
+    batch: str
+    run: str = ""
+    version: int = -1
+    committed_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive ordinals of one topic, ends included, with one attempt number."""
+
+    first: int
+    last: int
+    attempt: int
+
+
+def spans_of(attempts: Mapping[str, int]) -> dict[str, list[Span]]:
+    """Slices and their attempts in a short form: neighbours with one attempt number become one span.
+
+    Args:
+        attempts: by slice key.
+    """
+    slices = sorted((SliceKey.parse(key).topic, SliceKey.parse(key).ordinal, n) for key, n in attempts.items())
+    found: dict[str, list[Span]] = {}
+    # Consecutive ordinals minus their place in the list are equal.
+    numbered = enumerate(slices)
+    for (topic, attempt, _), group in groupby(numbered, key=lambda one: (one[1][0], one[1][2], one[1][1] - one[0])):
+        ordinals = [slice_[1] for _, slice_ in group]
+        found.setdefault(topic, []).append(Span(ordinals[0], ordinals[-1], attempt))
+    return found
+
+
+def attempts_of(spans: Mapping[str, Iterable[Span]]) -> dict[str, int]:
+    """The inverse of `spans_of`."""
+    return {
+        str(SliceKey(topic, ordinal)): span.attempt
+        for topic, of_topic in spans.items()
+        for span in of_topic
+        for ordinal in range(span.first, span.last + 1)
+    }
+
+
+def to_user_metadata(records: Sequence[CommitRecord], number: int, *, replaces: bool = False) -> str:
+    """The `userMetadata` of the commit that holds these slices.
+
+    Args:
+        records: of one batch; not empty.
+        number: the number of the commit among the named commits of the table.
+        replaces: the commit replaces the whole table, so earlier records no longer count.
+    """
+    spans = spans_of({record.slice_key: record.attempt for record in records})
+    plain = {
+        "format": FORMAT,
+        "batch": records[0].batch,
+        "number": number,
+        "replaces": replaces,
+        "run": records[0].run,
+        "slices": {topic: [[s.first, s.last, s.attempt] for s in of_topic] for topic, of_topic in spans.items()},
+    }
+    return json.dumps({"highwater": plain}, separators=(",", ":"), sort_keys=True)
+
+
+def from_user_metadata(text: str | None, version: int, committed_at: datetime | None) -> list[CommitRecord]:
+    """The records in the `userMetadata` of a commit; none where the text is not ours.
+
+    Args:
+        text: the `userMetadata`, None for a commit without one.
+        version: of the table.
+        committed_at: in UTC.
+
+    Raises:
+        ValueError: a newer version of Highwater wrote them.
+    """
+    plain = _plain(text)
+    if plain is None:
+        return []
+    spans = {topic: [Span(*span) for span in of_topic] for topic, of_topic in plain["slices"].items()}
+    return [
+        CommitRecord(key, attempt, None, plain["batch"], plain["run"], version, committed_at)
+        for key, attempt in attempts_of(spans).items()
+    ]
+
+
+def number_of(text: str) -> int:
+    """The number of the commit that carries this `userMetadata`."""
+    plain = _plain(text)
+    return 0 if plain is None else int(plain["number"])
+
+
+def replaces_table(text: str | None) -> bool:
+    """Whether the commit that carries this `userMetadata` replaced the whole table."""
+    plain = _plain(text)
+    return plain is not None and bool(plain["replaces"])
+
+
+def _plain(text: str | None) -> dict[str, Any] | None:
+    """What we wrote into `userMetadata`; None where the text is not ours."""
+    try:
+        plain: dict[str, Any] = json.loads(text or "")["highwater"]
+        written = plain["format"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if written != FORMAT:
+        raise ValueError(f"commit record of format {written!r}; this version reads format {FORMAT}")
+    return plain
+
+
+def held_at(version: int, records: Iterable[CommitRecord], restores: Mapping[int, int]) -> dict[str, CommitRecord]:
+    """The newest record of each slice that one version of a table holds.
+
+    Args:
+        version: of the table.
+        records: all of the table, in any order.
+        restores: by version the version that a `RESTORE` went back to; -1 for a commit that replaced the table, whose
+            own records count.
+    """
+    ordered, found, at = sorted(records, key=lambda record: -record.version), dict[str, CommitRecord](), version
+    while at >= 0:
+        since = max((one for one in restores if one <= at), default=-1)
+        for record in ordered:
+            if since <= record.version <= at:
+                found.setdefault(record.slice_key, record)
+        at = restores.get(since, -1)
+    return found

@@ -1,0 +1,479 @@
+"""`_commits` and named commits: one write per batch, whatever becomes of its writer (I4)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assets import current, dlq, events, raw, rejects
+from highwater.commit_records import (
+    CommitRecord,
+    attempts_of,
+    from_user_metadata,
+    held_at,
+    number_of,
+    replaces_table,
+    spans_of,
+    to_user_metadata,
+)
+from resources import commit_log
+from resources.commit_log import committed, complete
+from resources.lake import Lake, query
+from resources.ledger import Ledger
+from tests.commits import commit_current
+from tests.support import Bench, customers, order_message
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+    from highwater.slices import Slice
+    from resources.intents import Intent
+
+ONE, TWO = "orders@0000000", "orders@0000001"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path / "lake"))
+
+
+def opened(lake: Lake, table: str, stream: str = "orders") -> DeltaTable:
+    found = lake.table(stream, table)
+    assert found is not None
+    return found
+
+
+@given(st.dictionaries(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 60)), st.integers(1, 3)))
+def test_spans_name_every_slice_with_its_attempt(attempts: dict[tuple[str, int], int]) -> None:
+    by_key = {f"{topic}@{ordinal:07d}": attempt for (topic, ordinal), attempt in attempts.items()}
+    assert attempts_of(spans_of(by_key)) == by_key
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["commit", "replace", "restore", "foreign"]), st.integers(0, 3), st.integers(0, 30))
+    )
+)
+def test_a_version_holds_what_its_commits_and_restores_left(steps: list[tuple[str, int, int]]) -> None:
+    """A RESTORE to a version that an earlier RESTORE took back brings its slices back."""
+    states: list[dict[str, int]] = [{}]
+    records: list[CommitRecord] = []
+    restores: dict[int, int] = {}
+    for version, (kind, slice_, place) in enumerate(steps, 1):
+        key, state = f"a@{slice_:07d}", states[-1]
+        if kind in {"commit", "replace"}:
+            records.insert(place % (len(records) + 1), CommitRecord(key, version, None, "b", version=version))
+            state = {key: version} if kind == "replace" else {**state, key: version}
+        if kind == "replace":
+            restores[version] = -1
+        if kind == "restore":
+            restores[version] = place % version
+            state = states[place % version]
+        states.append(state)
+    for version, state in enumerate(states):
+        assert {key: one.attempt for key, one in held_at(version, records, restores).items()} == state
+
+
+def test_records_come_back_from_user_metadata() -> None:
+    at = datetime(2026, 3, 1, tzinfo=UTC)
+    written = to_user_metadata([CommitRecord(ONE, 4, 10, "b", "run"), CommitRecord(TWO, 5, 20, "b", "run")], 3)
+    assert from_user_metadata(written, 7, at) == [
+        CommitRecord(ONE, 4, None, "b", "run", 7, at),
+        CommitRecord(TWO, 5, None, "b", "run", 7, at),
+    ]
+    assert (number_of(written), replaces_table(written)) == (3, False)
+    assert from_user_metadata("somebody else's", 7, at) == []
+    assert from_user_metadata(None, 7, at) == []
+    with pytest.raises(ValueError, match="format 2"):
+        from_user_metadata('{"highwater":{"format":2}}', 7, at)
+
+
+def test_the_newest_commit_of_a_slice_counts_with_and_without_commits_table(lake: Lake, ledger: Ledger) -> None:
+    assert committed(lake, "orders", "current").records == {}
+    commit_current(lake, "orders", {ONE: 1, TWO: 1})
+    commit_current(lake, "orders", {ONE: 3})
+    assert committed(lake, "orders", "current").attempts == {ONE: 3, TWO: 1}
+    complete(lake, ledger, "orders", "current")
+    commit_current(lake, "orders", {TWO: 4})
+    assert committed(lake, "orders", "current").attempts == {ONE: 3, TWO: 4}
+    assert committed(lake, "orders", "current", [ONE]).attempts == {ONE: 3}
+    complete(lake, ledger, "orders", "current")
+    complete(lake, ledger, "orders", "current")
+    rows = query(opened(lake, commit_log.TABLE), "SELECT slice, attempt, version FROM t ORDER BY version, slice")
+    assert [(row["slice"], row["attempt"], row["version"]) for row in rows] == [
+        (ONE, 1, 0),
+        (TWO, 1, 0),
+        (ONE, 3, 1),
+        (TWO, 4, 2),
+    ], "each commit once"
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_restored_table_holds_what_it_held_then(lake: Lake, ledger: Ledger, recorded: bool) -> None:
+    """A slice whose commit a RESTORE took back must be materialised again."""
+    commit_current(lake, "orders", {ONE: 1})
+    commit_current(lake, "orders", {ONE: 2, TWO: 1})
+    opened(lake, "current").restore(0)
+    if recorded:
+        complete(lake, ledger, "orders", "current")
+    assert committed(lake, "orders", "current").attempts == {ONE: 1}
+    commit_current(lake, "orders", {TWO: 5})
+    if recorded:
+        complete(lake, ledger, "orders", "current")
+    assert committed(lake, "orders", "current").attempts == {ONE: 1, TWO: 5}
+
+
+def test_a_commit_that_came_after_the_look_does_not_count(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records were taken from other versions when another commit came between opening the table and its log."""
+    commit_current(lake, "orders", {ONE: 1})
+    commit_current(lake, "orders", {TWO: 1})
+    before = opened(lake, "current")
+    commit_current(lake, "orders", {ONE: 2})
+    commit_current(lake, "orders", {})
+    monkeypatch.setattr(Lake, "table", lambda _, __, table: before if table == "current" else None)
+    held = committed(lake, "orders", "current")
+    assert {key: (one.attempt, one.version) for key, one in held.records.items()} == {ONE: (1, 0), TWO: (1, 1)}
+    assert held.version == 1
+
+
+def test_a_commit_without_information_hides_no_other(lake: Lake) -> None:
+    """Delta leaves it to the writer whether a commit says anything of itself."""
+    commit_current(lake, "orders", {ONE: 1})
+    log = Path(lake.path("orders", "current")) / "_delta_log"
+    (log / f"{1:020d}.json").write_text(json.dumps({"txn": {"appId": "another", "version": 1}}) + "\n")
+    commit_current(lake, "orders", {TWO: 1})
+    found = committed(lake, "orders", "current").records
+    assert {key: one.version for key, one in found.items()} == {ONE: 0, TWO: 2}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_restore_of_a_restore_brings_slices_back(lake: Lake, ledger: Ledger, recorded: bool) -> None:
+    """By time, of which Delta's log does not name the version."""
+    commit_current(lake, "orders", {ONE: 1}, rows_of("a"))
+    commit_current(lake, "orders", {TWO: 1}, rows_of("b"))
+    at = datetime.fromtimestamp(opened(lake, "current").history(1)[0]["timestamp"] / 1000, UTC)
+    commit_current(lake, "orders", {ONE: 2}, rows_of("c"))
+    opened(lake, "current").restore(0)
+    if recorded:
+        complete(lake, ledger, "orders", "current")
+    assert committed(lake, "orders", "current").attempts == {ONE: 1}
+    opened(lake, "current").restore(at)
+    if recorded:
+        complete(lake, ledger, "orders", "current")
+    assert committed(lake, "orders", "current").attempts == {ONE: 1, TWO: 1}
+
+
+def rows_of(key: str) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table({"key": [key], "updated_by_slice": [ONE]})
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_table_that_was_replaced_holds_only_the_slices_of_that_commit(
+    lake: Lake, ledger: Ledger, recorded: bool
+) -> None:
+    commit_current(lake, "orders", {ONE: 1, TWO: 1})
+    if recorded:
+        complete(lake, ledger, "orders", "current")
+    commit_current(lake, "orders", {TWO: 2}, replace=True)
+    assert committed(lake, "orders", "current").attempts == {TWO: 2}
+    assert committed(lake, "orders", "current", [ONE]).attempts == {}
+    complete(lake, ledger, "orders", "current")
+    assert committed(lake, "orders", "current").attempts == {TWO: 2}
+
+
+def test_a_table_that_was_deleted_and_created_again_holds_nothing(lake: Lake, ledger: Ledger) -> None:
+    commit_current(lake, "orders", {ONE: 1})
+    complete(lake, ledger, "orders", "current")
+    shutil.rmtree(lake.path("orders", "current"))
+    commit_current(lake, "orders", {TWO: 1})
+    assert committed(lake, "orders", "current").attempts == {TWO: 1}
+
+
+def test_a_session_that_may_still_carry_a_number_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delta would skip the second of its later writes to any other table, without an error."""
+
+    class Conf(dict[str, str]):
+        set = dict.__setitem__
+
+        def unset(self, name: str) -> None:
+            raise ConnectionError(name)
+
+    session, closed = SimpleNamespace(conf=Conf()), list[object]()
+    monkeypatch.setattr(commit_log, "close", closed.append)
+    with pytest.raises(ConnectionError), commit_log._numbered(cast("SparkSession", session), 1, "records"):
+        assert len(session.conf) == 3
+    assert closed == [session]
+
+
+# With Spark
+
+
+@pytest.fixture
+def planned(bench: Bench) -> Bench:
+    """Two slices, each with a version of one order; neither is in `current`."""
+    bench.send(order_message("o1", 1), order_message("o1", 2))
+    for ordinal in range(2):
+        piece = bench.plan(ordinal, p0=(ordinal, ordinal + 1))
+        for stage in (raw, events, rejects, dlq):
+            stage.materialise(bench.work(piece))
+    return bench
+
+
+class Killed(BaseException):
+    """Stands for the death of the process: nothing after it runs but the end of `with` blocks."""
+
+
+def table_of(bench: Bench) -> DeltaTable:
+    return opened(bench.lake, "current", bench.stream.name)
+
+
+def number_in(bench: Bench) -> int:
+    return committed(bench.lake, bench.stream.name, "current").number
+
+
+def versions_of(bench: Bench) -> dict[str, int]:
+    return {key: row["version"] for key, row in bench.current().items()}
+
+
+def open_intents(bench: Bench) -> list[Intent]:
+    return bench.ledger.intents.of(bench.stream.name, "current")
+
+
+def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, piece: Slice) -> Callable[[], None]:
+    """Let a run of a slice die between its intent and its write; returns the write as it would come later."""
+    late: list[Callable[[], None]] = []
+    numbered, write = commit_log._numbered, commit_log.commit_slices
+
+    def hold(target: Any, held: Any, attempts: Any, rows: Any, run: str, merge: Callable[[], object]) -> int:
+        def die(spark: Any, number: int, metadata: str) -> Any:
+            def later() -> None:
+                with numbered(spark, number, metadata):
+                    merge()
+
+            late.append(later)
+            raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(commit_log, "_numbered", die)
+            return write(target, held, attempts, rows, run, merge)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(commit_log, "commit_slices", hold)
+        with pytest.raises(Killed):
+            current.materialise(bench.work(piece))
+    [_] = open_intents(bench)
+    return late[0]
+
+
+def late_merge(bench: Bench, number: int) -> None:
+    """The MERGE of a dead client, which the server carries out after all."""
+    path = bench.lake.path(bench.stream.name, "current")
+    with commit_log._numbered(bench.spark, number, "late"):
+        bench.spark.sql(
+            f"MERGE INTO delta.`{path}` t USING (SELECT 'o1' AS key) s ON t.key = s.key WHEN MATCHED THEN DELETE"
+        ).collect()
+
+
+@pytest.mark.slow
+def test_an_intent_of_a_killed_run_is_closed_and_its_late_write_is_skipped(
+    planned: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A MERGE of a dead client that begins after the retry must not bring anything into the table."""
+    bench, [first, _] = planned, planned.ledger.slices(planned.stream.name)
+    killed_before_the_write(bench, monkeypatch, first)
+    [intent] = open_intents(bench)
+    number = number_of(intent.user_metadata)
+    assert number_in(bench) == number - 1
+    current.settle(bench.work(first))
+    assert open_intents(bench) == []
+    assert number_in(bench) == number, "closed"
+    before = table_of(bench).version()
+    late_merge(bench, number)
+    assert table_of(bench).version() == before, "the history has no entry of the late write"
+
+    current.materialise(bench.work(first))
+    before = table_of(bench).version()
+    late_merge(bench, number)
+    late_merge(bench, number + 1)
+    assert table_of(bench).version() == before
+    assert versions_of(bench) == {"o1": 1}
+
+
+@pytest.mark.slow
+def test_a_late_write_into_a_table_that_was_deleted_and_created_again_is_skipped(
+    planned: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
+    current.materialise(bench.work(first))
+    late = killed_before_the_write(bench, monkeypatch, second)
+    shutil.rmtree(bench.lake.path(bench.stream.name, "current"))
+    current.materialise(bench.work(first))
+    before = table_of(bench).version()
+    late()
+    assert table_of(bench).version() == before
+    assert versions_of(bench) == {"o1": 1}
+
+
+@pytest.mark.slow
+def test_a_write_that_commits_while_it_is_closed_is_recorded(planned: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the two commits: here the MERGE of the dead run, between the closer's look and its empty commit."""
+    bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
+    late = killed_before_the_write(bench, monkeypatch, first)
+    close, before = commit_log._close, table_of(bench).version()
+
+    def meets(target: Any, number: int) -> None:
+        late()
+        close(target, number)
+
+    monkeypatch.setattr(commit_log, "_close", meets)
+    [report] = current.materialise(bench.work(first))
+    assert report.note == "already followed the events"
+    assert table_of(bench).version() == before + 1, "the empty commit was skipped"
+    current.materialise(bench.work(second))
+    assert versions_of(bench) == {"o1": 2}
+    log = bench.lake.table(bench.stream.name, commit_log.TABLE)
+    assert log is not None
+    found = query(log, "SELECT slice FROM t WHERE slice IS NOT NULL ORDER BY version")
+    assert [row["slice"] for row in found] == [first.key, second.key]
+
+
+@pytest.mark.slow
+def test_a_write_whose_ledger_was_lost_meanwhile_commits_nothing(
+    planned: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A new ledger knows neither intent nor lease of the run that stood still: the table alone can fence it."""
+    bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
+    late = killed_before_the_write(bench, monkeypatch, second)
+    lost = bench.ledger
+    other = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
+    other.add([first, second])
+    other.next_attempts([first.key, second.key])
+    bench.ledger = other
+    bench.materialise(first, second)  # finishes both, as they were decided
+    assert versions_of(bench) == {"o1": 2}
+    customers(bench.lake, [])
+    bench.materialise(first, second)  # materialised again: their events are rejects now
+    assert versions_of(bench) == {}
+    before = table_of(bench).version()
+    late()
+    assert table_of(bench).version() == before, "the write is not in the history"
+    assert versions_of(bench) == {}
+    bench.ledger = lost
+    assert len(open_intents(bench)) == 1
+    [report] = current.materialise(bench.work(second))
+    assert report.note == "already followed the events"
+    assert open_intents(bench) == []
+    assert versions_of(bench) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aged", [False, True])
+def test_a_commit_whose_run_died_before_its_record_is_completed(
+    planned: Bench, monkeypatch: pytest.MonkeyPatch, aged: bool
+) -> None:
+    """Also when Delta's log no longer has the entry: the number of the commit is in the checkpoint."""
+    bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
+
+    def die(*_: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(commit_log, "complete", die)
+        with pytest.raises(Killed):
+            current.materialise(bench.work(first))
+    if aged:
+        clean_log(bench)
+    before = committed(bench.lake, bench.stream.name, "current").version
+    [report] = current.materialise(bench.work(first))
+    assert report.note == "already followed the events"
+    assert report.delta_version == before, "nothing was written"
+    assert open_intents(bench) == []
+    current.materialise(bench.work(second))
+    assert versions_of(bench) == {"o1": 2}
+    log = bench.lake.table(bench.stream.name, commit_log.TABLE)
+    assert log is not None
+    found = query(log, "SELECT slice, attempt, ranges, run FROM t WHERE \"table\" = 'current' ORDER BY slice")
+    assert [(row["slice"], row["ranges"]) for row in found] == [
+        (piece.key, [{"partition": p, "start": r.start, "end": r.end} for p, r in piece.ranges.items()])
+        for piece in (first, second)
+    ]
+
+
+def clean_log(bench: Bench) -> None:
+    """Leave of the table's log a checkpoint and what is needed to read it, as Delta does with entries of 30 days."""
+    from deltalake import write_deltalake
+
+    # A commit without records of ours: the newest entry always stays.
+    write_deltalake(table_of(bench), table_of(bench).to_pyarrow_table().slice(0, 0), mode="append")
+    table_of(bench).create_checkpoint()
+    log = Path(bench.lake.path(bench.stream.name, "current")) / "_delta_log"
+    for version in range(table_of(bench).version()):
+        (log / f"{version:020d}.json").unlink()
+
+
+@pytest.mark.slow
+def test_an_intent_without_a_write_is_no_record_where_the_log_was_cleaned(
+    planned: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slice must not count as held: its rows are not there."""
+    bench, [first, _] = planned, planned.ledger.slices(planned.stream.name)
+    killed_before_the_write(bench, monkeypatch, first)
+    clean_log(bench)
+    [report] = current.materialise(bench.work(first))
+    assert report.note is None
+    assert versions_of(bench) == {"o1": 1}
+
+
+@pytest.mark.slow
+def test_a_writer_whose_intent_was_closed_looks_again(planned: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that stood still for longer than its lease finds its number taken, and commits nothing under it."""
+    bench, [first, _] = planned, planned.ledger.slices(planned.stream.name)
+    real = commit_log._numbered
+    closed: list[int] = []
+
+    def closed_meanwhile(spark: Any, number: int, metadata: str) -> Any:
+        if not closed:
+            closed.append(number)
+            current.settle(bench.work(first))
+        return real(spark, number, metadata)
+
+    monkeypatch.setattr(commit_log, "_numbered", closed_meanwhile)
+    [report] = current.materialise(bench.work(first))
+    assert report.note is None, "its second try committed"
+    assert number_in(bench) == closed[0] + 1
+    assert versions_of(bench) == {"o1": 1}
+
+
+@pytest.mark.slow
+def test_a_restored_current_is_brought_up_to_date(planned: Bench) -> None:
+    """By version and by time; RESTORE takes back rows, and neither the number of a commit nor its fence."""
+    bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
+    path = bench.lake.path(bench.stream.name, "current")
+    current.materialise(bench.work(first))
+    then = table_of(bench)
+    at = datetime.fromtimestamp(then.history(1)[0]["timestamp"] / 1000, UTC)
+    current.materialise(bench.work(second))
+    assert versions_of(bench) == {"o1": 2}
+    for target in (f"VERSION AS OF {then.version()}", f"TIMESTAMP AS OF '{at:%Y-%m-%d %H:%M:%S.%f}'"):
+        bench.spark.sql(f"RESTORE TABLE delta.`{path}` TO {target}").collect()
+        assert versions_of(bench) == {"o1": 1}
+        assert committed(bench.lake, bench.stream.name, "current").attempts.keys() == {first.key}
+        before = table_of(bench).version()
+        late_merge(bench, number_in(bench))
+        assert table_of(bench).version() == before
+        current.materialise(bench.work(first, second))
+        assert versions_of(bench) == {"o1": 2}
+        assert bench.failing() == {}
