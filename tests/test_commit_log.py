@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -162,7 +163,7 @@ def test_a_restore_of_a_restore_brings_slices_back(lake: Lake, ledger: Ledger, r
     """By time, of which Delta's log does not name the version."""
     commit_current(lake, "orders", {ONE: 1}, rows_of("a"))
     commit_current(lake, "orders", {TWO: 1}, rows_of("b"))
-    at = datetime.fromtimestamp(opened(lake, "current").history(1)[0]["timestamp"] / 1000, UTC)
+    at = between_commits()
     commit_current(lake, "orders", {ONE: 2}, rows_of("c"))
     opened(lake, "current").restore(0)
     if recorded:
@@ -172,6 +173,14 @@ def test_a_restore_of_a_restore_brings_slices_back(lake: Lake, ledger: Ledger, r
     if recorded:
         complete(lake, ledger, "orders", "current")
     assert committed(lake, "orders", "current").attempts == {ONE: 1, TWO: 1}
+
+
+def between_commits() -> datetime:
+    """A moment after one commit and before the next, by the clock's milliseconds."""
+    time.sleep(0.02)
+    now = datetime.now(UTC)
+    time.sleep(0.02)
+    return now
 
 
 def rows_of(key: str) -> pa.Table:
@@ -463,8 +472,7 @@ def test_a_restored_current_is_brought_up_to_date(planned: Bench) -> None:
     bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
     path = bench.lake.path(bench.stream.name, "current")
     current.materialise(bench.work(first))
-    then = table_of(bench)
-    at = datetime.fromtimestamp(then.history(1)[0]["timestamp"] / 1000, UTC)
+    then, at = table_of(bench), between_commits()
     current.materialise(bench.work(second))
     assert versions_of(bench) == {"o1": 2}
     for target in (f"VERSION AS OF {then.version()}", f"TIMESTAMP AS OF '{at:%Y-%m-%d %H:%M:%S.%f}'"):
