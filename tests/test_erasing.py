@@ -100,7 +100,7 @@ def test_every_row_of_a_key_is_found(world: World) -> None:
     found = find(world.lake, STREAM, O1)
     second = world.second.key
     assert found.places == {FIRST.key: [(0, 0), (0, 3)], second: [(0, 6)]}
-    assert found.rows[FIRST.key] == {"raw": 2, "tombstones": 1, "events": 1, "current": 1}
+    assert found.rows[FIRST.key] == {"raw": 2, "tombstones": 1, "events": 1}, "current has the version of the second"
     assert found.rows[second] == {"raw": 1, "tombstones": 0, "events": 1, "current": 1}
     o5 = find(world.lake, STREAM, digest_of(b"o5")).rows
     assert o5[FIRST.key] == {
@@ -114,7 +114,7 @@ def test_a_dry_run_erases_nothing(world: World) -> None:
     lines: list[str] = []
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, lines.append)
     found = act(work, None, Asked(O1), NOW)
-    assert found.table[1] == [[FIRST.key, "2", "1", "0", "0", "1"], [world.second.key, "1", "1", "0", "0", "1"]]
+    assert found.table[1] == [[FIRST.key, "2", "1", "0", "0", "0"], [world.second.key, "1", "1", "0", "0", "1"]]
     assert lines[1:] == ["2 slices hold the key. A dry run: nothing was erased"]
     assert world.ledger.erasures.of("orders") == []
 

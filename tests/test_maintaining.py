@@ -54,7 +54,7 @@ def work_of(world: World, **changes: Any) -> Work:
 def test_a_dry_run_tells_what_each_table_takes_and_changes_nothing(world: World) -> None:
     before = {name: world.rows[name] for name in world.rows}
     report = act(work_of(world), None, NOW, sure=False)
-    assert [one.table for one in report.tables] == ["raw", "events", "rejects", "dlq", "current"]
+    assert [one.table for one in report.tables] == ["raw", "events", "rejects", "dlq", "current", "_commits"]
     raw = report.tables[0]
     folder = Path(world.lake.path("orders", "raw"))
     files = [file.stat().st_size for file in folder.rglob("*.parquet")]
@@ -177,8 +177,9 @@ def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monke
         join_small(table, keys)
 
     monkeypatch.setattr(maintaining, "join_small", beside)
-    [report] = act(work, None, NOW, sure=True).tables
+    report, commits = act(work, None, NOW, sure=True).tables
     assert (report.table, report.before.files, report.joined) == ("erasures", FEWEST_FILES, 1)
+    assert (commits.table, commits.joined) == ("_commits", 0)
     table = world.lake.table("orders", "erasures")
     assert table is not None
     assert stock_of(table).files == 2, "all that were there, and what came meanwhile"
