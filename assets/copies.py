@@ -50,16 +50,6 @@ class Twice:
         """Whether there are any, which nearly always there are not: told without fields, and without finding rows."""
         return bool(len(query_arrow({"e": self.events}, f"WITH {self._twice} SELECT 1 FROM twice LIMIT 1")))
 
-    def any_elsewhere(self) -> bool:
-        """Whether another slice holds a version of theirs. Where the times of its files differ, none is opened."""
-        mine = slice_is_one_of([piece.key for piece in self.pieces])
-        others = f"proof IS NULL AND NOT ({mine}) AND {self._times}"
-        if not len(query_arrow({"e": self.events}, f"SELECT 1 FROM e WHERE {others} LIMIT 1")):
-            return False
-        same = f"SELECT key, version, event_time FROM e WHERE proof IS NULL AND {mine}"
-        asked = f"SELECT 1 FROM (SELECT * FROM e WHERE {others}) x LEFT SEMI JOIN ({same}) y ON {_SAME} LIMIT 1"
-        return bool(len(query_arrow({"e": self.events}, asked)))
-
     def copies(self, book: Book, known: Mapping[Origin, Known]) -> list[Copy]:
         """Events of versions that came more than once, in the batch or in slices that were published.
 

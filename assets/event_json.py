@@ -10,8 +10,6 @@ import json
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from resources.lake import values_of
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -48,7 +46,7 @@ def keys(rows: pa.Table) -> pa.Array:
 
 def fingerprints(values: pa.Array) -> list[str]:
     """What tells one content from another; the key is made of fields, so it needs no part in it."""
-    return [*map(fingerprint, values_of(values))]
+    return [*map(fingerprint, values.to_pylist())]
 
 
 def fingerprint(value: bytes) -> str:

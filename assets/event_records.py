@@ -61,31 +61,15 @@ class EventRecords:
         """The search for copies of the events."""
         return Twice(self.stream, self.events, self.pieces, self.decisions)
 
-    def any_twice(self, window: pa.Table, *, judged: bool) -> bool:
-        """Whether a content of theirs came more than once, in any slice.
-
-        Args:
-            window: the first one.
-            judged: whether any of them was judged before. Then it counts what content it had, which the window lacks.
-        """
-        if judged:
-            return self.twice.any()
-        copied = self._look_for_copies() if self._asked is None else self._asked.result()
-        return copied or (self._is_one_window and _repeats(window["fingerprint"]))
-
-    def _look_for_copies(self) -> bool:
-        """Look in the table of events; copies within one window are found by its fingerprints, for less."""
-        return self.twice.any_elsewhere() if self._is_one_window else self.twice.any()
-
-    @property
-    def _is_one_window(self) -> bool:
-        return self.rows <= WINDOW
+    def any_twice(self) -> bool:
+        """Whether a version of theirs came more than once, in any slice."""
+        return self.twice.any() if self._asked is None else self._asked.result()
 
     def read_ahead(self, by: Executor) -> None:
         """Begin to read the first window, for whoever asks for the windows next, and to look for copies."""
         windows = self._windows()
         self._ahead = by.submit(next, windows, None), windows
-        self._asked = by.submit(self._look_for_copies)
+        self._asked = by.submit(self.twice.any)
 
     def windows(self) -> Iterator[pa.Table]:
         """Tables of the columns of a window, of so many events at the most; read anew at each call."""
@@ -111,7 +95,7 @@ class EventRecords:
 
     def _cuts(self) -> Iterator[str]:
         """Conditions that pick the events window by window, in their order."""
-        if self._is_one_window:
+        if self.rows <= WINDOW:
             yield slice_is_one_of([piece.key for piece in self.pieces])
             return
         for piece in self.pieces:
@@ -143,9 +127,3 @@ class EventRecords:
         }
         plain = rows.select(["slice", *ORIGIN, MILLISECONDS])
         return pa.table({**dict(zip(plain.column_names, plain.columns, strict=True)), **made}, schema=schema())
-
-
-def _repeats(column: pa.ChunkedArray) -> bool:
-    import pyarrow.compute as pc
-
-    return int(pc.count_distinct(column).as_py()) < len(column)

@@ -53,7 +53,6 @@ class Batch:
     book: Book
     records: EventRecords
     _held: list[Window] = field(default_factory=list)
-    _again: set[tuple[str, Origin]] | None = None
 
     @property
     def pieces(self) -> Sequence[Slice]:
@@ -152,8 +151,6 @@ class Batch:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        if self._again is None:
-            self._again = self._second_deliveries(rows)
         known, again, passed = self._known, self._again, self._passed
         plain = {key: Judged(State.SENT, 0, late) for key, late in self._late.items()}
         if not known and not again and not passed:
@@ -246,11 +243,12 @@ class Batch:
         some = query_all({"e": self.events}, f"SELECT 1 FROM e WHERE proof IS NULL AND {taken_back} LIMIT 1")
         return [*found, taken_back] if some else found
 
-    def _second_deliveries(self, window: pa.Table) -> set[tuple[str, Origin]]:
-        """Events whose content was accepted before, under another origin; `window` is the first one."""
+    @cached_property
+    def _again(self) -> set[tuple[str, Origin]]:
+        """Events whose content was accepted before, under another origin."""
         publishes = self.work.stream.publishes
         assert publishes is not None, "only streams that publish have batches"
-        if not self.records.any_twice(window, judged=bool(self._known)):
+        if not self.records.any_twice():
             return set()
         return second_deliveries(self.records.twice.copies(self.book, self._known), publishes.horizon)
 

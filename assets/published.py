@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,6 @@ from resources.producer import Record
 from resources.transactions import Mark, Transactions
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
-
     from highwater.envelope import Header
     from highwater.proof import Proof
     from highwater.slices import Slice
@@ -123,15 +121,12 @@ class _Run:
         publishes = work.stream.publishes
         assert publishes is not None, "only streams that publish have the asset"
         name = f"highwater.pub.{publishes.topic}"
-        # Two of them read what is sent next while Kafka is waited for. The third creates the table if there is none,
-        # and later writes down what is sent.
+        # What is sent next is read, by two of them, while Kafka is waited for; the third writes down what is sent.
         with ThreadPoolExecutor(3, "publication") as beside:
             likely = self._batches([piece for piece in work.slices if not self.stands(piece.key, before)])[0]
             likely.read_ahead(beside)
-            created = beside.submit(sent.ensure_table, work.lake, work.stream)
             target = ensure_accepted(work.kafka, work.stream)
             with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
-                created.result()
                 self.book = book = sent.Book(work, _topic_id(work, publishes.topic))
                 last = self._settle(book, transactions.mark())
                 ordered, waits = self._in_order(book)
@@ -153,14 +148,10 @@ class _Run:
     def _batches(self, pieces: Sequence[Slice]) -> list[EventRecords]:
         """The slices as they are published together."""
         work, proofs = self.work, self.decided.proofs
+        decided = work.lake.table_at(work.stream.name, events.TABLE, self.decided.version)
         rows = {piece.key: proofs[piece.key].rows or 0 for piece in pieces}
         together = batches(pieces, rows, ROWS_A_BATCH, SLICES_A_BATCH)
-        return [EventRecords(work.stream, self._events, some, proofs) for some in together]
-
-    @cached_property
-    def _events(self) -> DeltaTable:
-        """The table of events, at the version that is published."""
-        return self.work.lake.table_at(self.work.stream.name, events.TABLE, self.decided.version)
+        return [EventRecords(work.stream, decided, some, proofs) for some in together]
 
     def _settle(self, book: sent.Book, mark: Mark | None) -> int:
         """Take over what was sent of the batch that a run before has written down; returns the last number given."""

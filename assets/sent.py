@@ -229,15 +229,6 @@ class _Settled:
     batch: Sending
 
 
-def ensure_table(lake: Lake, stream: Stream) -> DeltaTable:
-    """Open the table, which is created if it is absent.
-
-    Raises:
-        DependencyAwayError: the storage could not be read or written.
-    """
-    return opened(lake.path(stream.name, TABLE), schema(), "what was sent to the topic of accepted events")
-
-
 class Book:
     """The table, as one run reads and writes it: it takes the version after the one it has read, or fails.
 
@@ -255,7 +246,8 @@ class Book:
         assert work.stream.publishes is not None, "only streams that publish have the table"
         self._work = work
         self._topic, self._topic_id = work.stream.publishes.topic, topic_id
-        self._table = ensure_table(work.lake, work.stream)
+        path = work.lake.path(work.stream.name, TABLE)
+        self._table: DeltaTable = opened(path, schema(), "what was sent to the topic of accepted events")
         self.sending = self._read_sending()
         self.before = accepted_copies.opened(work.lake, work.stream)
         # The batch that this run has taken up.

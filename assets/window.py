@@ -15,7 +15,6 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from highwater.envelope import ORIGIN, ORIGIN_TYPES
-from resources.lake import values_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,7 +95,8 @@ class Window:
         import pyarrow.compute as pc
 
         lengths = (pc.fill_null(pc.binary_length(self.rows[name]), 0) for name in ("key", "value"))
-        return values_of(pc.add(*lengths))
+        sizes: list[int] = pc.add(*lengths).to_pylist()
+        return sizes
 
     def each(self) -> Iterator[tuple[bytes, bytes | None, bytes, bytes, int]]:
         """Of each row key, value, the origin's offset and milliseconds as text, and the place of its verdict.
@@ -110,7 +110,7 @@ class Window:
         texts = (pc.cast(pc.cast(one, pa.string()), pa.binary()) for one in numbers)
         columns = (self.rows["key"], self.rows["value"], *texts, self.which)
         for start in range(0, len(self), FEW):
-            yield from zip(*(values_of(one.slice(start, FEW)) for one in columns), strict=True)
+            yield from zip(*(one.slice(start, FEW).to_pylist() for one in columns), strict=True)
 
     def runs(self) -> Iterator[Window]:
         """Parts whose rows have slice, topic, generation and partition in common: few, since rows are in order."""

@@ -262,12 +262,6 @@ def in_columns(told: Any) -> pa.Table:
     return pa.RecordBatchReader.from_stream(told).read_all()
 
 
-def values_of(column: Any) -> list[Any]:
-    """The values of a column of numbers without nulls, or of bytes: `to_pylist` makes an Arrow scalar of each first."""
-    values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-    return values
-
-
 def proofs_in(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Proof]:
     """The proofs that stand in a table as it was opened, by slice key; all of them when `keys` is None."""
     return proofs_where(table, "true" if keys is None else slice_is_one_of(keys))

@@ -17,7 +17,7 @@ from assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from resources.lake import Lake, Written, query, values_of, written
+from resources.lake import Lake, Written, query, written
 from resources.ledger import Ledger
 from resources.small_tables import create
 from resources.spark_tables import create_table, name_of, parts_of
@@ -253,13 +253,3 @@ def _add_column(path: str, name: str) -> None:
     from deltalake.schema import PrimitiveType
 
     DeltaTable(path).alter.add_columns([Field(name, PrimitiveType("string"))])
-
-
-def test_values_are_those_of_the_column_whatever_its_parts() -> None:
-    import pyarrow as pa
-
-    numbers = pa.chunked_array([[2**53 + 1, 2], [], [3]], pa.int64())
-    texts = pa.array([b"", None, b"\x00a"], pa.binary())
-    for column in (numbers, numbers.slice(1), numbers.chunk(0), texts, texts.slice(1), texts.slice(3)):
-        assert values_of(column) == column.to_pylist()
-        assert [*map(type, values_of(column))] == [*map(type, column.to_pylist())]
