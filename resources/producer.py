@@ -300,7 +300,7 @@ class ReliableProducer:
         # Once it gives up: of each topic, the records that had no report until then.
         self._late: Counter[str] | None = None
         self._taken_in = 0.0
-        # The callbacks of the last record: callers repeat them, and a tuple per record is work for the garbage collector.
+        # The callbacks of the last record: callers repeat them, and a tuple per record costs garbage collection.
         self._callbacks = NO_CALLBACKS
         self.stopped: dict[Key, str] = {}
         """Topic and key of each stopped key, with the id of the record that failed."""
