@@ -289,7 +289,7 @@ class Book:
             )
 
     def _ensure_recreated(self) -> None:
-        """Look at the topic a second time: the remedy sends everything once more.
+        """Look at the topic a second time: the remedy sends everything again.
 
         Raises:
             DependencyAwayError: the second look does not show the same topic as the first, or no broker answered.

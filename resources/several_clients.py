@@ -22,7 +22,7 @@ TURN_SECONDS = 0.002
 
 
 def client_of(key: bytes | None, number: int) -> int:
-    """The client to which a key belongs; all records without one belong to the same."""
+    """The index of the client that sends a key's records; records without a key share one client."""
     return crc32(key or b"") % number
 
 
@@ -55,12 +55,12 @@ class SeveralClients:
             opened(Producer, properties, name="reliable producer") for _ in range(max(1, number))
         ]
         self.produces: list[Callable[..., None]] = [client.produce for client in self._clients]
-        """What hands a record to each of them, by `client_of` its key; errors are that client's."""
+        """The `produce` of each client, at its index."""
 
     def produces_of(self, keys: Sequence[bytes | None]) -> list[Callable[..., None]]:
         """For each key what hands its record to the client to which it belongs."""
         produces, number = self.produces, len(self.produces)
-        # As `client_of` has it; a call for each key would take as long as the rest of this.
+        # The rule of `client_of`, inlined: a call for each key would take as long as the rest of this.
         return [produces[crc32(key or b"") % number] for key in keys]
 
     def poll(self, seconds: float) -> int:

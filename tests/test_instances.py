@@ -1,4 +1,4 @@
-"""A Dagster instance that is new, or one of two on a ledger: what it requests, and who is told. Without Kafka."""
+"""A new Dagster instance, or two on one ledger: what they request, and where that is reported. Without Kafka."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_of_a_lake_that_is_away_nothing_is_taken_for_missing(world: Repairing, h
 
 
 def test_every_sensor_of_a_stream_records_its_instance(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two deployments on one ledger did each other's work, and nobody was told."""
+    """Two deployments on one ledger did each other's work, and nothing reported it."""
     opened = SimpleNamespace(open=lambda: ledger)
     resources = {"kafka": opened, "lake": opened, "ledger": opened, "spark": opened}
     monkeypatch.setenv("DAGSTER_HOME", "/srv/dagster")
@@ -78,10 +78,10 @@ def test_every_sensor_of_a_stream_records_its_instance(ledger: Ledger, monkeypat
         assert found[-1].place.endswith(":/srv/dagster")
 
 
-def test_two_instances_at_once_are_told_by_status_and_alert(ledger: Ledger, tmp_path: Path) -> None:
+def test_status_and_alert_report_two_instances_at_once(ledger: Ledger, tmp_path: Path) -> None:
     kafka, lake, now = cast("Any", Topic()), Lake(str(tmp_path / "lake")), datetime.now(UTC)
 
-    def told() -> tuple[list[str], int, bool]:
+    def reported() -> tuple[list[str], int, bool]:
         status = stream_status(ledger, kafka, STREAM, {})
         lines = [line for line in status.lines if "is not alone" in line]
         assert [one["id"] for one in status.to_plain()["instances"]] == [one.id for one in status.instances]
@@ -95,9 +95,9 @@ def test_two_instances_at_once_are_told_by_status_and_alert(ledger: Ledger, tmp_
         ledger.instances.record("orders", name, f"{name}.example:/dagster", now - timedelta(minutes=minutes_ago))
 
     seen("old", 3)
-    assert told() == ([], 0, False)
+    assert reported() == ([], 0, False)
     seen("new", 2)
-    assert told() == ([], 0, False), "it may have replaced the old one"
+    assert reported() == ([], 0, False), "it may have replaced the old one"
     seen("old", 1)
     seen("new", 0)
-    assert told() == (["old", "new"], 2, True)
+    assert reported() == (["old", "new"], 2, True)

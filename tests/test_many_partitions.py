@@ -225,7 +225,7 @@ def test_a_read_that_misses_rows_is_an_error_and_not_an_absence(
 def test_a_record_is_called_superseded_only_where_events_and_rejects_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    """`locate` saw the record in raw and no end of it, and told one that it did not have."""
+    """`locate` saw the record in raw and no end of it, and reported an end that it did not have."""
     world = World(tmp_path, stream=STREAM)
     world.write()
     offset = next(row["origin_offset"] for row in world.of(table, slice=FIRST.key) if row["origin_partition"] == 0)

@@ -296,6 +296,22 @@ def holds(text: str, p: int, s: int) -> bool:
 
 
 @pytest.mark.slow
+def test_a_filter_on_the_reason_does_not_copy_the_scan(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    """The optimizer inlined the scan of refused documents into the filter: planning one query took 20 s."""
+    from pyspark.sql import functions as F
+
+    value = F.concat(F.lit('{"id": '), F.col("id").cast("string"), F.lit("}")).cast("binary")
+    rows = spark.range(1).select(value.alias("key"), value.alias("value"), F.lit(None).cast("string").alias(PROBLEM))
+    found = judged(cast("Work", SimpleNamespace(stream=STREAM)), rows)
+    found.where("reason IS NULL").select("key").explain(extended=True)
+    _, _, optimized = capsys.readouterr().out.partition("== Optimized Logical Plan ==")
+    optimized, _, _ = optimized.partition("== Physical Plan ==")
+    filters = [line for line in optimized.splitlines() if "Filter" in line]
+    assert filters
+    assert not any("regexp_extract_all" in line for line in filters)
+
+
+@pytest.mark.slow
 def test_a_decimal_is_exact_or_malformed_for_every_precision_and_scale(spark: SparkSession) -> None:
     """1.005 became 1.01 in a decimal(38,2), 1.5 became 2 in a decimal(38,0), which took no 10^20."""
     from pyspark.sql import functions as F

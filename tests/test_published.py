@@ -764,7 +764,7 @@ def test_a_topic_that_was_made_anew_stops_the_run(tables: Tables, monkeypatch: p
 def test_one_look_does_not_tell_that_the_topic_was_made_anew(
     tables: Tables, monkeypatch: pytest.MonkeyPatch, second: str | None
 ) -> None:
-    """The remedy is to delete the table of what was sent, and to send everything once more."""
+    """The remedy is to delete the table of what was sent, and to send everything again."""
     piece = tables.plan(0, p0=(0, 2))
     tables.decide(piece, orders(0, 0, 2))
     tables.publish(piece)

@@ -168,13 +168,13 @@ def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Pat
         assert found.lag == 0
         return [f"{type(one).__name__}: {one}" for one in found.errors]
 
-    [told] = errors()
-    assert told.startswith("OffsetsExpiredError: 1 planned slices of orders, from orders@0000002 on, lost 5 offsets")
+    [error] = errors()
+    assert error.startswith("OffsetsExpiredError: 1 planned slices of orders, from orders@0000002 on, lost 5 offsets")
     assert errors(on_expired="record") == []
 
 
 def test_a_tick_of_the_alerts_measures_all_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A measure that the sensor does not know is told to nobody."""
+    """A measure that the sensor does not know is never reported."""
     monkeypatch.setattr("orchestration.telling.alerts.topic_settings", lambda *_: None)
     deployed, heard = Deployed(tmp_path), dict[str, str]()
     deployed.read(0, 1)

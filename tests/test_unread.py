@@ -373,7 +373,7 @@ class Holding(Topic):
 
 
 def test_what_an_open_transaction_holds_back_has_an_age_and_a_number(deployed: Deployed) -> None:
-    """The lag was 0, and nothing was old: what stands behind an open transaction was no record yet."""
+    """The lag was 0, and nothing was old: what follows an open transaction was no record yet."""
     deployed.read(*range(6))
     deployed.kafka = Holding(orders=60)
     ages = deployed.ages()
