@@ -37,7 +37,7 @@ from highwater.envelope import (
 )
 from highwater.erasing import moment_of
 from highwater.publishing import Known, Late, State
-from resources.lake import query, query_all
+from resources.delta import query, query_all
 from resources.small_tables import storage, write_anew
 
 if TYPE_CHECKING:

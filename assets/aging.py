@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assets import raw
-from assets.commit import Standing, commit_lock
+from assets.commit import Standing, commit_rows, commit_turn
 from highwater.balancing import balanced
 from highwater.erasing import AGED
 from highwater.retention import AGED_FROM, aged
-from resources.lake import slice_is_one_of
+from resources.delta import slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import replace_slices, rows_at
+from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,24 +87,13 @@ def _held(work: Work, proofs: Mapping[str, Proof]) -> DataFrame:
     for key, proof in proofs.items():
         versions.setdefault(proof.counts[AGED_FROM], []).append(key)
     path = work.lake.path(work.stream.name, raw.TABLE)
-    frames = [
-        rows_at(work.spark, path, version).where(slice_is_one_of(keys)).drop("proof")
-        for version, keys in versions.items()
-    ]
+    frames = [rows_at(work.spark, path, version).where(slice_is_one_of(keys)) for version, keys in versions.items()]
     return balanced(Frame.unionByName, frames)
 
 
 def _commit(
     work: Work, standing: Standing, rows: DataFrame, proofs: Sequence[Proof], *, records: Sequence[int]
 ) -> None:
-    with commit_lock(work, raw.TABLE):
+    with commit_turn(work, raw.TABLE):
         work.before_commit()
-        replace_slices(
-            work.spark,
-            work.lake.path(work.stream.name, raw.TABLE),
-            rows,
-            proofs,
-            {proof.key: standing.attempt(proof.key) for proof in proofs},
-            files=raw.files_for(records),
-            spread="offset",
-        )
+        commit_rows(work, raw.TABLE, rows, proofs, standing, files=raw.files_for(records), spread="offset")

@@ -14,17 +14,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from assets.work import SliceReport, Work
+from highwater.commit_records import CommitRecord, with_proof
 from highwater.errors import SupersededAttemptError
 from highwater.log_fields import fields
+from resources.numbered_commits import Target, close_intents, commit_slices
 from resources.spark import is_connect
-from resources.spark_tables import create_table, replace_slices
+from resources.spark_tables import create_table, write_slices
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from highwater.proof import Proof
     from highwater.slices import Slice
-    from resources.lake import Size
+    from resources.commit_log import Committed
+    from resources.delta import Size
+    from resources.leases import Lease
 
 # Conflicts with writers of other slices (compaction, a change of the table) pass; five tries are 1 + 2 + 4 + 8 s.
 TRIES = 5
@@ -183,20 +187,82 @@ def _commit(
     attempts = work.ledger.next_attempts(keys)
     proofs = {piece.key: batch.proof(piece, attempts[piece.key]) for piece in pending}
     work.log(f"{table}: committing {len(keys)} slices")
-    with batch.around_commit(keys) as see_held, commit_lock(work, table):
+    with batch.around_commit(keys) as see_held, commit_turn(work, table):
         work.before_commit()
         see_held()
-        version = replace_slices(
-            work.spark,
-            work.lake.path(work.stream.name, table),
+        version = commit_rows(
+            work,
+            table,
             batch.rows_of(attempts),
             list(proofs.values()),
-            {key: seen.attempt(key) for key in keys},
+            seen,
             files=batch.files(keys),
             spread=batch.spread,
             tasks=batch.tasks(keys),
         )
     return proofs, version
+
+
+def commit_rows(
+    work: Work,
+    table: str,
+    rows: DataFrame,
+    proofs: Sequence[Proof],
+    standing: Standing,
+    *,
+    files: int,
+    spread: str,
+    tasks: int | None = None,
+) -> int:
+    """Commit slices: their rows replace exactly these slices, in one Delta commit that carries the proofs (I4).
+
+    The caller holds the turn of the table's commits.
+
+    Args:
+        work: the connections.
+        table: the table's name.
+        rows: the rows, with the table's columns.
+        proofs: one for each slice.
+        standing: the slices in the table when the caller looked: the rows rest on this look.
+        files, spread, tasks: as of `write_slices`.
+
+    Returns:
+        The version of the table after the commit.
+
+    Raises:
+        SupersededAttemptError: another attempt committed since that look; nothing was written.
+        DependencyAwayError: Spark, the ledger or the lake is away.
+    """
+    target, keys = target_of(work, table), [proof.key for proof in proofs]
+    if work.ledger.intents.of(work.stream.name, table):
+        close_intents(target)
+    held = target.committed(keys)
+    ensure_unchanged(table, standing, held, keys)
+    replace = any(held.attempt(key) for key in keys)
+    write = partial(write_slices, target.path, rows, keys, replace=replace, files=files, spread=spread, tasks=tasks)
+    base = CommitRecord("", 0, None, batch="")
+    return commit_slices(target, held, [with_proof(base, proof) for proof in proofs], work.run, write)
+
+
+def ensure_unchanged(table: str, standing: Standing, held: Committed, keys: Sequence[str]) -> None:
+    """Validate that the slices in a table are at the attempts that they had when the caller looked.
+
+    Raises:
+        SupersededAttemptError: one is not.
+    """
+    for key in keys:
+        if held.attempt(key) != standing.attempt(key):
+            raise SupersededAttemptError(
+                f"another attempt at {key} in {table} was first",
+                stored=f"attempt {standing.attempt(key)}",
+                found=f"attempt {held.attempt(key)}",
+                remedy="nothing: its commit is taken over",
+            )
+
+
+def target_of(work: Work, table: str) -> Target:
+    """A table of the stream, as numbered commits write it."""
+    return Target(work.spark, work.lake, work.ledger, work.stream.name, table)
 
 
 def require_newer(decisions: Mapping[str, Proof], standing: Mapping[str, int]) -> None:
@@ -230,6 +296,14 @@ def commit_lock(work: Work, table: str) -> AbstractContextManager[object]:
     """
     if not work.lake.takes_one_driver or is_connect(work.spark):
         return nullcontext()
+    return commit_turn(work, table)
+
+
+def commit_turn(work: Work, table: str) -> AbstractContextManager[Lease]:
+    """Writers of one table take turns, so that none has to write again because another one was first.
+
+    The turn is not the fence: a writer that outlives it finds its number taken.
+    """
     return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS)
 
 

@@ -16,7 +16,7 @@ from assets import event_json
 from assets.origins import MILLISECONDS
 from highwater.envelope import ORIGIN, Origin
 from highwater.publishing import Copy, Known
-from resources.lake import query_arrow, slice_is_one_of
+from resources.delta import query_arrow, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -81,8 +81,8 @@ class Twice:
     def _twice(self) -> str:
         mine = slice_is_one_of([piece.key for piece in self.pieces])
         return f"""
-            mine AS (SELECT key, version, event_time FROM e WHERE proof IS NULL AND {mine}),
-            near AS (SELECT * FROM e x LEFT SEMI JOIN mine y ON {_SAME} WHERE proof IS NULL AND {self._times}),
+            mine AS (SELECT key, version, event_time FROM e WHERE {mine}),
+            near AS (SELECT * FROM e x LEFT SEMI JOIN mine y ON {_SAME} WHERE {self._times}),
             twice AS (SELECT key, version, event_time FROM near GROUP BY key, version, event_time
                       HAVING count(*) > 1)"""
 

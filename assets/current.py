@@ -8,23 +8,24 @@ late writer cannot bring back what a later attempt rejected (`resources.commit_l
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from assets import commit, events
-from assets.commit import Clock, commit_lock, have_table, require_newer
+from assets.commit import Clock, commit_turn, have_table, require_newer, target_of
 from assets.events import require
 from assets.origins import MILLISECONDS, TIMESTAMP
 from assets.parsing import field_columns, quoted, sql_type
 from assets.work import SliceReport, Work
+from highwater.commit_records import CommitRecord
 from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError
-from resources import commit_log
-from resources.commit_log import Committed, Target, close_intents, committed
-from resources.lake import slice_is_one_of
+from resources.delta import slice_is_one_of
+from resources.numbered_commits import close_intents, commit_slices, session_options
 from resources.spark import delta_errors
-from resources.spark_tables import rows_at, table_at, table_in_sql
+from resources.spark_tables import rows_at, table_in_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from assets.commit import Standing
     from highwater.declaration import Stream
     from highwater.proof import Proof
+    from resources.commit_log import Committed
     from resources.leases import Lease
 
 TABLE = "current"
@@ -105,23 +107,18 @@ def merge_lease(work: Work) -> AbstractContextManager[Lease]:
     return work.ledger.lease(f"merge {work.stream.name}/{TABLE}", seconds=commit.LEASE_SECONDS, wait=WAIT_SECONDS)
 
 
-def target(work: Work) -> Target:
-    """The table, as numbered commits write it."""
-    return Target(work.spark, work.lake, work.ledger, work.stream.name, TABLE)
-
-
 def settle(work: Work) -> None:
     """Settle what dead runs left open; the caller holds the lease of merges."""
     if work.ledger.intents.of(work.stream.name, TABLE):
-        with commit_lock(work, TABLE):
-            close_intents(target(work))
+        with commit_turn(work, TABLE):
+            close_intents(target_of(work, TABLE))
 
 
 def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     with merge_lease(work) as lease:
         settle(work)
         decided = require(work, events.TABLE)
-        held = committed(work.lake, work.stream.name, TABLE, work.keys)
+        held = work.lake.commits(work.stream.name, TABLE, work.keys)
         behind = [proof for key, proof in decided.proofs.items() if held.attempt(key) != proof.attempt]
         require_newer(decided.proofs, {proof.key: held.attempt(proof.key) for proof in behind})
         version = held.version
@@ -157,16 +154,15 @@ def _merge(work: Work, decided: Standing, behind: Sequence[Proof], held: Committ
         source.createOrReplaceTempView(_SOURCE)
         statement = _statement(work, names, actions)
         lease.check()
-        with commit_lock(work, TABLE):
+        records = [CommitRecord(proof.key, proof.attempt, proof.rows, batch="") for proof in behind]
+        with commit_turn(work, TABLE):
             work.before_commit()
-            return commit_log.commit_slices(
-                target(work),
-                held,
-                {proof.key: proof.attempt for proof in behind},
-                {proof.key: proof.rows for proof in behind},
-                work.run,
-                lambda: work.spark.sql(statement).collect(),
-            )
+            return commit_slices(target_of(work, TABLE), held, records, work.run, partial(_run, work, statement))
+
+
+def _run(work: Work, statement: str, options: Mapping[str, str]) -> None:
+    with session_options(work.spark, options):
+        work.spark.sql(statement).collect()
 
 
 # A slice that is new here: what it brings is held against the row that is there.
@@ -199,14 +195,14 @@ def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequenc
     """
     from pyspark.sql import functions as F
 
-    there = table_at(work.spark, work.lake.path(work.stream.name, TABLE), held.version)
+    there = rows_at(work.spark, work.lake.path(work.stream.name, TABLE), held.version)
     affected = (
         there.where(F.col("updated_by_slice").isin(list(again)))
         .select("key")
         .union(rows.where(slice_is_one_of(keys)).select("key"))
         .distinct()
     )
-    merged = committed(work.lake, work.stream.name, TABLE).records.keys() | set(keys)
+    merged = work.lake.holds(work.stream.name, TABLE) | set(keys)
     counted = work.spark.createDataFrame([(key,) for key in merged], "slice STRING")
     mine = rows.join(F.broadcast(counted), "slice", "left_semi").join(affected, "key", "left_semi")
     return affected.join(winners(mine.drop("slice"), "key"), "key", "left")

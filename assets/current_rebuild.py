@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assets import current, events
-from assets.commit import commit_lock, have_table
+from assets.commit import commit_turn, have_table, target_of
 from assets.current import TABLE
 from assets.work import Work
+from highwater.commit_records import CommitRecord
 from highwater.errors import ConfigurationError, SupersededAttemptError
-from resources import commit_log
-from resources.commit_log import Committed, committed
+from resources.numbered_commits import commit_slices
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from highwater.proof import Proof
+    from resources.commit_log import Committed
 
 SAMPLES = 10
 
@@ -88,7 +89,7 @@ class Look:
             ConfigurationError: there are no events to compute from.
             DependencyAwayError: the lake could not be read.
         """
-        held = committed(work.lake, work.stream.name, TABLE)
+        held = work.lake.commits(work.stream.name, TABLE)
         decisions, version = work.lake.committed_at(work.stream.name, events.TABLE)
         if not decisions:
             raise ConfigurationError(
@@ -190,13 +191,11 @@ def rebuild(work: Work) -> int:
 def replace_all(work: Work, look: Look) -> int:
     """Commit the winners of all slices in place of the whole table; returns the version of the table."""
     rows = _right_rows(work, look)
-    with delta_errors(f"current of {work.stream.name}"), commit_lock(work, TABLE):
-        return commit_log.commit_slices(
-            current.target(work),
-            look.held,
-            {key: decision.attempt for key, decision in look.decisions.items()},
-            {key: decision.rows for key, decision in look.decisions.items()},
-            work.run,
-            lambda: rows.write.format("delta").mode("overwrite").save(work.lake.path(work.stream.name, TABLE)),
-            replaces=True,
-        )
+    records = [CommitRecord(key, one.attempt, one.rows, batch="") for key, one in look.decisions.items()]
+
+    def write(options: Mapping[str, str]) -> None:
+        path = work.lake.path(work.stream.name, TABLE)
+        rows.write.format("delta").mode("overwrite").options(**options).save(path)
+
+    with delta_errors(f"current of {work.stream.name}"), commit_turn(work, TABLE):
+        return commit_slices(target_of(work, TABLE), look.held, records, work.run, write, replaces=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from highwater.envelope import ORIGIN, Origin
 from highwater.plans import Discard
-from resources.lake import query
+from resources.delta import query
 from resources.small_tables import append
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from assets import rejects
-from assets.commit import Clock, Standing, commit_lock, have_table, reports, require_newer
+from assets.commit import Clock, Standing, commit_rows, commit_turn, have_table, reports, require_newer
 from assets.dlq_sending import Alike, Reject, Sending
 from assets.events import ORIGIN_COLUMNS, require, see_held
 from assets.marks import PREFIX, delete_marks, group_name
@@ -33,10 +33,11 @@ from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, Refere
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
 from highwater.portions import Ahead, cuts
+from resources.commit_log import proofs_in
+from resources.delta import count_in, has_column, query_arrow, slice_is_one_of
 from resources.dlq_topics import Shape, ensure
-from resources.lake import count_in, has_column, proofs_in, query_arrow, slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import replace_slices, rows_at
+from resources.spark_tables import rows_at
 from resources.transactions import Mark, Transactions
 from resources.vanished_topics import vanished
 
@@ -233,7 +234,7 @@ class _Waiting:
         self._work, self._piece = work, piece
         self._table = _still_decided(work, piece, decision)
         self._held_by = work.lake.table(work.stream.name, TABLE)
-        mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
+        mine = f"{slice_is_one_of([piece.key])}"
         # `octet_length` takes text alone here.
         size = "CAST(coalesce(octet_length(encode(value, 'hex')), 0) / 2 AS BIGINT)"
         # A table that an older Highwater wrote has no such column until its next slice.
@@ -285,7 +286,7 @@ class _Waiting:
 
     def _read(self, places: pa.Table) -> pa.Table:
         mine = slice_is_one_of([self._piece.key])
-        where = f"proof IS NULL AND {mine} AND ({covering(places)})"
+        where = f"{mine} AND ({covering(places)})"
         columns = f"{_RECORD}, {count_in(self._table, NUMBER)} AS {NUMBER}"
         rows = query_arrow({"t": self._table}, f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORDER}")
         if len(rows) > len(places):  # others lie between them
@@ -397,13 +398,6 @@ def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], sta
         told = told.withColumn("published_at", F.coalesce("published_at", "now")).drop("now")
     else:
         told = told.withColumnRenamed("now", "published_at")
-    with commit_lock(work, TABLE):
-        return replace_slices(
-            work.spark,
-            work.lake.path(work.stream.name, TABLE),
-            told,
-            [replace(decision, counts={SENT: sent[decision.key]}) for decision in decisions],
-            {decision.key: standing.attempt(decision.key) for decision in decisions},
-            files=1,
-            spread="origin_offset",
-        )
+    proofs = [replace(decision, counts={SENT: sent[decision.key]}) for decision in decisions]
+    with commit_turn(work, TABLE):
+        return commit_rows(work, TABLE, told, proofs, standing, files=1, spread="origin_offset")

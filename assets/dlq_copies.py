@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from assets.reclaims import NUMBER
 from highwater.envelope import MOST_COUNT, ORIGIN, ORIGIN_TYPES
 from resources.small_tables import write_anew
-from resources.spark_tables import table_at
+from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,7 +107,7 @@ def _first_copies(work: Work, rows: DataFrame, held: Sequence[str], version: int
     """By place the copy that a record's own rejection became: of several the first."""
     from pyspark.sql import functions as F
 
-    copies = table_at(work.spark, work.lake.path(work.stream.name, TABLE), version).alias("c")
+    copies = rows_at(work.spark, work.lake.path(work.stream.name, TABLE), version).alias("c")
     records = rows.select(*_PLACE, *ORIGIN, "origin_timestamp_ms", "timestamp_ms", "retries", NUMBER).alias("r")
     main, topic = F.col("r.topic") == work.stream.topic, F.col("r.topic")
     theirs = topic.isin(*work.stream.foreign_topics) if work.stream.foreign_topics else F.lit(False)  # noqa: FBT003

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from assets import rejects
-from assets.commit import commit_lock
+from assets.commit import Standing, commit_rows, commit_turn
 from assets.references import Original, place_of
 from highwater.envelope import (
     KEY,
@@ -33,10 +33,10 @@ from highwater.envelope import (
 )
 from highwater.errors import RecordTooLargeError
 from highwater.fitting import Limits, size_of, size_of_headers
+from resources.delta import slice_is_one_of
 from resources.dlq_topics import Shape
-from resources.lake import slice_is_one_of
 from resources.producer import Record
-from resources.spark_tables import replace_slices, rows_at
+from resources.spark_tables import rows_at
 from resources.transactions import Mark, Transactions
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Sending:
         told = work.spark.createDataFrame([(*origin, note) for origin, note in notes.items()], _ORIGINS)
         rows = rows_at(work.spark, path, self.version).where(slice_is_one_of([self.decision.key]))
         moved = F.col("too_large_for").isNotNull()
-        rows = rows.drop("proof").join(F.broadcast(told), [*ORIGIN], "left")
+        rows = rows.join(F.broadcast(told), [*ORIGIN], "left")
         rows = rows.withColumns(
             {
                 "next_topic": F.when(moved, F.lit(work.stream.parked_topic)).otherwise(F.col("next_topic")),
@@ -198,15 +198,10 @@ class Sending:
                 ),
             }
         ).drop("too_large_for")
-        with commit_lock(work, rejects.TABLE):
-            self.version = replace_slices(
-                work.spark,
-                path,
-                rows,
-                [self.decision],
-                {self.decision.key: self.decision.attempt},
-                files=1,
-                spread="origin_offset",
+        standing = Standing({self.decision.key: self.decision}, self.version)
+        with commit_turn(work, rejects.TABLE):
+            self.version = commit_rows(
+                work, rejects.TABLE, rows, [self.decision], standing, files=1, spread="origin_offset"
             )
 
     def _records(self, portion: Sequence[Reject]) -> list[Record]:

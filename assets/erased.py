@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.erasing import BY_AGE, Erased, Erasure, Recorded
 from highwater.gaps import plain_of, ranges_of_plain
-from resources.lake import query
+from resources.delta import query
 from resources.small_tables import append
 
 if TYPE_CHECKING:

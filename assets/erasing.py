@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from assets import current, dlq, events, metrics, raw, rejects, sent
-from assets.commit import Standing, commit_lock
+from assets.commit import Standing, commit_rows, commit_turn
 from assets.foreign import DLQ_SEEN
-from assets.origins import DLQ, SEEN, seen_now
+from assets.origins import SEEN, seen_now
 from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import AGED, Erased, remaining
 from highwater.errors import UnbalancedError
@@ -28,9 +28,10 @@ from highwater.proof import Proof
 from highwater.retention import AGED_FROM, aged, records
 from highwater.slices import SliceKey
 from highwater.tables import COMMON
-from resources.lake import ensure_all_read, ensure_complete, proofs_where, query, query_all, sizes, slice_is_one_of
+from resources.commit_log import proofs_in
+from resources.delta import ensure_all_read, ensure_complete, query, query_all, sizes, slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import replace_slices, rows_at, table_in_sql
+from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from resources.lake import Lake
 
 _TIMES = {"first_event_us", "last_event_us"}
-# Without `proof IS NULL`: no filter may hide a row of the key, and rows of proof have no key.
 _IS_KEY = "encode(sha256(key), 'hex') = '{digest}'"
 # The tables that hold keys; the rows of the others follow from these.
 KEYED = ("raw", "events", "rejects", "current")
@@ -134,8 +134,8 @@ def _holders(table: DeltaTable, name: str, digest: str, keys: Sequence[str] | No
         seen[str(row["found"])] += int(row["n"])
     if name == current.TABLE:
         ensure_all_read(table, seen.total())
-    else:  # in the log's count the row of the proof is left out
-        ensure_complete(table, {key: count - 1 for key, count in seen.items()}, sizes(table, keys))
+    else:
+        ensure_complete(table, seen, sizes(table, keys))
     return {str(row["found"]) for row in rows if row["mine"]}
 
 
@@ -180,7 +180,7 @@ def _of_aged(there: Mapping[str, DeltaTable], mine: str) -> list[dict[str, Any]]
     """The origins of the key's rows in events and rejects of slices whose rows of raw went by their age."""
     if "raw" not in there:
         return []
-    gone = proofs_where(there["raw"], f"proof LIKE '%\"{AGED}\":%'")
+    gone = [key for key, proof in proofs_in(there["raw"]).items() if aged(proof)]
     where = f"{mine} AND {slice_is_one_of(gone)}"
     names = [name for name in ("events", "rejects") if name in there and gone]
     return [row for name in names for row in query(there[name], f"SELECT slice, {_ORIGIN} FROM t WHERE {where}")]
@@ -211,7 +211,6 @@ def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
         return
     mine = replace(work, slices=[piece for piece in work.slices if piece.key in decided])
     rejects.materialise(mine)
-    _forget_published(mine, decided)
     dlq.materialise(mine)
     current.materialise(mine)
     if work.stream.metrics:
@@ -349,7 +348,7 @@ def _spans(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, dic
 
 def _rest(work: Work, name: str, standing: Standing, digest: str, keys: Sequence[str]) -> DataFrame:
     rows = rows_at(work.spark, work.lake.path(work.stream.name, name), standing.version)
-    return rows.where(slice_is_one_of(keys)).where(~_is_key(digest)).drop("proof")
+    return rows.where(slice_is_one_of(keys)).where(~_is_key(digest))
 
 
 def _is_key(digest: str) -> Column:
@@ -360,27 +359,6 @@ def _is_key(digest: str) -> Column:
 
 def _commit(work: Work, name: str, standing: Standing, rows: DataFrame, proofs: Sequence[Proof], spread: str) -> None:
     records = [standing.proofs[proof.key].rows or 0 for proof in proofs]
-    with commit_lock(work, name):
+    with commit_turn(work, name):
         work.before_commit()
-        replace_slices(
-            work.spark,
-            work.lake.path(work.stream.name, name),
-            rows,
-            proofs,
-            {proof.key: standing.attempt(proof.key) for proof in proofs},
-            files=raw.files_for(records),
-            spread=spread,
-        )
-
-
-def _forget_published(work: Work, decided: Mapping[str, Proof]) -> None:
-    """Remove slices from dlq that have no reject left: the stage itself looks at slices with rejects alone."""
-    table = work.lake.table(work.stream.name, DLQ)
-    if table is None:
-        return
-    there = work.lake.committed(work.stream.name, DLQ, work.keys)
-    empty = [key for key in there if not decided[key].counts["rejects"]]
-    if empty:
-        path = work.lake.path(work.stream.name, DLQ)
-        with commit_lock(work, DLQ), delta_errors(path):
-            work.spark.sql(f"DELETE FROM {table_in_sql(path)} WHERE {slice_is_one_of(empty)}").collect()
+        commit_rows(work, name, rows, proofs, standing, files=raw.files_for(records), spread=spread)

@@ -16,7 +16,7 @@ from assets.copies import Twice, fields_of
 from assets.origins import MILLISECONDS, covering
 from assets.window import schema
 from highwater.envelope import ORIGIN
-from resources.lake import query_arrow, slice_is_one_of
+from resources.delta import query_arrow, slice_is_one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,14 +100,14 @@ class EventRecords:
             return
         for piece in self.pieces:
             mine = slice_is_one_of([piece.key])
-            asked = f"SELECT {_ORIGIN} FROM t WHERE proof IS NULL AND {mine} ORDER BY {_ORIGIN}"
+            asked = f"SELECT {_ORIGIN} FROM t WHERE {mine} ORDER BY {_ORIGIN}"
             origins = query_arrow({"t": self.events}, asked)
             for start in range(0, len(origins), WINDOW):
                 yield f"{mine} AND ({covering(origins.slice(start, WINDOW))})"
 
     def _read(self, where: str) -> pa.Table:
         columns = f"slice, {_ORIGIN}, {MILLISECONDS}, {fields_of(self.stream, self.events)}"
-        asked = f"SELECT {columns} FROM t WHERE proof IS NULL AND {where} ORDER BY {_ORIGIN}"
+        asked = f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORIGIN}"
         return query_arrow({"t": self.events}, asked)
 
     def _written(self, rows: pa.Table) -> pa.Table:

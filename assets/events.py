@@ -25,8 +25,7 @@ from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.proof import Proof
 from highwater.retention import aged, records
-from resources.commit_log import committed
-from resources.lake import slice_is_one_of
+from resources.delta import slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at
 
@@ -56,7 +55,7 @@ REASONS = (MALFORMED, INVALID, UNRESOLVED)
 
 
 def columns(stream: Stream) -> str:
-    """The columns of the stream's events table in SQL, `proof` left out."""
+    """The columns of the stream's events table in SQL."""
     version = sql_type(stream.field_named(stream.version))
     fields = "".join(f", {quoted(f.name)} {sql_type(f)}" for f in field_columns(stream))
     return f"{ORIGIN_COLUMNS}, key STRING, version {version}, event_time TIMESTAMP{fields}"
@@ -165,7 +164,7 @@ def _unfinished(work: Work, read: Standing, standing: Standing, published: Stand
     if not standing.proofs:
         return {}
     rejects = Standing.read(work, "rejects")
-    current = committed(work.lake, work.stream.name, "current", work.keys)
+    current = work.lake.commits(work.stream.name, "current", work.keys)
     followers = {"rejects": rejects.attempt, DLQ: published.attempt, "current": current.attempt}
     if work.stream.metrics:
         followers["metrics"] = Standing.read(work, "metrics").attempt
@@ -382,7 +381,7 @@ def _see_decidable(
 def raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:
     """The raw rows of the slices in one version of the table."""
     rows = rows_at(work.spark, work.lake.path(work.stream.name, raw.TABLE), version)
-    return rows.where(slice_is_one_of([s.key for s in slices])).drop("proof")
+    return rows.where(slice_is_one_of([s.key for s in slices]))
 
 
 def _without_payload(stream: Stream, rows: DataFrame) -> DataFrame:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from assets import accepted_copies
 from assets.commit import LEASE_SECONDS
-from assets.sent import SENDING, TABLE, proofs, under_way_in
+from assets.sent import SENDING, TABLE, proofs, under_way
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.publishing import State, lets_go, see_none_retracted
-from resources.lake import open_table
+from resources.delta import open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -66,10 +66,12 @@ def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
     if not keys:
         return []
     rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
-    there = F.col("slice").isin(*keys) | ((F.col("slice") == SENDING) & F.col("of_slice").isin(*keys))
-    was = rows.where("proof IS NULL").where(there).where(F.col("state") == State.SENT.value)
-    micros = F.unix_micros("published_at").alias("us")
-    told = was.select(F.coalesce("of_slice", "slice").alias("slice"), *ORIGIN, micros)
+    columns = ["slice", *ORIGIN, "state", "published_at"]
+    if under_way(work.lake, work.stream) & {*keys}:
+        sending = work.spark.read.format("delta").load(work.lake.path(work.stream.name, SENDING))
+        rows = rows.select(*columns).union(sending.where("batch IS NULL").select(*columns))
+    was = rows.where(F.col("slice").isin(*keys)).where(F.col("state") == State.SENT.value)
+    told = was.select("slice", *ORIGIN, F.unix_micros("published_at").alias("us"))
     # The last that were sent first: a leave that covers them covers the rest.
     gone = told.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")
     return gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_RETRACTED).collect()
@@ -133,6 +135,5 @@ def _reached(work: Work, keys: Sequence[str]) -> list[str]:
     table = None if work.stream.publishes is None else open_table(work.lake.path(work.stream.name, TABLE))
     if table is None:
         return []
-    there = {str(one["slice"]) for one in table.partitions()}
-    there |= under_way_in(table)
+    there = {str(one["slice"]) for one in table.partitions()} | under_way(work.lake, work.stream)
     return [key for key in keys if key in there]

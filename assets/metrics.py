@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from assets import events
 from assets.commit import LEASE_SECONDS, Clock, Standing, require_newer
 from assets.minute_rows import (
-    LINKED,
     MICROSECONDS,
+    MINUTES,
     MOST_PARTITIONS,
     Stored,
     declared,
@@ -48,8 +48,9 @@ from highwater.minutes import (
     spans,
 )
 from highwater.portions import portions
-from resources.lake import proofs_in, query, quoted, slice_is_one_of
-from resources.small_tables import has_rows, opened, replace_partitions
+from resources.commit_log import has_records, proofs_in, replace_slices
+from resources.delta import query, quoted, slice_is_one_of
+from resources.small_tables import opened
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -97,19 +98,18 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
     standing = Standing(proofs_in(table, work.keys), table.version())
     require_newer(decided.proofs, {key: standing.attempt(key) for key in work.keys})
     # A table without a row takes in all slices that were decided before it came.
-    decisions = decided.proofs if has_rows(table) else proofs_in(source)
+    decisions = decided.proofs if has_records(table) else proofs_in(source)
     stale = {key: proof for key, proof in decisions.items() if standing.attempt(key) != proof.attempt}
     notes = {key: "already followed the events" for key in work.keys if key not in stale}
-    version, made = standing.version, _Made({}, {})
+    version, made = standing.version, _Made({}, ())
     if stale:
         with clock.phase("compute"):
-            made = _Computation(work.stream, source, table).made(stale, standing.proofs)
+            made = _Computation(work.stream, source, table).made(stale)
         with clock.phase("commit"):
             work.before_commit()
             check()
-            version = _commit(work.stream, table, made)
+            version = _commit(work, table, made)
     proofs = {**standing.proofs, **{proof.key: proof for proof in made.proofs}}
-    table.update_incremental()
     return _reports(work, table, proofs, notes, clock, version)
 
 
@@ -142,15 +142,11 @@ class _Made:
 
     Args:
         days: for each day that changed all of its minutes.
-        touched: for each slice its proof and the minutes of its events.
+        proofs: of each slice, with the minutes of its events.
     """
 
     days: Mapping[str, Mapping[int, Minute]]
-    touched: Mapping[str, tuple[Proof, Collection[int]]]
-
-    @property
-    def proofs(self) -> list[Proof]:
-        return [proof for proof, _ in self.touched.values()]
+    proofs: Sequence[Proof]
 
 
 class _Computation:
@@ -163,16 +159,16 @@ class _Computation:
         self._stored = Stored(stream, table)
         self._links: defaultdict[int, set[int]] = defaultdict(set)
 
-    def made(self, stale: Mapping[str, Proof], standing: Mapping[str, Proof]) -> _Made:
-        """All that is to be written for the slices; `standing` has the proofs of those that the table holds already."""
+    def made(self, stale: Mapping[str, Proof]) -> _Made:
+        """All that is to be written for the slices."""
         weights: defaultdict[int, int] = defaultdict(int)
-        touched = {}
+        proofs = []
         for key, own in self._minutes_of([*stale]).items():
             for minute, count in own.items():
                 weights[minute] += count
-            touched[key] = (replace(stale[key], rows=len(own)), [*own])
-        affected = self._affected({*weights, *self._before([key for key in stale if key in standing])}, weights)
-        return _Made(self._days(affected, self._values(affected, weights)), touched)
+            proofs.append(replace(stale[key], rows=len(own), extra={MINUTES: sorted(own)}))
+        affected = self._affected({*weights, *self._before([*stale])}, weights)
+        return _Made(self._days(affected, self._values(affected, weights)), proofs)
 
     def _minutes_of(self, keys: Sequence[str]) -> dict[str, dict[int, int]]:
         """The minutes of each slice's events, with their number."""
@@ -215,10 +211,7 @@ class _Computation:
 
     def _before(self, keys: Collection[str]) -> set[int]:
         """The minutes of the events that the slices had when they were last computed."""
-        if not keys:
-            return set()
-        asked = f"SELECT {LINKED} FROM t WHERE proof IS NOT NULL AND {slice_is_one_of(keys)}"
-        return {us // MICROSECONDS for row in query(self._table, asked) for us in row["linked"] or ()}
+        return {minute for proof in proofs_in(self._table, keys).values() for minute in proof.extra[MINUTES]}
 
     def _linked(self, minutes: Collection[int]) -> dict[int, Collection[int]]:
         stored = self._stored.linked(minutes)
@@ -284,22 +277,16 @@ def _within(minutes: Collection[int]) -> str:
 
 def _events(where: str = "true", more: str = "slice") -> str:
     us = "arrow_cast(event_time, 'Int64') AS us"
-    return f"SELECT key, version, {us}, {more} FROM t WHERE proof IS NULL AND {where}"
+    return f"SELECT key, version, {us}, {more} FROM t WHERE {where}"
 
 
 def _timestamp(minute: int) -> str:
     return f"arrow_cast({minute * MICROSECONDS}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
 
-def _commit(stream: Stream, table: DeltaTable, made: _Made) -> int:
+def _commit(work: Work, table: DeltaTable, made: _Made) -> int:
     import pyarrow as pa
 
-    columns = schema(stream)
+    stream = work.stream
     rows = [row_of(stream, day, m, found) for day, minutes in made.days.items() for m, found in minutes.items()]
-    rows += [
-        {"slice": key, "proof": proof.to_json(), "linked": [m * MICROSECONDS for m in sorted(minutes)]}
-        for key, (proof, minutes) in made.touched.items()
-    ]
-    return replace_partitions(
-        table, pa.Table.from_pylist(rows, columns), sorted({*made.days, *made.touched}), made.proofs
-    )
+    return replace_slices(table, pa.Table.from_pylist(rows, schema(stream)), sorted(made.days), made.proofs, work.run)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, Minute, Sums, day_of, time_of
-from resources.lake import query, quoted, sizes, slice_is_one_of
+from resources.delta import query, quoted, sizes, slice_is_one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +24,8 @@ NEWEST = 30
 # The longest bar of the plot.
 BAR = 30
 MICROSECONDS = 60_000_000
+# In the commit record of a slice: the minutes of its events.
+MINUTES = "minutes"
 LINKED = "arrow_cast(linked, 'List(Int64)') AS linked"
 
 
@@ -59,7 +61,6 @@ def schema(stream: Stream) -> pa.Schema:
             ("hour_amount", amount),
             ("hour_mean", pa.decimal128(38, scale + MEAN_DIGITS)),
             ("linked", pa.list_(minute)),
-            ("proof", pa.string()),
         ]
     )
 
@@ -96,7 +97,7 @@ class Stored:
         if lacking:
             self._days |= {day: {} for day in lacking}
             where = slice_is_one_of(sorted(lacking)) if len(lacking) <= MOST_PARTITIONS else "true"
-            for row in query(self._table, f"SELECT {self._columns} FROM t WHERE proof IS NULL AND {where}"):
+            for row in query(self._table, f"SELECT {self._columns} FROM t WHERE {where}"):
                 minute, found = _minute(self._stream, row)
                 if day_of(minute) in lacking:
                     self._days[day_of(minute)][minute] = found
@@ -109,7 +110,7 @@ class Stored:
 
     @property
     def _columns(self) -> str:
-        names = [name for name in schema(self._stream).names if name not in {"slice", "minute", "linked", "proof"}]
+        names = [name for name in schema(self._stream).names if name not in {"slice", "minute", "linked"}]
         return ", ".join([*map(quoted, names), "arrow_cast(minute, 'Int64') AS us", LINKED])
 
 
@@ -137,7 +138,7 @@ def row_of(stream: Stream, day: str, minute: int, found: Minute) -> dict[str, An
 
 def newest_of(stream: Stream, table: DeltaTable) -> list[dict[str, Any]]:
     """The newest minutes, for a person: the latest first."""
-    days = sorted({day for day in sizes(table) if "@" not in day}, reverse=True)
+    days = sorted(sizes(table), reverse=True)
     stored, found = Stored(stream, table), dict[int, Minute]()
     for day in days:
         found |= stored.on([day])

@@ -19,7 +19,7 @@ from highwater.declaration import TOPIC_NAME
 from highwater.envelope import ORIGIN
 from highwater.routing import tier_of
 from resources.conditions import between, in_one_of
-from resources.lake import slice_is_one_of
+from resources.delta import slice_is_one_of
 from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from assets import reclaims, rejects
 from assets.origins import MILLISECONDS
-from assets.sent import SENDING, complete, schema
+from assets.sent import complete, schema
 from assets.window import Window
 from assets.window import schema as window_schema
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import UnbalancedError
 from highwater.publishing import Judged, Known, Late, State, judge, lets_go, second_deliveries, see_none_retracted
-from resources.lake import query_all, slice_is_one_of
+from resources.delta import query_all, slice_is_one_of
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -127,13 +127,13 @@ class Batch:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        rows, count = window.rows, len(window)
+        rows = window.rows
         sent = window.told(lambda one: one.goes_out, pa.bool_())
         numbers = pc.add(pc.cumulative_sum(pc.cast(sent, pa.int64())), number - 1)
         keys = [piece.key for piece in self.pieces]
         attempts = pa.array([self.records.decisions[key].attempt for key in keys], pa.int32())
         columns: dict[str, Any] = {
-            "slice": pa.repeat(SENDING, count),
+            "slice": rows["slice"],
             **{name: rows[name] for name in ORIGIN},
             "attempt": attempts.take(pc.index_in(rows["slice"], pa.array(keys)).combine_chunks()),
             "state": window.told(lambda one: one.state.value, pa.string()),
@@ -141,11 +141,9 @@ class Batch:
             "late": window.told(lambda one: one.late and one.late.value, pa.string()),
             "fingerprint": rows["fingerprint"],
             "published_at": window.told(lambda one: one.at, schema().field("published_at").type),
-            "of_slice": rows["slice"],
             "number": pc.if_else(sent, numbers, None),
-            "proof": pa.nulls(count, pa.string()),
         }
-        return pa.table(columns, schema=schema())
+        return pa.table(columns, schema=schema().append(pa.field("number", pa.int64())))
 
     def _judged(self, rows: pa.Table) -> Window:
         import pyarrow as pa
@@ -210,13 +208,13 @@ class Batch:
         """What became before of the origins in slices that were published, and in any slice of those that moved."""
         found = self.book.known(slice_is_one_of(self._standing)) if self._standing else {}
         if where := self._moved():
-            theirs = f"SELECT DISTINCT {_ORIGIN} FROM e WHERE proof IS NULL AND ({' OR '.join(where)})"
+            theirs = f"SELECT DISTINCT {_ORIGIN} FROM e WHERE ({' OR '.join(where)})"
             for origin, one in self.book.known_among(self.events, theirs).items():
                 # Readers have the highest revision, whichever slice sent it.
                 if origin not in found or one.revision > found[origin].revision:
                     found[origin] = one
         if self.book.before is not None and self._anew:
-            theirs = f"SELECT {_ORIGIN} FROM e WHERE proof IS NULL AND {slice_is_one_of(self._anew)}"
+            theirs = f"SELECT {_ORIGIN} FROM e WHERE {slice_is_one_of(self._anew)}"
             found = self.book.before.beside(found, self.events, theirs)
         return found
 
@@ -240,7 +238,7 @@ class Batch:
         if not main:
             return found
         taken_back = f"({slice_is_one_of(main)} AND {reclaims.NUMBER} > 0)"
-        some = query_all({"e": self.events}, f"SELECT 1 FROM e WHERE proof IS NULL AND {taken_back} LIMIT 1")
+        some = query_all({"e": self.events}, f"SELECT 1 FROM e WHERE {taken_back} LIMIT 1")
         return [*found, taken_back] if some else found
 
     @cached_property
@@ -285,7 +283,7 @@ class Batch:
         """What was sent before a lost lake was begun anew, and was rejected since."""
         if key not in self._anew or self._rejects is None:
             return {}
-        asked = f"SELECT {_ORIGIN} FROM e WHERE proof IS NULL AND {rejects.PUBLISHED_AT} IS NULL"
+        asked = f"SELECT {_ORIGIN} FROM e WHERE {rejects.PUBLISHED_AT} IS NULL"
         known = self.book.known_among(self._rejects, f"{asked} AND {slice_is_one_of([key])}")
         return {origin: one for origin, one in known.items() if not one.slice_key and one.state is State.SENT}
 
@@ -302,7 +300,7 @@ class Batch:
     def _retractions(self, piece: Slice, gone: Mapping[Origin, Known]) -> list[dict[str, Any]]:
         """The records that retract events, with the keys that these have as rejects."""
         assert self._rejects is not None, "what is retracted is among the rejects"
-        asked = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE proof IS NULL AND {slice_is_one_of([piece.key])}"
+        asked = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE {slice_is_one_of([piece.key])}"
         rows = {Origin.of_row(row): row for row in query_all({"t": self._rejects}, asked)}
         # What is no reject either was lost by somebody else: that is never told to readers.
         see_none_retracted(piece.key, gone.keys() - rows.keys(), allowed=False)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from assets.documents import escapes_half_a_pair, invalid_utf8, scanned, sound_part
 from assets.origins import PROBLEM
 from highwater.errors import DependencyAwayError
-from resources.lake import open_table
+from resources.delta import open_table
 from resources.spark import delta_errors
-from resources.spark_tables import table_at
+from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -292,7 +292,7 @@ def _known_values(work: Work, lookup: Lookup) -> DataFrame:
     version = see_lookup(work.lake, lookup)
     path = work.lake.reference(lookup.table)
     with delta_errors(path):
-        return table_at(work.spark, path, version).select(F.col(lookup.column).alias("known_value")).distinct()
+        return rows_at(work.spark, path, version).select(F.col(lookup.column).alias("known_value")).distinct()
 
 
 def see_lookup(lake: Lake, lookup: Lookup) -> int:

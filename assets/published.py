@@ -32,8 +32,8 @@ from highwater.errors import ConfigurationError, SupersededAttemptError, Tempora
 from highwater.plans import Publication
 from highwater.portions import Ahead, cuts
 from highwater.publishing import Judged, State, batches, in_order
+from resources.commit_log import proofs_in
 from resources.dlq_topics import ensure_accepted
-from resources.lake import proofs_in
 from resources.producer import Record
 from resources.transactions import Mark, Transactions
 

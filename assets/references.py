@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.envelope import Envelope, Header, Place, Reference, headers_of
 from highwater.errors import UnbalancedError
-from resources.lake import query, slice_is_one_of, stream_rows
+from resources.delta import query, slice_is_one_of, stream_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,7 +43,7 @@ def original(lake: Lake, stream: Stream, place: Place) -> Original | None:
         return None
     topic = place.topic.replace("'", "''")
     where = (
-        f'proof IS NULL AND partition = {place.partition} AND "offset" = {place.offset} '
+        f'partition = {place.partition} AND "offset" = {place.offset} '
         f"AND topic = '{topic}' AND generation = {place.generation}"
     )
     found = query(table, f"SELECT key, value, headers FROM t WHERE {where}")
@@ -64,7 +64,7 @@ def place_of(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original) -
         return origin
     table = lake.table(stream.name, "raw")
     size = "coalesce(octet_length(encode(value, 'hex')), 0) / 2"
-    where = f"proof IS NULL AND {slice_is_one_of([envelope.slice_key])} AND {size} = {len(wanted.value or b'')}"
+    where = f"{slice_is_one_of([envelope.slice_key])} AND {size} = {len(wanted.value or b'')}"
     asked = f"SELECT {_PLACE}, key, value, headers FROM t WHERE {where} ORDER BY {_PLACE}"
     for row in () if table is None else stream_rows(table, asked):
         if original_of(row) == wanted:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assets import events, raw
-from assets.commit import Clock, Standing, commit_lock, have_table, reports, require_newer
+from assets.commit import Clock, Standing, commit_rows, commit_turn, have_table, reports, require_newer
 from assets.dlq_copies import COPIED_AT
 from assets.events import origin_columns, require
 from assets.holding import parked_slices
@@ -22,9 +22,9 @@ from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.proof import Proof
 from highwater.routing import destination
-from resources.lake import slice_is_one_of
+from resources.delta import slice_is_one_of
 from resources.spark import delta_errors
-from resources.spark_tables import replace_slices, rows_at
+from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -135,16 +135,9 @@ def _see_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof]) 
 
 
 def _commit(work: Work, rows: DataFrame, decisions: Sequence[Proof], standing: Standing) -> int:
-    with commit_lock(work, TABLE):
-        return replace_slices(
-            work.spark,
-            work.lake.path(work.stream.name, TABLE),
-            rows,
-            [_proof(decision) for decision in decisions],
-            {d.key: standing.attempt(d.key) for d in decisions},
-            files=1,
-            spread="origin_offset",
-        )
+    proofs = [_proof(decision) for decision in decisions]
+    with commit_turn(work, TABLE):
+        return commit_rows(work, TABLE, rows, proofs, standing, files=1, spread="origin_offset")
 
 
 def _rows(
@@ -189,7 +182,7 @@ def _left_over(
     mine = slice_is_one_of([d.key for d in decisions])
     name = work.stream.name
     accepted = rows_at(work.spark, work.lake.path(name, events.TABLE), events_version).where(mine)
-    read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine).drop("proof")
+    read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine)
     seen = {d.key: d.counts for d in decisions}
     origins = with_origins(work, read, pieces, seen, published.proofs)
     fated = with_fate(work, origins, pieces, seen, published)

@@ -1,24 +1,22 @@
 """The table `published`: what became of each event on its way to the topic of accepted events.
 
-What belongs here: its columns, and the steps by which it follows what Kafka holds. What does not: what is to be sent
-(`assets.outgoing`), the transactions (`assets.published`), and what decisions must keep (`assets.kept`).
-
-A batch of slices is first written down as it will be sent, in the partition SENDING, each record with its number. The
+A batch of slices is first written down as it will be sent, in the table `_sending`, each record with its number. The
 mark in Kafka counts the records of the batch. So after a crash the records below the mark were sent, with the content
-that is written down, and the others were not, whatever the tables or the declaration say by then. In the partitions of
-the slices stands what is settled alone.
+that is written down, and the others were not, whatever the tables or the declaration say by then. `published` holds
+what is settled, and its commits name the batch that they settle.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from assets import accepted_copies
-from assets.commit import LEASE_SECONDS
+from assets.commit import commit_turn
 from highwater.envelope import ORIGIN, ORIGIN_TYPES, Origin
 from highwater.errors import (
     ConfigurationError,
@@ -30,8 +28,9 @@ from highwater.errors import (
 from highwater.proof import Proof
 from highwater.publishing import Known, State
 from highwater.slices import SliceKey
-from resources.lake import open_table, proofs_in, query, query_all, query_arrow, slice_is_one_of
-from resources.small_tables import opened, replace_partitions
+from resources.commit_log import committed_in, id_of, proofs_in, replace_slices
+from resources.delta import open_table, query, query_all, query_arrow, slice_is_one_of
+from resources.small_tables import opened, replace_all
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,8 +42,10 @@ if TYPE_CHECKING:
     from resources.lake import Lake
 
 TABLE = "published"
-# The partition of what is under way; no slice key is without an @.
-SENDING = "sending"
+# The table of the batch that is under way, or was the last one.
+SENDING = "_sending"
+# In the commit records: the batch that the commit settled.
+BATCH = "batch"
 # The attempt of a slice whose first publication is not complete: lower than that of any decision.
 INCOMPLETE = 0
 # The attempt of a slice that was published, and holds second deliveries of what was retracted or revised since: no
@@ -56,7 +57,7 @@ UNLIKE = ("origin_offset", "fingerprint", "number")
 
 
 def schema() -> pa.Schema:
-    """The columns of the table."""
+    """The columns of `published`."""
     import pyarrow as pa
 
     return pa.schema(
@@ -69,16 +70,20 @@ def schema() -> pa.Schema:
             ("late", pa.string()),
             ("fingerprint", pa.string()),
             ("published_at", pa.timestamp("us", "UTC")),
-            ("of_slice", pa.string()),
-            ("number", pa.int64()),
-            ("proof", pa.string()),
         ]
     )
 
 
+def sending_schema() -> pa.Schema:
+    """The columns of `_sending`: those of `published`, the number of the record, and in one row the batch itself."""
+    import pyarrow as pa
+
+    return schema().append(pa.field("number", pa.int64())).append(pa.field("batch", pa.string()))
+
+
 @dataclass(frozen=True)
 class Sending:
-    """The batch that is under way, or was the last one: what stands in the column `proof` of SENDING.
+    """The batch that is under way, or was the last one: the column `batch` of `_sending`.
 
     Args:
         attempt: the number of the batch; the mark names it.
@@ -94,18 +99,9 @@ class Sending:
     total: int = 0
     slices: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def key(self) -> str:
-        """The partition."""
-        return SENDING
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"format": FORMAT, "slice": SENDING, **vars(self), "slices": dict(self.slices)}
-
     def to_json(self) -> str:
         """The written form."""
-        return json.dumps(self.to_plain(), separators=(",", ":"))
+        return json.dumps({"format": FORMAT, **vars(self), "slices": dict(self.slices)}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Sending:
@@ -160,9 +156,9 @@ def last_published(lake: Lake, stream: Stream) -> str | None:
 
 def last_in(table: DeltaTable, topic: str) -> str | None:
     """The same, of the table as it was opened."""
-    names = {str(one["slice"]) for one in table.partitions()} - {SENDING}
-    main = sorted((key for name in names if (key := SliceKey.parse(name)).topic == topic), reverse=True)
-    return next((str(key) for key in main if complete(proofs_in(table, [str(key)]))), None)
+    ended = (key for key, one in committed_in(table, short=True).records.items() if one.attempt != INCOMPLETE)
+    main = (key for name in ended if (key := SliceKey.parse(name)).topic == topic)
+    return max(map(str, main), key=SliceKey.parse, default=None)
 
 
 def under_way(lake: Lake, stream: Stream) -> set[str]:
@@ -171,13 +167,11 @@ def under_way(lake: Lake, stream: Stream) -> set[str]:
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    table = open_table(lake.path(stream.name, TABLE))
-    return set() if table is None else under_way_in(table)
-
-
-def under_way_in(table: DeltaTable) -> set[str]:
-    asked = f"SELECT DISTINCT of_slice FROM t WHERE proof IS NULL AND {slice_is_one_of([SENDING])}"
-    return {str(row["of_slice"]) for row in query(table, asked)}
+    batch = batch_of(lake, stream)
+    if batch is None or not batch.slices:
+        return set()
+    table = lake.table_at(stream.name, SENDING)
+    return {str(row["slice"]) for row in query(table, "SELECT DISTINCT slice FROM t WHERE batch IS NULL")}
 
 
 def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
@@ -197,7 +191,7 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
     table = open_table(path) if origins else None
     if table is None:
         return
-    if sending := under_way_in(table) & origins.keys():
+    if sending := under_way(work.lake, work.stream) & origins.keys():
         raise SupersededAttemptError(
             f"{', '.join(sorted(sending))}: a publication of them is under way, or broke off",
             remedy=f"let it end, or materialise {work.stream.name}/{TABLE} of these slices; then erase the key again",
@@ -208,25 +202,37 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
         rows = _rows(table, [key])
         kept = rows.filter(_is_none_of(rows, origins[key]))
         if len(kept) < len(rows):
-            found[key] = _proof(proof.piece, proof.attempt, kept)
-            parts += [kept, _proof_row(key, found[key].to_json())]
+            found[key] = replace(_proof(proof.piece, proof.attempt, kept), extra=proof.extra)
+            parts.append(kept)
     if found:
-        _commit(work, table, parts, [*found], [*found.values()])
+        _commit(work, table, parts, found)
 
 
-def batch_of(table: DeltaTable) -> Sending | None:
-    """The batch that is under way, or was the last one: that one has no slices. None if there was none."""
-    found = query(table, f"SELECT proof FROM t WHERE proof IS NOT NULL AND {slice_is_one_of([SENDING])}")
-    return Sending.from_json(str(found[0]["proof"])) if found else None
+def batch_of(lake: Lake, stream: Stream) -> Sending | None:
+    """The batch that is under way, or was the last one: that one has no slices. None if there was none.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    sending, table = (open_table(lake.path(stream.name, name)) for name in (SENDING, TABLE))
+    return None if sending is None or table is None else _batch_in(sending, table)
+
+
+def _batch_in(sending: DeltaTable, table: DeltaTable) -> Sending | None:
+    found = query(sending, "SELECT batch FROM t WHERE batch IS NOT NULL")
+    if not found:
+        return None
+    batch = Sending.from_json(str(found[0]["batch"]))
+    settled = any(one.extra.get(BATCH) == batch.attempt for one in proofs_in(table, [*batch.slices]).values())
+    return replace(batch, total=0, slices={}) if settled else batch
 
 
 @dataclass(frozen=True)
 class _Settled:
-    """What a batch leaves that ended, or broke off: proofs of slices, the rows of these, and that it is over."""
+    """What a batch leaves that ended, or broke off: proofs of slices, and the rows of these."""
 
     proofs: Mapping[str, Proof]
     rows: Sequence[pa.Table]
-    batch: Sending
 
 
 class Book:
@@ -248,7 +254,10 @@ class Book:
         self._topic, self._topic_id = work.stream.publishes.topic, topic_id
         path = work.lake.path(work.stream.name, TABLE)
         self._table: DeltaTable = opened(path, schema(), "what was sent to the topic of accepted events")
-        self.sending = self._read_sending()
+        self._sending: DeltaTable = opened(
+            work.lake.path(work.stream.name, SENDING), sending_schema(), self.identity, partition_by=()
+        )
+        self.sending = _batch_in(self._sending, self._table) or Sending(0, self._topic, self._topic_id)
         self.before = accepted_copies.opened(work.lake, work.stream)
         # The batch that this run has taken up.
         self._taken_up: pa.Table | None = None
@@ -265,9 +274,6 @@ class Book:
     def version(self) -> int:
         """The version that was read or written last."""
         return int(self._table.version())
-
-    def _read_sending(self) -> Sending:
-        return batch_of(self._table) or Sending(0, self._topic, self._topic_id)
 
     def _see_same_topic(self) -> None:
         path = self._work.lake.path(self._work.stream.name, TABLE)
@@ -318,7 +324,7 @@ class Book:
 
     def known(self, where: str) -> dict[Origin, Known]:
         """What became of the origins that a condition picks."""
-        return _known(query(self._whole, f"SELECT {_KNOWN} FROM t p WHERE {_SETTLED} AND {where}"))
+        return _known(query(self._whole, f"SELECT {_KNOWN} FROM t p WHERE {where}"))
 
     def known_among(self, events: DeltaTable, origins: str, keys: Sequence[str] | None = None) -> dict[Origin, Known]:
         """What became of the origins that a question to events, named `e` in it, gives.
@@ -329,15 +335,16 @@ class Book:
             keys: the slices under which they are looked up; all of them if None.
         """
         same = " AND ".join(f"p.{name} = o.{name}" for name in ORIGIN)
-        where = "" if keys is None else f" AND p.{slice_is_one_of(keys)}"
-        asked = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same} WHERE {_SETTLED}{where}"
+        where = "" if keys is None else f" WHERE p.{slice_is_one_of(keys)}"
+        asked = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same}{where}"
         found = _known(query_all({"p": self._whole, "e": events}, asked))
         return found if self.before is None else self.before.beside(found, events, origins)
 
     def follow(self, batch: int) -> None:
         """Let batches be numbered from the one behind this on: the last that a table had sent which was lost."""
         self.sending = replace(self.sending, attempt=max(batch, self.sending.attempt))
-        self._commit([], self.sending)
+        self.commit_settled()
+        self._write_down([])
 
     def left_out(self, keys: Collection[str]) -> set[tuple[str, Origin]]:
         """The second deliveries of slices, by slice and origin."""
@@ -355,7 +362,8 @@ class Book:
     def write_down(self) -> None:
         """Write the batch down: before the first record of it is committed, which may be under way already."""
         assert self._taken_up is not None, "a batch begins before it is written down"
-        self._commit([self._taken_up], self.sending)
+        self.commit_settled()
+        self._write_down([self._taken_up])
 
     def settle(self, sent: int, pieces: Mapping[str, Slice]) -> None:
         """Take over what was sent of the batch that is written down.
@@ -372,12 +380,12 @@ class Book:
         """
         import pyarrow.compute as pc
 
-        rows = self._rows([SENDING]) if self._taken_up is None else self._taken_up
+        rows = self._written_down() if self._taken_up is None else self._taken_up
         standing = self.standing([*self.sending.slices])
         settled: dict[str, tuple[Slice, int, pa.Table]] = {}
         lost: set[str] = set()
         for key, attempt in self.sending.slices.items():
-            mine = rows.filter(pc.equal(rows["of_slice"], key))
+            mine = rows.filter(pc.equal(rows["slice"], key))
             last = pc.max(mine["number"]).as_py()
             whole = last is None or last < sent
             if not whole:
@@ -387,31 +395,53 @@ class Book:
                 stood = schema().empty_table() if before is None else self._rows([key])
                 at = attempt if whole else before.attempt if before else INCOMPLETE
                 lost |= self._lost(mine, stood)
-                settled[key] = pieces[key], at, self._merged(key, mine, stood)
+                settled[key] = pieces[key], at, self._merged(mine, stood)
             if not whole:
                 break
         if lost:
             settled |= self._without(lost, settled)
-        found = {key: _proof(*one) for key, one in settled.items()}
+        extra = {BATCH: self.sending.attempt}
+        found = {key: replace(_proof(*one), extra=extra) for key, one in settled.items()}
         self.sending, self._taken_up = replace(self.sending, total=0, slices={}), None
-        self._settled = _Settled(found, [one[2] for one in settled.values()], self.sending)
+        self._settled = _Settled(found, [one[2] for one in settled.values()]) if found else None
 
     def commit_settled(self) -> None:
         """Commit what is settled, if it is not committed yet."""
         if self._settled is not None:
-            self._commit([], self._settled.batch)
+            _commit(self._work, self._table, self._settled.rows, self._settled.proofs)
+            self._table.update_incremental()
+            self._settled = None
 
-    def _commit(self, rows: Sequence[pa.Table], batch: Sending) -> None:
-        """Replace what is under way by a batch, and what stands of the slices that are settled, by one commit."""
-        parts: list[pa.Table] = [*rows]
-        marks: list[Sending | Proof] = [batch]
-        if self._settled is not None:
-            parts += self._settled.rows
-            marks += self._settled.proofs.values()
-        parts += [_proof_row(mark.key, mark.to_json()) for mark in marks]
-        _commit(self._work, self._table, parts, [mark.key for mark in marks], marks)
-        self._table.update_incremental()
-        self._settled = None
+    def _write_down(self, rows: Sequence[pa.Table]) -> None:
+        """Replace the batch in `_sending`; the one before is settled."""
+        import pyarrow as pa
+
+        batch = pa.Table.from_pylist([{"batch": self.sending.to_json()}], sending_schema())
+        numbered = [part.append_column("batch", pa.nulls(len(part), pa.string())) for part in rows]
+        with _turn(self._work):
+            self._ensure_newest()
+            replace_all(self._sending, pa.concat_tables([*numbered, batch]), unlike=UNLIKE)
+        self._sending.update_incremental()
+
+    def _ensure_newest(self) -> None:
+        """Validate that nobody committed to `published` since it was read: what goes out rests on it.
+
+        Raises:
+            SupersededAttemptError: another writer did.
+        """
+        now = self._work.lake.table_at(self._work.stream.name, TABLE)
+        if (id_of(now), now.version()) != (self.identity, self.version):
+            raise SupersededAttemptError(
+                f"another writer of {TABLE} of {self._work.stream.name} was first",
+                stored=f"version {self.version}",
+                found=f"version {now.version()}",
+                remedy="nothing: the publication is tried again",
+            )
+
+    def _written_down(self) -> pa.Table:
+        names = ", ".join(f'"{name}"' for name in sending_schema().names if name != "batch")
+        found = query_arrow({"t": self._sending}, f"SELECT {names} FROM t WHERE batch IS NULL")
+        return found.cast(sending_schema().remove(sending_schema().get_field_index("batch")))
 
     def _lost(self, mine: pa.Table, stood: pa.Table) -> set[str]:
         """The fingerprints of contents of which rows of a slice take the place.
@@ -454,21 +484,16 @@ class Book:
         return found
 
     @staticmethod
-    def _merged(key: str, mine: pa.Table, before: pa.Table) -> pa.Table:
+    def _merged(mine: pa.Table, before: pa.Table) -> pa.Table:
         """The rows of a slice: those of before whose origins are not judged anew, and the new ones that say more."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
-        count = len(mine)
-        changes = {
-            "slice": pa.repeat(key, count),
-            "of_slice": pa.nulls(count, pa.string()),
-            "number": pa.nulls(count, pa.int64()),
-            "published_at": pc.coalesce(mine["published_at"], now),
-        }
-        for name, column in changes.items():
-            mine = mine.set_column(mine.schema.get_field_index(name), name, column)
+        times = pc.coalesce(mine["published_at"], now)
+        mine = mine.set_column(mine.schema.get_field_index("published_at"), "published_at", times).drop_columns(
+            "number"
+        )
         fresh = set(_origins(mine)) if len(before) else set()
         stays = before.filter(_is_none_of(before, fresh))
         return pa.concat_tables([stays, mine.filter(pc.not_equal(mine["state"], State.GONE.value))])
@@ -485,8 +510,7 @@ class Book:
 
 def _rows(table: DeltaTable, keys: Sequence[str]) -> pa.Table:
     names = ", ".join(f'"{name}"' for name in schema().names)
-    where = f"proof IS NULL AND {slice_is_one_of(keys)}"
-    return query_arrow({"t": table}, f"SELECT {names} FROM t WHERE {where}").cast(schema())
+    return query_arrow({"t": table}, f"SELECT {names} FROM t WHERE {slice_is_one_of(keys)}").cast(schema())
 
 
 def _is_none_of(rows: pa.Table, origins: Collection[tuple[Any, ...]]) -> pa.Array:
@@ -499,27 +523,25 @@ def _origins(rows: pa.Table) -> Iterator[Origin]:
     return map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))
 
 
-def _proof_row(key: str, text: str) -> pa.Table:
+def _commit(work: Work, table: DeltaTable, parts: Sequence[pa.Table], proofs: Mapping[str, Proof]) -> None:
     import pyarrow as pa
 
-    return pa.Table.from_pylist([{"slice": key, "proof": text}], schema())
+    with _turn(work):
+        rows = pa.concat_tables([schema().empty_table(), *parts])
+        replace_slices(table, rows, sorted(proofs), [*proofs.values()], work.run, unlike=UNLIKE)
 
 
-def _commit(
-    work: Work, table: DeltaTable, parts: Sequence[pa.Table], partitions: Collection[str], marks: Sequence[Any]
-) -> None:
-    import pyarrow as pa
-
-    name = f"commit {work.stream.name}/{TABLE}"
-    with work.ledger.lease(name, seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+@contextmanager
+def _turn(work: Work) -> Iterator[None]:
+    """The turn of those who write the table, after the last look whether it is still held."""
+    with commit_turn(work, TABLE) as lease:
         work.before_commit()
         lease.check()
-        replace_partitions(table, pa.concat_tables(parts), sorted(partitions), marks, unlike=UNLIKE)
+        yield
 
 
 _KNOWN = ", ".join(f"p.{name}" for name in ("slice", *ORIGIN, "state", "revision", "fingerprint", "published_at"))
-_SETTLED = f"p.proof IS NULL AND p.slice <> '{SENDING}'"
-_LEFT_OUT = f"proof IS NULL AND slice <> '{SENDING}' AND state = '{State.AGAIN.value}'"
+_LEFT_OUT = f"state = '{State.AGAIN.value}'"
 
 
 def _known(rows: Sequence[Mapping[str, Any]]) -> dict[Origin, Known]:

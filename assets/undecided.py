@@ -17,7 +17,8 @@ from assets.foreign import DLQ_SEEN, GENERATIONS_SEEN, LOSSES_SEEN
 from highwater.envelope import ORIGIN_OFFSET
 from highwater.plans import Planned
 from highwater.undecided import Undecided, undecided
-from resources.lake import slice_is_one_of, written
+from resources.commit_log import held_in
+from resources.delta import slice_is_one_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -64,7 +65,7 @@ def _last(work: Work, known: Sequence[Generation], generations: Sequence[Generat
 
 
 def _keys(work: Work, table: str, version: int) -> set[str]:
-    return set() if version < 0 else set(written(work.lake.table_at(work.stream.name, table, version)))
+    return set() if version < 0 else held_in(work.lake.table_at(work.stream.name, table, version))
 
 
 def _copied(work: Work) -> dict[int, int]:
@@ -132,7 +133,7 @@ def _kept(work: Work, rows: DataFrame, sent: Sequence[str]) -> DataFrame:
     if not sent:
         return rows
     dlq = work.spark.read.format("delta").load(work.lake.path(work.stream.name, "dlq"))
-    mine = dlq.where(slice_is_one_of(sent)).where(F.col("proof").isNull() & (F.col("detail") == DETAIL))
+    mine = dlq.where(slice_is_one_of(sent)).where(F.col("detail") == DETAIL)
     # Such a record is rejected under its own place.
     places = mine.select(
         F.col("slice").alias("in_slice"),

@@ -19,10 +19,11 @@ from assets.commit import Standing
 from assets.events import raw_rows
 from bench.harness import Result, Row, Verdict, timed
 from bench.world import Bed, World, fill, last_slices
-from highwater.commit_records import CommitRecord, to_user_metadata
+from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from resources.spark_tables import create_table, replace_slices
+from resources.commit_log import complete
+from resources.spark_tables import create_table, write_slices
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -116,9 +117,12 @@ def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
         "CAST(2 + id AS INT) AS version", "timestamp'2026-01-02' AS event_time", f"concat('o', {number}) AS order_id",
         "'paid' AS status", "'c1' AS customer_id", "CAST(2.5 AS DECIMAL(12,2)) AS amount",
     )  # fmt: skip
-    proofs = [Proof(piece, 1, EVENTS, {"events": EVENTS}) for piece in pieces]
-    bases = {piece.key: 0 for piece in pieces}
-    replace_slices(world.spark, path, rows, proofs, bases, files=1, spread="origin_offset")
+    base = CommitRecord("", 0, None, "planted")
+    records = [with_proof(base, Proof(piece, 1, EVENTS, {"events": EVENTS})) for piece in pieces]
+    options = {"userMetadata": to_user_metadata(records, 0)}
+    named = [piece.key for piece in pieces]
+    write_slices(path, rows, named, options, replace=False, files=1, spread="origin_offset")
+    complete(bed.lake.table_at(bed.stream.name, events.TABLE))
     return pieces
 
 
@@ -131,8 +135,8 @@ def _merges(world: World, bed: Bed, pieces: list[Slice]) -> Iterator[float]:
     table = world.spark.read.format("delta").load(bed.lake.path(bed.stream.name, events.TABLE))
     peer = bed.lake.path("peer", "current")
     for piece in pieces:
-        rows = table.where(f"slice = '{piece.key}' AND proof IS NULL").selectExpr("*", "slice AS updated_by_slice")
-        rows.drop("slice", "attempt", "proof").createOrReplaceTempView("newer")
+        rows = table.where(f"slice = '{piece.key}'").selectExpr("*", "slice AS updated_by_slice")
+        rows.drop("slice", "attempt").createOrReplaceTempView("newer")
         current.winners(world.spark.table("newer"), "key").createOrReplaceTempView("newest")
         yield timed(
             lambda: world.spark.sql(

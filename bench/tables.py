@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from dev.planted import plant
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.plans import Generation
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
+from resources.commit_log import complete, log_path, row_of, schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,8 +44,8 @@ STATES = ("placed", "paid", "refunded")
 FAULT_EVERY = 1_000
 TWICE, UNRESOLVED, MALFORMED = 7, 13, 17
 SLICES_A_COMMIT = 20
-# Of a table of which only the log is made: the files that are there all the same, and the rows that each tells of.
-FILES_THERE, ROWS_A_FILE = 200, 1_000
+# The rows of each file of a table of which only the log is made.
+ROWS_A_FILE = 1_000
 _SOUND, _COPY, _UNRESOLVED, _MALFORMED = range(4)
 
 
@@ -191,6 +193,8 @@ class Maker:
                 batch = []
         if batch:
             self._commit(batch)
+        for name in ("raw", "events", "rejects", "dlq", "metrics", "current"):
+            complete(self.lake.table_at(self.stream.name, name))
 
     def _commit(self, batch: list[Chunk]) -> None:
         """The slices of some chunks, and one of the first tier with what of them was unresolved."""
@@ -198,14 +202,15 @@ class Maker:
         self.ledger.add([chunk.piece for chunk in batch])
         self.ledger.add([back.piece])
         tables: dict[str, list[pa.Table]] = {name: [] for name in ("raw", "events", "rejects", "dlq", "metrics")}
+        proofs: dict[str, list[Proof]] = {name: [] for name in tables}
         for chunk in batch:
-            self._add(tables, chunk)
-        back.add(tables)
+            self._add(tables, proofs, chunk)
+        back.add(tables, proofs)
         self._current(batch, back.piece.key)
         for name, parts in tables.items():
-            _append(self.lake.path(self.stream.name, name), parts)
+            _append(self.lake.path(self.stream.name, name), parts, proofs[name])
 
-    def _add(self, tables: dict[str, list[pa.Table]], chunk: Chunk) -> None:
+    def _add(self, tables: dict[str, list[pa.Table]], proofs: dict[str, list[Proof]], chunk: Chunk) -> None:
         good, bad = chunk.where(_SOUND, _COPY), chunk.where(_UNRESOLVED, _MALFORMED)
         counts = {
             "raw": len(chunk.content), "events": len(good.content), "rejects": len(bad.content), "tombstones": 0,
@@ -218,7 +223,8 @@ class Maker:
         tables["dlq"].append(_dlq(bad, self.stream))
         for name, many in {**rows, "metrics": 0}.items():
             sent = {"sent": len(bad.content)} if name == "dlq" else counts
-            tables[name].append(_proof(Proof(chunk.piece, 1, many, sent if name != "raw" else {})))
+            extra: dict[str, Any] = {"minutes": []} if name == "metrics" else {}
+            proofs[name].append(Proof(chunk.piece, 1, many, sent if name != "raw" else {}, extra=extra))
 
     def _current(self, batch: list[Chunk], tier: str) -> None:
         """The keys whose last version is in these slices."""
@@ -264,12 +270,13 @@ class _TierSlice:
         ranges = {0: OffsetRange(start, start + many)}
         return cls(maker, Slice(maker.stream.name, tier, "T" * 22, 0, ordinal, ranges, planned_at), chunks)
 
-    def add(self, tables: dict[str, list[pa.Table]]) -> None:
+    def add(self, tables: dict[str, list[pa.Table]], proofs: dict[str, list[Proof]]) -> None:
         many = sum(len(chunk.content) for chunk in self.chunks)
         counts = {"raw": many, "events": many, "rejects": 0, "tombstones": 0, "superseded": 0}
         tables["events"] += [_events(chunk, self.piece.key, 1) for chunk in self.chunks]
         for name, rows in {"raw": many, "events": many, "rejects": 0, "metrics": 0}.items():
-            tables[name].append(_proof(Proof(self.piece, 1, rows, counts)))
+            extra: dict[str, Any] = {"minutes": []} if name == "metrics" else {}
+            proofs[name].append(Proof(self.piece, 1, rows, counts, extra=extra))
 
 
 def _same(text: str | None, many: int) -> pa.Array:
@@ -399,34 +406,33 @@ def _dlq(chunk: Chunk, stream: Stream) -> pa.Table:
     )
 
 
-def _proof(proof: Proof) -> pa.Table:
+def _append(path: str, parts: list[pa.Table], proofs: Sequence[Proof]) -> None:
     import pyarrow as pa
 
-    return pa.table({"slice": [proof.key], "proof": [proof.to_json()]})
-
-
-def _append(path: str, parts: list[pa.Table]) -> None:
-    import pyarrow as pa
-    from deltalake import write_deltalake
-
-    whole = pa.concat_tables([part for part in parts if len(part)], promote_options="default")
-    write_deltalake(path, whole, mode="append", partition_by=["slice"], schema_mode="merge")
+    there = [part for part in parts if len(part)]
+    empty = pa.table({"slice": pa.array([], pa.string())})
+    plant(path, pa.concat_tables(there, promote_options="default") if there else empty, proofs, recorded=False)
 
 
 def write_log(path: str, pieces: Sequence[Slice]) -> None:
-    """A table with a file for each slice, of which the last ones are there: the others stand in its log alone."""
-    from deltalake import DeltaTable
+    """A table with a commit and a file for each slice, by its log and `_commits` alone: no file is there."""
+    import pyarrow as pa
+    from deltalake import DeltaTable, write_deltalake
 
-    _append(path, [_proof(Proof(piece, 1, ROWS_A_FILE)) for piece in pieces[-FILES_THERE:]])
-    entries = [_added(piece) for piece in pieces[:-FILES_THERE]]
+    plant(path, pa.table({"slice": pa.array([], pa.string())}))
     log = Path(path) / "_delta_log"
-    (log / f"{1:020d}.json").write_text("\n".join(map(json.dumps, entries)))
-    DeltaTable(path).create_checkpoint()
+    (log / f"{1:020d}.json").write_text("\n".join(map(json.dumps, map(_added, pieces))))
+    table = DeltaTable(path)
+    table.create_checkpoint()
+    records = [CommitRecord(piece.key, 1, ROWS_A_FILE, "planted", "", 1, piece.planned_at) for piece in pieces]
+    proofs = [Proof(piece, 1, ROWS_A_FILE).to_json() for piece in pieces]
+    rows = [{**row_of(table, one), "record": proof} for one, proof in zip(records, proofs, strict=True)]
+    write_deltalake(log_path(table), pa.Table.from_pylist(rows, schema()), mode="append", partition_by=["table"])
 
 
 def _added(piece: Slice) -> dict[str, Any]:
     """A file as Delta's log tells of it."""
-    stats = {"numRecords": ROWS_A_FILE + 1, "minValues": {}, "maxValues": {}, "nullCount": {"proof": ROWS_A_FILE}}
+    stats = {"numRecords": ROWS_A_FILE, "minValues": {}, "maxValues": {}, "nullCount": {}}
     file = {
         "path": f"slice={quote(piece.key)}/part-{piece.ordinal}.parquet",
         "partitionValues": {"slice": piece.key},

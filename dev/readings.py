@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dev.intended import Headers
@@ -48,7 +49,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Tables:
-    """The data rows of a stream's tables, and their rows of proof as parsed JSON."""
+    """The rows of a stream's tables, and what their commits say of each slice, as parsed JSON."""
 
     raw: Sequence[Row] = ()
     events: Sequence[Row] = ()
@@ -160,14 +161,32 @@ def _as_bytes(value: object) -> bytes | None:
 def read_tables(lake: str, stream: str) -> Tables:
     """The tables of a stream; one that does not exist is empty here, and the comparison will miss its rows."""
     names = ("raw", "events", "rejects", "current", "dlq", "metrics")
-    data: dict[str, Any] = {name: read_rows(f"{lake}/{stream}/{name}", "proof IS NULL") for name in names}
+    data: dict[str, Any] = {name: read_rows(f"{lake}/{stream}/{name}") for name in names}
     proofs = {name: _proofs(f"{lake}/{stream}/{name}") for name in names}
     return Tables(**data, proofs=proofs)
 
 
 def _proofs(path: str) -> list[Row]:
-    found = read_rows(path, "proof IS NOT NULL", "slice, proof")
-    return [{**json.loads(row["proof"]), "in_partition": row["slice"]} for row in found]
+    """What the newest commit of each slice in a table says of it, by `_commits` and the entries of the table's log."""
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(path):
+        return []
+    root, _, name = path.rpartition("/")
+    mine = f"\"table\" = '{name}' AND table_id = '{DeltaTable(path).metadata().id}' AND record IS NOT NULL"
+    columns = "version, record, rows"
+    found = [
+        (row["version"], {**json.loads(row["record"]), "rows": row["rows"]})
+        for row in read_rows(f"{root}/_commits", mine, columns)
+    ]
+    for entry in Path(path, "_delta_log").glob("*.json"):
+        said: dict[str, Any] = next(
+            (json.loads(line) for line in entry.read_text().splitlines() if '"commitInfo"' in line), {}
+        )
+        metadata = json.loads(said.get("commitInfo", {}).get("userMetadata") or "{}")
+        found += [(int(entry.stem), one) for one in metadata.get("highwater", {}).get("records", ())]
+    newest = {one["slice"]: one for _, one in sorted(found, key=lambda it: (it[0], it[1]["rows"] is not None))}
+    return [*newest.values()]
 
 
 def covered_ends(lake: str, stream: str, topic: str | None = None) -> dict[int, int]:
@@ -187,7 +206,7 @@ def is_covered(bootstrap: str, lake: str, stream: str, topic: str | None = None)
     return covered_ends(lake, stream, topic) == ends
 
 
-def read_rows(path: str, where: str, columns: str = "*") -> list[Row]:
+def read_rows(path: str, where: str = "true", columns: str = "*") -> list[Row]:
     """Rows of a Delta table; none if there is no table."""
     import pyarrow as pa
     from deltalake import DeltaTable, QueryBuilder

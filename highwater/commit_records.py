@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+from highwater.proof import Proof
 from highwater.slices import SliceKey
 
 FORMAT = 1
@@ -21,11 +22,13 @@ class CommitRecord:
     Args:
         slice_key: the slice.
         attempt: the attempt whose rows the commit holds.
-        rows: the events of the slice that the commit took into account; None where the commit does not say.
+        rows: of the slice in the table, or for `current` the events that the commit took into account; None where the
+            commit does not say.
         batch: the name of the commit.
         run: the Dagster run that committed; empty outside of Dagster.
         version: the version of the table that the commit made; -1 before the commit.
         committed_at: when, in UTC; None before the commit.
+        proof: ranges and counts of the slice; None for `current`, whose commits name slices and attempts alone.
     """
 
     slice_key: str
@@ -35,6 +38,7 @@ class CommitRecord:
     run: str = ""
     version: int = -1
     committed_at: datetime | None = None
+    proof: Proof | None = None
 
 
 @dataclass(frozen=True)
@@ -72,22 +76,27 @@ def attempts_of(spans: Mapping[str, Iterable[Span]]) -> dict[str, int]:
     }
 
 
-def to_user_metadata(records: Sequence[CommitRecord], number: int, *, replaces: bool = False) -> str:
+def to_user_metadata(
+    records: Sequence[CommitRecord], number: int, *, batch: str = "", run: str = "", replaces: bool = False
+) -> str:
     """The `userMetadata` of the commit that holds these slices.
 
     Args:
-        records: of one batch; not empty.
-        number: the number of the commit among the named commits of the table.
+        records: of one batch.
+        number: the number of the commit among the numbered commits of the table; 0 for one without a number.
+        batch: the name of the commit, where there is no record.
+        run: the Dagster run, where there is no record.
         replaces: the commit replaces the whole table, so earlier records no longer count.
     """
-    spans = spans_of({record.slice_key: record.attempt for record in records})
+    short = spans_of({record.slice_key: record.attempt for record in records if record.proof is None})
     plain = {
         "format": FORMAT,
-        "batch": records[0].batch,
+        "batch": records[0].batch if records else batch,
         "number": number,
         "replaces": replaces,
-        "run": records[0].run,
-        "slices": {topic: [[s.first, s.last, s.attempt] for s in of_topic] for topic, of_topic in spans.items()},
+        "run": records[0].run if records else run,
+        "slices": {topic: [[s.first, s.last, s.attempt] for s in of_topic] for topic, of_topic in short.items()},
+        "records": [record.proof.to_plain() for record in records if record.proof is not None],
     }
     return json.dumps({"highwater": plain}, separators=(",", ":"), sort_keys=True)
 
@@ -107,10 +116,14 @@ def from_user_metadata(text: str | None, version: int, committed_at: datetime | 
     if plain is None:
         return []
     spans = {topic: [Span(*span) for span in of_topic] for topic, of_topic in plain["slices"].items()}
-    return [
-        CommitRecord(key, attempt, None, plain["batch"], plain["run"], version, committed_at)
-        for key, attempt in attempts_of(spans).items()
-    ]
+    base = CommitRecord("", 0, None, plain["batch"], plain["run"], version, committed_at)
+    short = [replace(base, slice_key=key, attempt=attempt) for key, attempt in attempts_of(spans).items()]
+    return [*short, *(with_proof(base, Proof.from_plain(one)) for one in plain["records"])]
+
+
+def with_proof(record: CommitRecord, proof: Proof) -> CommitRecord:
+    """A record of the commit `record` for the slice of a proof."""
+    return replace(record, slice_key=proof.key, attempt=proof.attempt, rows=proof.rows, proof=proof)
 
 
 def number_of(text: str) -> int:

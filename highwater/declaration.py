@@ -34,7 +34,6 @@ RESERVED_COLUMNS = frozenset(
         "key",
         "version",
         "event_time",
-        "proof",
         "updated_by_slice",
     }
 )

@@ -1,42 +1,17 @@
-"""The proof of a slice: what one commit recorded of it, beside its rows.
-
-What belongs here: the value and its written forms. What does not: reading it (`resources.lake`) or committing it
-(`resources.spark_tables`).
-
-A proof stands twice in the same Delta commit: in the commit's `userMetadata`, and in the table itself, as the one
-row of the slice whose column `proof` is not null. The second copy outlives Delta's log retention (30 days).
-"""
+"""What one commit of a table says of one slice: its ranges, the attempt and the counts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from highwater.history import epochs_from_plain, epochs_to_plain, marks_from_plain, marks_to_plain
 from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
 
 FORMAT = 1
-
-
-class Mark(Protocol):
-    """What stands in the column `proof` of a partition: the proof of a slice, or of a fold."""
-
-    @property
-    def key(self) -> str:
-        """The partition's value."""
-
-    @property
-    def attempt(self) -> int:
-        """The number that the compare-and-set compares."""
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values for the commit's `userMetadata`."""
-
-    def to_json(self) -> str:
-        """The written form for the column."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +21,12 @@ class Proof:
     Args:
         piece: the slice as it was planned.
         attempt: the number, issued by the ledger, of the decision that the commit belongs to.
-        rows: rows of the slice in the table, the row of the proof left out; None where they were not counted before
-            they were written, and Delta's log tells them.
+        rows: of the slice in the table; None where they were not counted before the write, so Delta's log has them.
         counts: further numbers by name; in events the whole split of raw.
         past: whether it also tells what the plan recorded of each partition's past (I16), for a ledger that is rebuilt;
             one table of a stream does.
-        run: the run that read the slice, where one table of a stream tells it; empty in proofs of older versions.
+        run: the run that read the slice, where one table of a stream has it.
+        extra: further values of JSON that one table needs.
     """
 
     piece: Slice
@@ -60,6 +35,7 @@ class Proof:
     counts: Mapping[str, int] = field(default_factory=dict)
     past: bool = False
     run: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -81,7 +57,8 @@ class Proof:
             "rows": self.rows,
             "counts": dict(sorted(self.counts.items())),
         }
-        return {**plain, **(_past(piece) if self.past else {}), **({"run": self.run} if self.run else {})}
+        optional = {"run": self.run, "extra": dict(self.extra)}
+        return {**plain, **(_past(piece) if self.past else {}), **{name: one for name, one in optional.items() if one}}
 
     def to_json(self) -> str:
         """The written form; equal proofs are written alike."""
@@ -94,7 +71,15 @@ class Proof:
         Raises:
             ValueError: the text was written by a newer format or is none of ours.
         """
-        plain = json.loads(text)
+        return cls.from_plain(json.loads(text))
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Proof:
+        """The inverse of `to_plain`.
+
+        Raises:
+            ValueError: the values were written by a newer format or are none of ours.
+        """
         if plain.get("format") != FORMAT:
             raise ValueError(f"proof of format {plain.get('format')!r}; this version reads format {FORMAT}")
         return cls(
@@ -104,6 +89,7 @@ class Proof:
             counts=plain["counts"],
             past="epochs" in plain,
             run=plain.get("run", ""),
+            extra=plain.get("extra", {}),
         )
 
 
@@ -127,8 +113,3 @@ def _slice_of(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Sl
         epochs=epochs_from_plain(plain.get("epochs", {})),
         marks=marks_from_plain(plain.get("marks", {})),
     )
-
-
-def user_metadata(proofs: Iterable[Mark]) -> str:
-    """The `userMetadata` of a commit that holds these slices."""
-    return json.dumps({"highwater": [proof.to_plain() for proof in proofs]}, separators=(",", ":"), sort_keys=True)

@@ -1,48 +1,44 @@
-"""The table `_commits` of a stream, and numbered commits: an intent in the ledger, one write, one record.
+"""The table `_commits` of a stream: which slices each table holds, by the commits that wrote them.
 
-A batch is written once, whatever becomes of its writer (I4). A writer looks at the table, and its commit takes the
-next number as Delta's `txnVersion`. If any other numbered commit came since that look, Delta skips the write or fails
-it: also the write of a dead run, of a process that stood still, and of a deployment with another ledger.
+A commit carries its records in `userMetadata`, and `_commits` gets them after it. So a reader takes what `_commits`
+has, and from the table's Delta log the commits behind it.
 """
 
 from __future__ import annotations
 
+import random
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.commit_records import (
     CommitRecord,
     from_user_metadata,
     held_at,
-    number_of,
     replaces_table,
     to_user_metadata,
+    with_proof,
 )
-from highwater.errors import SupersededAttemptError, UnknownSliceError
-from resources.lake import commit_info, open_table, query, text_in_sql
-from resources.small_tables import append
-from resources.spark import close, delta_errors
+from highwater.errors import DependencyAwayError, SupersededAttemptError
+from highwater.proof import Proof
+from resources.delta import commit_info, in_columns, open_table, query, rows_by_slice, sizes, text_in_sql
+from resources.small_tables import append_at, create, replace_partitions
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
-    from pyspark.sql import SparkSession
 
     from highwater.slices import Slice
-    from resources.intents import Intent
-    from resources.lake import Lake
-    from resources.ledger import Ledger
 
 TABLE = "_commits"
 APP = "highwater"
-_APP_ID = "spark.databricks.delta.write.txnAppId"
-_APP_VERSION = "spark.databricks.delta.write.txnVersion"
-_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+# Each try takes some 50 ms; some ten writers of one stream's tables add to `_commits` at once at the most.
+TRIES = 50
+_UNIX = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,25 @@ class Committed:
         return {key: record.attempt for key, record in self.records.items()}
 
 
+class Written(NamedTuple):
+    """When a slice was committed.
+
+    Args:
+        rows: of the slice; None where neither the commit nor the table's log has them.
+        at_ms: the time of the commit in milliseconds since 1970.
+    """
+
+    rows: int | None
+    at_ms: int
+
+    @property
+    def at(self) -> datetime:
+        """The same moment, in UTC."""
+        return datetime.fromtimestamp(self.at_ms / 1000, UTC)
+
+
 @dataclass(frozen=True)
-class _Tail:
+class Tail:
     """The entries of a table's Delta log behind the last version that `_commits` has.
 
     Args:
@@ -84,36 +97,105 @@ class _Tail:
     is_complete: bool = True
 
 
-def committed(lake: Lake, stream: str, table: str, keys: Sequence[str] | None = None) -> Committed:
-    """The slices that a table holds now, from `_commits` and from the log entries that `_commits` lacks.
+def committed_in(opened: DeltaTable, keys: Collection[str] | None = None, *, short: bool = False) -> Committed:
+    """The slices that a table holds in the version that was opened.
 
     Args:
-        lake: the tables.
-        stream: the stream's name.
-        table: the table's name.
+        opened: the table.
         keys: the slices that are asked for; all if None.
+        short: without ranges and counts: lighter where all slices are asked for.
 
     Raises:
-        DependencyAwayError: the lake could not be read; this is not the same as empty (I15).
+        DependencyAwayError: the lake could not be read, or `_commits` is gone; this is not the same as empty (I15).
     """
-    opened = lake.table(stream, table)
-    if opened is None:
-        return Committed()
-    log = lake.table(stream, TABLE)
-    mine = f"table_id = {text_in_sql(_id(opened))} AND version <= {opened.version()}"
-    recorded, restores, last = _recorded(log, mine, keys)
-    tail = _tail(opened, last)
-    records = [*recorded, *tail.records]
     wanted = None if keys is None else set(keys)
-    newest = held_at(
-        opened.version(),
-        (record for record in records if wanted is None or record.slice_key in wanted),
-        {**restores, **tail.restores},
+    where = "true" if wanted is None else f"slice IN ({', '.join(map(text_in_sql, wanted)) or 'NULL'})"
+    return _committed(opened, where, lambda key: wanted is None or key in wanted, short=short)
+
+
+def _committed(opened: DeltaTable, where: str, is_wanted: Callable[[str], bool], *, short: bool) -> Committed:
+    log = log_of(opened)
+    last = last_recorded(log, opened)
+    recorded, restores = _recorded(log, opened, where, short=short) if last >= 0 else ([], {})
+    tail = tail_of(opened, last)
+    if last < 0 and not tail.is_complete and opened.file_uris():
+        raise DependencyAwayError(
+            f"the commit records of {opened.table_uri} are gone",
+            stored=f"the table has files, and its log begins behind version 0; {TABLE} has no record of it",
+            remedy=f"restore {TABLE} beside the table; nothing is written without it",
+        )
+    found = [*recorded, *(one for one in tail.records if is_wanted(one.slice_key))]
+    return Committed(
+        held_at(opened.version(), found, {**restores, **tail.restores}), opened.version(), number_in(opened)
     )
-    return Committed(newest, opened.version(), _number(opened))
 
 
-def _number(opened: DeltaTable) -> int:
+def proofs_of(found: Committed) -> dict[str, Proof]:
+    """What the commits recorded of the slices, by slice key."""
+    return {
+        key: one.proof if one.proof.rows is not None else replace(one.proof, rows=one.rows)
+        for key, one in found.records.items()
+        if one.proof is not None
+    }
+
+
+def proofs_in(table: DeltaTable, keys: Collection[str] | None = None) -> dict[str, Proof]:
+    """What the commits recorded of slices of a table as it was opened, by slice key; of all when `keys` is None."""
+    return proofs_of(committed_in(table, keys)) if keys is None or keys else {}
+
+
+def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
+    """The proofs, with the rows from the table's log where the commit leaves them to it."""
+    unknown = [key for key, proof in proofs.items() if proof.rows is None]
+    return {**proofs, **{key: replace(proofs[key], rows=rows) for key, rows in _row_of(table, unknown).items()}}
+
+
+def _row_of(table: DeltaTable, keys: Sequence[str]) -> dict[str, int]:
+    found = sizes(table, keys) if keys else {}
+    silent = [key for key, size in found.items() if size.rows is None]
+    counted = rows_by_slice(table, silent) if silent else {}
+    return {key: counted.get(key, 0) if size.rows is None else size.rows for key, size in found.items()}
+
+
+def has_records(table: DeltaTable) -> bool:
+    """Whether any commit of the table holds a slice."""
+    last = last_recorded(log_of(table), table)
+    return last >= 0 or bool(tail_of(table, last).records)
+
+
+def proofs_from(table: DeltaTable, topic: str, since: str) -> dict[str, Proof]:
+    """`proofs_in` for the slices of a topic from a slice key on, by the order of the text; "" for all of the topic."""
+    where = f"topic = {text_in_sql(topic)} AND slice >= {text_in_sql(since)}"
+    found = _committed(table, where, lambda key: key.rpartition("@")[0] == topic and key >= since, short=False)
+    return proofs_of(found)
+
+
+def held_in(table: DeltaTable) -> set[str]:
+    """The keys of all slices in a table as it was opened."""
+    return set(committed_in(table, short=True).records)
+
+
+def written(table: DeltaTable) -> dict[str, Written]:
+    """The rows of each slice, and when it was committed.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    records = committed_in(table, short=True).records
+    unknown = [key for key, one in records.items() if one.rows is None]
+    logged = sizes(table) if unknown else {}
+    rows = {key: logged[key].rows if key in logged else 0 for key in unknown}
+    return {
+        key: Written(one.rows if one.rows is not None else rows[key], _milliseconds(one.committed_at))
+        for key, one in records.items()
+    }
+
+
+def _milliseconds(moment: datetime | None) -> int:
+    return 0 if moment is None else round((moment - _UNIX).total_seconds() * 1000)
+
+
+def number_in(opened: DeltaTable) -> int:
     """The number of the last numbered commit of a table, or where it has none, the time of its creation.
 
     So a table that was deleted and created again, in milliseconds since 1970, is ahead of every writer of the old one.
@@ -121,29 +203,85 @@ def _number(opened: DeltaTable) -> int:
     return int(opened.transaction_version(APP) or opened.metadata().created_time or 0)
 
 
-def _recorded(
-    log: DeltaTable | None, mine: str, keys: Sequence[str] | None
-) -> tuple[list[CommitRecord], dict[int, int], int]:
-    """Of `_commits` the records of some slices, the restores, and the last version of the table that it has."""
+def id_of(opened: DeltaTable) -> str:
+    """The ID of a table; one that was deleted and created again has another."""
+    return str(opened.metadata().id)
+
+
+def log_of(opened: DeltaTable) -> DeltaTable | None:
+    """The table `_commits` beside a table; None if it was never created."""
+    return open_table(log_path(opened))
+
+
+def log_path(opened: DeltaTable) -> str:
+    """The path of `_commits` beside a table."""
+    return f"{str(opened.table_uri).rstrip('/').rpartition('/')[0]}/{TABLE}"
+
+
+def _name(opened: DeltaTable) -> str:
+    return str(opened.table_uri).rstrip("/").rpartition("/")[2]
+
+
+def last_recorded(log: DeltaTable | None, opened: DeltaTable) -> int:
+    """The last version of a table that `_commits` has, by the statistics of its files; -1 for none."""
     if log is None:
-        return [], {}, -1
-    wanted = "true" if keys is None else f"slice IN ({', '.join(map(text_in_sql, keys)) or 'NULL'})"
-    [last] = query(log, f"SELECT max(version) AS last FROM t WHERE {mine}")
+        return -1
+    actions = in_columns(log.get_add_actions(flatten=True))
+    columns = ("partition.table", "min.table_id", "max.table_id", "max.version")
+    mine, last, is_mixed = id_of(opened), -1, False
+    for table, least, greatest, version in zip(*(actions[name].to_pylist() for name in columns), strict=True):
+        if table == _name(opened) and least <= mine <= greatest:
+            # In a file of several IDs the greatest version may be another table's.
+            is_mixed |= least != greatest
+            last = max(last, version)
+    if not is_mixed:
+        return last
+    [row] = query(log, f"SELECT max(version) AS last FROM t WHERE {_is_of(opened)}")
+    return -1 if row["last"] is None else int(row["last"])
+
+
+def slices_in_sql(opened: DeltaTable) -> str:
+    """A query over `_commits` for the slices that a table holds or held, up to the version that was opened."""
+    return (
+        f"SELECT DISTINCT slice FROM k WHERE slice IS NOT NULL AND {_is_of(opened)} AND version <= {opened.version()}"
+    )
+
+
+def _is_of(opened: DeltaTable) -> str:
+    return f'"table" = {text_in_sql(_name(opened))} AND table_id = {text_in_sql(id_of(opened))}'
+
+
+def _recorded(
+    log: DeltaTable | None, opened: DeltaTable, where: str, *, short: bool
+) -> tuple[list[CommitRecord], dict[int, int]]:
+    """Of `_commits` the records of some slices, and the restores."""
+    if log is None:
+        return [], {}
     found = query(
         log,
-        f"SELECT slice, attempt, rows, batch, run, version, restored_to FROM t WHERE {mine} AND "
-        f"(restored_to IS NOT NULL OR {wanted})",
+        f"SELECT slice, attempt, rows, batch, run, version, restored_to, arrow_cast(committed_at, 'Int64') AS us, "
+        f"{'NULL' if short else 'record'} AS record FROM t "
+        f"WHERE {_is_of(opened)} AND version <= {opened.version()} AND (restored_to IS NOT NULL OR {where})",
     )
     restores = {row["version"]: row["restored_to"] for row in found if row["restored_to"] is not None}
-    records = [
-        CommitRecord(row["slice"], row["attempt"], row["rows"], row["batch"], row["run"], row["version"])
-        for row in found
-        if row["restored_to"] is None
-    ]
-    return records, restores, -1 if last["last"] is None else int(last["last"])
+    return [_record(row) for row in found if row["restored_to"] is None], restores
 
 
-def _tail(opened: DeltaTable, last: int) -> _Tail:
+def _record(row: Mapping[str, Any]) -> CommitRecord:
+    return CommitRecord(
+        row["slice"],
+        row["attempt"],
+        row["rows"],
+        row["batch"],
+        row["run"],
+        row["version"],
+        None if row["us"] is None else datetime.fromtimestamp(row["us"] / 1_000_000, UTC),
+        None if row["record"] is None else Proof.from_json(row["record"]),
+    )
+
+
+def tail_of(opened: DeltaTable, last: int) -> Tail:
+    """The commits of a table behind a version, by its Delta log."""
     records: list[CommitRecord] = []
     restores: dict[int, int] = {}
     is_complete = True
@@ -159,7 +297,7 @@ def _tail(opened: DeltaTable, last: int) -> _Tail:
             restores[version] = -1
         at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC) if "timestamp" in entry else None
         records += from_user_metadata(metadata, version, at)
-    return _Tail(records, restores, is_complete)
+    return Tail(records, restores, is_complete)
 
 
 def _restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]) -> int:
@@ -183,51 +321,99 @@ def _files(path: str, version: int) -> set[str]:
     return set() if opened is None else set(opened.file_uris())
 
 
-def _id(opened: DeltaTable) -> str:
-    return str(opened.metadata().id)
-
-
 def complete(
-    lake: Lake,
-    ledger: Ledger,
-    stream: str,
-    table: str,
+    opened: DeltaTable,
+    pieces: Mapping[str, Slice] = MappingProxyType({}),
     written: Sequence[CommitRecord] = (),
     restores: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
     """Add to `_commits` what the table's Delta log has and `_commits` lacks.
 
     Args:
-        lake: the tables.
-        ledger: gives the ranges of the slices.
-        stream: the stream's name.
-        table: the table's name.
+        opened: the table, at its newest version.
+        pieces: slices whose commits do not carry their ranges.
         written: records of a commit whose rows are known, or which the log no longer has.
         restores: of such a commit, see `held_at`.
 
     Raises:
+        SupersededAttemptError: others wrote to `_commits` again and again.
         DependencyAwayError: the lake could not be read or written.
     """
-    opened = lake.table(stream, table)
-    if opened is None:
-        return
-    _, _, last = _recorded(lake.table(stream, TABLE), f"table_id = {text_in_sql(_id(opened))}", ())
-    tail = _tail(opened, last)
+    import pyarrow as pa
+
+    for tries in range(1, TRIES + 1):
+        log = log_of(opened)
+        rows = _lacking(log, opened, pieces, written, restores)
+        if not rows:
+            return
+        if log is None:
+            create(log_path(opened), schema(), partition_by=["table"])
+        # A writer that stood still since its look does not add a record a second time.
+        elif append_at(log, pa.Table.from_pylist(rows, schema())):
+            return
+        else:
+            time.sleep(random.uniform(0, 0.05 * tries))  # noqa: S311 - spreads the waiting, hides nothing
+    raise SupersededAttemptError(
+        f"{TABLE} beside {opened.table_uri}: other writers were first {TRIES} times",
+        remedy="nothing: the table has the rows, and the next run adds the records",
+    )
+
+
+def _lacking(
+    log: DeltaTable | None,
+    opened: DeltaTable,
+    pieces: Mapping[str, Slice],
+    written: Sequence[CommitRecord],
+    restores: Mapping[int, int],
+) -> list[dict[str, Any]]:
+    """The rows that `_commits` lacks."""
+    last = last_recorded(log, opened)
+    tail = tail_of(opened, last)
     known = {(record.slice_key, record.batch): record for record in written}
     records = [_with_rows(record, known) for record in tail.records]
     there = {record.batch for record in records}
     records += [record for record in written if record.batch not in there and record.version > last]
     going_back = {at: target for at, target in {**restores, **tail.restores}.items() if at > last}
-    if not records and not going_back:
-        return
-    rows = [_row(table, _id(opened), record, _slice(ledger, record.slice_key)) for record in records]
-    rows += [
-        {"table": table, "table_id": _id(opened), "version": at, "restored_to": target}
-        for at, target in going_back.items()
+    base = {"table": _name(opened), "table_id": id_of(opened)}
+    return [
+        *(row_of(opened, record, pieces.get(record.slice_key)) for record in records),
+        *({**base, "version": at, "restored_to": target} for at, target in going_back.items()),
     ]
-    import pyarrow as pa
 
-    append(lake.path(stream, TABLE), pa.Table.from_pylist(rows, schema()))
+
+def replace_slices(
+    table: DeltaTable,
+    rows: pa.Table,
+    partitions: Sequence[str],
+    proofs: Sequence[Proof],
+    run: str,
+    *,
+    unlike: Sequence[str] = (),
+) -> int:
+    """Commit slices of a small table without a JVM, with their records.
+
+    Args:
+        table: as it was opened before anything was read that the rows rest on.
+        rows: the new rows.
+        partitions: the values of `slice` that are replaced.
+        proofs: one for each slice that the commit holds.
+        run: the Dagster run.
+        unlike: columns of which hardly two rows are alike.
+
+    Returns:
+        The version of the table after the commit.
+
+    Raises:
+        SupersededAttemptError: another commit took the version; nothing was written.
+        DependencyAwayError: the storage is away.
+    """
+    base = CommitRecord("", 0, None, uuid.uuid4().hex, run)
+    records = [with_proof(base, proof) for proof in proofs]
+    metadata = to_user_metadata(records, 0, batch=base.batch, run=run)
+    version = replace_partitions(table, rows, partitions, metadata, unlike=unlike)
+    table.update_incremental()
+    complete(table)
+    return version
 
 
 def _with_rows(record: CommitRecord, known: Mapping[tuple[str, str], CommitRecord]) -> CommitRecord:
@@ -235,11 +421,28 @@ def _with_rows(record: CommitRecord, known: Mapping[tuple[str, str], CommitRecor
     return record if found is None else replace(record, rows=found.rows)
 
 
-def _slice(ledger: Ledger, key: str) -> Slice | None:
-    try:
-        return ledger.get([key])[0]
-    except UnknownSliceError:
-        return None
+def row_of(opened: DeltaTable, record: CommitRecord, piece: Slice | None = None) -> dict[str, Any]:
+    """The row of `_commits` for a record of a table; the slice is needed where the record has no ranges."""
+    piece = piece if record.proof is None else record.proof.piece
+    return {
+        "table": _name(opened),
+        "table_id": id_of(opened),
+        "version": record.version,
+        "slice": record.slice_key,
+        "topic": record.slice_key.rpartition("@")[0],
+        "generation": None if piece is None else piece.generation,
+        "ranges": [] if piece is None else [*_ranges(piece)],
+        "attempt": record.attempt,
+        "rows": record.rows,
+        "batch": record.batch,
+        "run": record.run,
+        "committed_at": record.committed_at,
+        "record": None if record.proof is None else record.proof.to_json(),
+    }
+
+
+def _ranges(piece: Slice) -> Iterator[dict[str, int]]:
+    return ({"partition": p, "start": r.start, "end": r.end} for p, r in piece.ranges.items())
 
 
 def schema() -> pa.Schema:
@@ -262,162 +465,6 @@ def schema() -> pa.Schema:
             ("run", pa.string()),
             ("committed_at", pa.timestamp("us", "UTC")),
             ("restored_to", pa.int64()),
+            ("record", pa.string()),
         ]
     )
-
-
-def _row(table: str, table_id: str, record: CommitRecord, piece: Slice | None) -> dict[str, Any]:
-    ranges = (
-        [] if piece is None else [{"partition": p, "start": r.start, "end": r.end} for p, r in piece.ranges.items()]
-    )
-    return {
-        "table": table,
-        "table_id": table_id,
-        "version": record.version,
-        "slice": record.slice_key,
-        "topic": record.slice_key.rpartition("@")[0],
-        "generation": None if piece is None else piece.generation,
-        "ranges": ranges,
-        "attempt": record.attempt,
-        "rows": record.rows,
-        "batch": record.batch,
-        "run": record.run,
-        "committed_at": record.committed_at,
-    }
-
-
-@dataclass(frozen=True)
-class Target:
-    """One table that numbered commits write.
-
-    Args:
-        spark: the session that writes and closes.
-        lake: the tables.
-        ledger: holds the intents.
-        stream: the stream's name.
-        table: the table's name.
-    """
-
-    spark: SparkSession
-    lake: Lake
-    ledger: Ledger
-    stream: str
-    table: str
-
-    @property
-    def path(self) -> str:
-        """Where the table is."""
-        return self.lake.path(self.stream, self.table)
-
-    def opened(self) -> DeltaTable:
-        """The table as it is now, without a JVM."""
-        return self.lake.table_at(self.stream, self.table)
-
-
-def close_intents(target: Target) -> None:
-    """Settle every open intent of a table: complete `_commits` where its write committed, close it where not.
-
-    The caller holds the table's lease, and in a lake that takes one driver the lock of its commits.
-
-    Raises:
-        SupersededAttemptError: the write committed at the same moment; the caller looks again.
-        DependencyAwayError: Spark, the ledger or the lake is away.
-    """
-    for intent in target.ledger.intents.of(target.stream, target.table):
-        opened = target.opened()
-        written = _written(target, intent, opened)
-        restores = {opened.version(): -1} if written and replaces_table(intent.user_metadata) else {}
-        complete(target.lake, target.ledger, target.stream, target.table, written, restores)
-        # The next numbered commit fences the write as well, so nothing is lost by a crash between these two.
-        target.ledger.intents.remove(intent.batch)
-        if not written and _number(opened) < number_of(intent.user_metadata):
-            _close(target, number_of(intent.user_metadata))
-
-
-def _close(target: Target, number: int) -> None:
-    """Take a number with an empty commit, so that a write under it never commits."""
-    with delta_errors(target.path):
-        empty = target.spark.read.format("delta").load(target.path).limit(0)
-        options = {"txnAppId": APP, "txnVersion": str(number)}
-        empty.write.format("delta").mode("append").options(**options).save(target.path)
-
-
-def _written(target: Target, intent: Intent, opened: DeltaTable) -> list[CommitRecord]:
-    """The records of an intent whose write committed and whose entry Delta has cleaned from the log; else none.
-
-    `complete` finds all others in the log. Nobody else takes the number of an open intent, so a table that has it holds
-    the write, or what closed it moments ago: then the log has the entry.
-    """
-    log = target.lake.table(target.stream, TABLE)
-    mine = f"table_id = {text_in_sql(_id(opened))}"
-    _, _, last = _recorded(log, mine, ())
-    is_recorded = log is not None and query(log, f"SELECT 1 FROM t WHERE {mine} AND batch = '{intent.batch}' LIMIT 1")
-    tail = _tail(opened, last)
-    if is_recorded or tail.is_complete or _number(opened) < number_of(intent.user_metadata):
-        return []
-    return from_user_metadata(intent.user_metadata, opened.version(), datetime.now(UTC))
-
-
-def commit_slices(
-    target: Target,
-    held: Committed,
-    attempts: Mapping[str, int],
-    rows: Mapping[str, int | None],
-    run: str,
-    write: Callable[[], object],
-    *,
-    replaces: bool = False,
-) -> int:
-    """Let one write commit some slices, unless another numbered commit came since the table was looked at.
-
-    Args:
-        target: the table; the caller holds its lease.
-        held: the table as the caller looked at it; what the write holds rests on this look.
-        attempts: by slice the attempt that the write holds.
-        rows: by slice the events that it takes into account.
-        run: the Dagster run.
-        write: makes exactly one Delta commit, in the session of the target.
-        replaces: the write replaces the whole table.
-
-    Returns:
-        The version of the table after the commit.
-
-    Raises:
-        SupersededAttemptError: another writer was first, or closed the intent; nothing was written.
-        DependencyAwayError: Spark, the ledger or the lake is away. The intent stays, for whoever comes next.
-    """
-    batch, number = uuid.uuid4().hex, held.number + 1
-    records = [CommitRecord(key, attempt, rows.get(key), batch, run) for key, attempt in attempts.items()]
-    metadata = to_user_metadata(records, number, replaces=replaces)
-    target.ledger.intents.open(batch, target.stream, target.table, metadata, datetime.now(UTC))
-    with delta_errors(target.path), _numbered(target.spark, number, metadata):
-        write()
-    version = next((one.version for one in _tail(target.opened(), held.version).records if one.batch == batch), None)
-    if version is None:
-        raise SupersededAttemptError(
-            f"another run committed to {target.stream}/{target.table} since this one looked at it",
-            stored=f"number {number}",
-            found=f"batch {batch} is not in the table's log",
-            remedy="nothing: the slices are looked at again",
-        )
-    complete(target.lake, target.ledger, target.stream, target.table, [replace(r, version=version) for r in records])
-    target.ledger.intents.remove(batch)
-    return version
-
-
-@contextmanager
-def _numbered(spark: SparkSession, number: int, metadata: str) -> Iterator[None]:
-    """Commits of the session carry number and records inside the block; MERGE takes them from the session alone."""
-    values = {_APP_ID: APP, _APP_VERSION: str(number), _USER_METADATA: metadata}
-    for name, value in values.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        try:
-            for name in values:
-                spark.conf.unset(name)
-        except Exception:
-            # Of two later writes to another table Delta would skip the second, if they still carried the number.
-            close(spark)
-            raise

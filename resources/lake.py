@@ -1,38 +1,19 @@
-"""The lake: where the tables lie, what they hold, and what their commits proved; read without a JVM.
-
-What belongs here: paths, questions to tables, and proofs. What does not: what the rows mean (`assets`), or writing
-them, by Spark (`resources.spark_tables`) or without a JVM (`resources.small_tables`).
-"""
+"""The lake: where the tables of all streams are, and which slices they hold."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from highwater.errors import LAKE, DependencyAwayError, IncompleteReadError
-from highwater.proof import Proof
+from highwater.errors import DependencyAwayError
+from resources.commit_log import Committed, committed_in, held_in, proofs_of, sized
+from resources.delta import Size, is_table, open_table, sizes
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from deltalake import DeltaTable
 
-READER: Mapping[str, str] = MappingProxyType(
-    {
-        # Spark without our session settings, such as a person's own OPTIMIZE, writes timestamps as INT96. By default
-        # DataFusion reads these as nanoseconds, which overflow outside of 1677 to 2262.
-        "datafusion.execution.parquet.coerce_int96": "us",
-        # deltalake takes a missing count of nulls in a Parquet footer for zero, so `IS NULL` finds no row of such a
-        # file (see `resources.spark.SESSION_CONF`). Files are still chosen by the statistics of Delta's log.
-        "datafusion.execution.parquet.pruning": "false",
-    }
-)
+    from highwater.proof import Proof
 
 
 class Lake:
@@ -69,7 +50,7 @@ class Lake:
         Raises:
             DependencyAwayError: it did not answer.
         """
-        _is_table(self.path(stream, "raw"))
+        is_table(self.path(stream, "raw"))
 
     def table(self, stream: str, table: str) -> DeltaTable | None:
         """The table opened without a JVM, or None if it was never created.
@@ -92,10 +73,24 @@ class Lake:
             )
         return found
 
-    def committed(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, Proof]:
-        """The proofs that stand in a table, by slice key; all of them when `keys` is None.
+    def commits(self, stream: str, table: str, keys: Sequence[str] | None = None) -> Committed:
+        """The commit records of the slices that a table holds.
 
-        Of the slices that are named, the rows are told even where the proof leaves them to the log.
+        Args:
+            stream: the stream's name.
+            table: the table's name.
+            keys: the slices that are asked for; all if None.
+
+        Raises:
+            DependencyAwayError: the lake could not be read; this is not the same as empty (I15).
+        """
+        opened = self.table(stream, table)
+        return Committed() if opened is None else committed_in(opened, keys)
+
+    def committed(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, Proof]:
+        """What the commits of the slices in a table recorded, by slice key; all of them when `keys` is None.
+
+        Of the slices that are named, the rows are given even where the commit leaves them to Delta's log.
 
         Raises:
             DependencyAwayError: the lake could not be read.
@@ -103,423 +98,36 @@ class Lake:
         return self.committed_at(stream, table, keys)[0]
 
     def committed_at(self, stream: str, table: str, keys: Sequence[str] | None = None) -> tuple[dict[str, Proof], int]:
-        """The same, and the version of the table in which they stand; -1 without a table."""
+        """The same, and the version of the table that holds them; -1 without a table."""
         opened = None if keys is not None and not keys else self.table(stream, table)
         if opened is None:
             return {}, -1
-        proofs = proofs_in(opened, keys)
-        return sized(opened, proofs) if keys else proofs, opened.version()
+        found = proofs_of(committed_in(opened, keys))
+        return sized(opened, found) if keys else found, opened.version()
 
     def holds(self, stream: str, table: str) -> set[str]:
-        """The keys of all slices that stand in a table, by its log alone: a million take seconds, no file is opened.
+        """The keys of all slices in a table.
 
         Raises:
             DependencyAwayError: the lake could not be read.
         """
         opened = self.table(stream, table)
-        return set() if opened is None else set(written(opened))
+        return set() if opened is None else held_in(opened)
+
+    def slices_with_files(self, stream: str, table: str) -> set[str]:
+        """The keys of the slices that have rows in a table by Delta's log alone, whatever the commit records say.
+
+        Raises:
+            DependencyAwayError: the lake could not be read.
+        """
+        opened = self.table(stream, table)
+        return set() if opened is None else set(sizes(opened))
 
     def sizes(self, stream: str, table: str, keys: Sequence[str]) -> dict[str, Size]:
-        """Rows and bytes of slices by the table's log; what is not there is left out.
+        """Rows and bytes of slices by the table's log; empty without a table.
 
         Raises:
             DependencyAwayError: the lake could not be read.
         """
         opened = self.table(stream, table)
         return {} if opened is None else sizes(opened, keys)
-
-
-def open_table(path: str, version: int | None = None) -> DeltaTable | None:
-    """Open a Delta table without a JVM; None if there is none at the path.
-
-    Args:
-        path: where it lies.
-        version: is read, without the log behind it; the newest if None.
-
-    Raises:
-        DependencyAwayError: the storage could not be read.
-    """
-    from deltalake import DeltaTable
-
-    if not _is_table(path):
-        return None
-    try:
-        return DeltaTable(path, version)
-    except Exception as error:
-        raise _unreadable([path], error) from error
-
-
-def commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
-    """What one commit says of itself in the table's log; None where Delta has cleaned the entry away.
-
-    Not from `DeltaTable.history`, which counts versions down from the one that was opened. After another commit, or
-    for a commit that says nothing of itself, its numbers are those of other commits.
-
-    Raises:
-        DependencyAwayError: the storage could not be read.
-    """
-    from deltalake.fs import DeltaStorageHandler
-    from pyarrow.fs import PyFileSystem
-
-    path = str(table.table_uri)
-    with reading(path):
-        files = PyFileSystem(DeltaStorageHandler(path))
-        try:
-            with files.open_input_stream(f"_delta_log/{version:020d}.json") as file:
-                lines = file.read().splitlines()
-        except FileNotFoundError:
-            return None
-    said: dict[str, Any] = next(
-        (json.loads(one)["commitInfo"] for one in lines if one.startswith(b'{"commitInfo"')), {}
-    )
-    return said
-
-
-def _is_table(path: str) -> bool:
-    """Whether there is a table, by its log alone."""
-    from deltalake import DeltaTable
-
-    try:
-        return DeltaTable.is_deltatable(path)
-    except Exception as error:
-        raise _away(path, error) from error
-
-
-def query(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
-    """Rows of a query over one table, named `t` in it, read without a JVM.
-
-    Raises:
-        DependencyAwayError: the storage could not be read.
-    """
-    return query_all({"t": table}, sql)
-
-
-def query_all(tables: Mapping[str, DeltaTable], sql: str) -> list[dict[str, Any]]:
-    """Rows of a query over tables, by their names in it, read without a JVM.
-
-    Raises:
-        DependencyAwayError: the storage could not be read.
-    """
-    found: list[dict[str, Any]] = answer(tables, sql).to_pylist()
-    return found
-
-
-def query_arrow(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
-    """The same as a table of Arrow's, whose text is of the type `string`.
-
-    Raises:
-        DependencyAwayError: the storage could not be read.
-    """
-    import pyarrow as pa
-
-    try:
-        found = in_columns(_asked(tables, sql))
-        plain = [one.with_type(pa.string()) if one.type == pa.string_view() else one for one in found.schema]
-        return found.cast(pa.schema(plain))
-    except Exception as error:
-        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
-
-
-def query_columns(tables: Mapping[str, DeltaTable], sql: str) -> dict[str, list[Any]]:
-    """The same by column: much lighter where the answer is long.
-
-    Raises:
-        DependencyAwayError: the storage could not be read.
-    """
-    found: dict[str, list[Any]] = answer(tables, sql).to_pydict()
-    return found
-
-
-def answer(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
-    """The same as an Arrow table: lighter still, for what goes into another query.
-
-    Raises:
-        DependencyAwayError: the storage could not be read.
-    """
-    try:
-        return in_columns(_asked(tables, sql))
-    except Exception as error:
-        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
-
-
-def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
-    """The answer as a stream, to be read by pyarrow.
-
-    deltalake's own reader was seen to hold the interpreter's lock as long as a query takes: no lease could be renewed.
-    """
-    from deltalake import QueryBuilder
-
-    builder = QueryBuilder(dict(READER))
-    for name, table in tables.items():
-        builder = builder.register(name, table)
-    return builder.execute(sql)
-
-
-def in_columns(told: Any) -> pa.Table:
-    """What deltalake answers, as a table of Arrow's; `pa.table` would load pandas first, for half a second."""
-    import pyarrow as pa
-
-    return pa.RecordBatchReader.from_stream(told).read_all()
-
-
-def proofs_in(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Proof]:
-    """The proofs that stand in a table as it was opened, by slice key; all of them when `keys` is None."""
-    return proofs_where(table, "true" if keys is None else slice_is_one_of(keys))
-
-
-def proofs_where(table: DeltaTable, where: str) -> dict[str, Proof]:
-    """The same, of slices that a condition in SQL picks."""
-    found = query(table, f"SELECT proof FROM t WHERE proof IS NOT NULL AND {where}")
-    return {proof.key: proof for proof in (Proof.from_json(str(row["proof"])) for row in found)}
-
-
-@dataclass(frozen=True)
-class Size:
-    """What the table's log says of a slice: its rows, the row of the proof left out, and the bytes of its files.
-
-    The rows are None where a file came without statistics.
-    """
-
-    rows: int | None
-    bytes: int
-
-
-def sizes(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Size]:
-    """The sizes of slices, or of all when `keys` is None, by the table's log: no data file is opened."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    actions = in_columns(table.get_add_actions(flatten=True)).select(["partition.slice", "num_records", "size_bytes"])
-    if keys is not None:
-        actions = actions.filter(pc.is_in(actions["partition.slice"], pa.array(keys)))
-    whole = pc.ScalarAggregateOptions(skip_nulls=False)
-    found = actions.group_by("partition.slice").aggregate([("num_records", "sum", whole), ("size_bytes", "sum")])
-    told = {row["partition.slice"]: (row["num_records_sum"], row["size_bytes_sum"]) for row in found.to_pylist()}
-    return {key: Size(None if rows is None else rows - 1, size) for key, (rows, size) in told.items()}
-
-
-class Written(NamedTuple):
-    """What the table's log says of when a slice was written.
-
-    Args:
-        rows: as in `Size`.
-        at_ms: when its newest file was written, in milliseconds since 1970; OPTIMIZE writes anew.
-    """
-
-    rows: int | None
-    at_ms: int
-
-    @property
-    def at(self) -> datetime:
-        """The same moment, in UTC."""
-        return datetime.fromtimestamp(self.at_ms / 1000, UTC)
-
-
-def written(table: DeltaTable) -> dict[str, Written]:
-    """When each slice was written, by the table's log: no data file is opened.
-
-    In plain Python: Arrow's grouping and joining load pandas first, which takes longer than a hundred thousand slices.
-
-    Raises:
-        DependencyAwayError: the log could not be read.
-    """
-    try:
-        actions = in_columns(table.get_add_actions(flatten=True))
-    except Exception as error:
-        raise _unreadable([str(table.table_uri)], error) from error
-    keys, counts, times = (
-        actions[name].to_pylist() for name in ("partition.slice", "num_records", "modification_time")
-    )
-    # Of the rows of a slice one is the proof.
-    rows = [None if count is None else count - 1 for count in counts]
-    found = dict(zip(keys, map(Written._make, zip(rows, times, strict=True)), strict=True))
-    return found if len(found) == len(keys) else _joined(keys, counts, times)
-
-
-def _joined(keys: Sequence[str], counts: Sequence[int | None], times: Sequence[int]) -> dict[str, Written]:
-    """The same where a slice has several files, of which one holds the row that is the proof."""
-    found: dict[str, Written] = {}
-    for key, count, at_ms in zip(keys, counts, times, strict=True):
-        before = found.get(key, Written(-1, at_ms))
-        rows = None if count is None or before.rows is None else before.rows + count
-        found[key] = Written(rows, max(at_ms, before.at_ms))
-    return found
-
-
-def rows_in(table: DeltaTable) -> int:
-    """About how many rows a table has, by its log: those of files without statistics are left out."""
-    return sum(size.rows or 0 for size in sizes(table).values())
-
-
-def rows_by_slice(table: DeltaTable, keys: Sequence[str]) -> dict[str, int]:
-    """The rows of slices, counted in the table's files."""
-    where = f"proof IS NULL AND {slice_is_one_of(keys)}"
-    found = query(table, f"SELECT slice, count(*) AS rows FROM t WHERE {where} GROUP BY slice")
-    return {str(row["slice"]): int(str(row["rows"])) for row in found}
-
-
-def ensure_all_rows_seen(table: DeltaTable, keys: Sequence[str] | None = None) -> None:
-    """Validate that a filtered query sees all rows of slices, or of the table: only then does absence mean anything.
-
-    Raises:
-        IncompleteReadError: the query sees fewer rows than the table's log counts (I15).
-        DependencyAwayError: the storage could not be read.
-    """
-    where = "true" if keys is None else slice_is_one_of(keys)
-    rows = query(table, f"SELECT slice, count(*) AS n FROM t WHERE proof IS NULL AND {where} GROUP BY slice")
-    ensure_complete(table, {str(row["slice"]): int(row["n"]) for row in rows}, sizes(table, keys))
-
-
-def ensure_all_read(table: DeltaTable, seen: int) -> None:
-    """Compare the rows that a query saw of a plain table with the table's log, where that has statistics.
-
-    Raises:
-        IncompleteReadError: the query saw fewer.
-    """
-    counts = in_columns(table.get_add_actions(flatten=True))["num_records"].to_pylist()
-    logged = sum(count for count in counts if count is not None)
-    if seen < logged:
-        raise IncompleteReadError(
-            f"a read of {table.table_uri} did not return all rows",
-            stored=f"{logged:,} rows by the table's log",
-            found=f"{seen:,} rows",
-            remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
-        )
-
-
-def ensure_complete(table: DeltaTable, seen: Mapping[str, int], logged: Mapping[str, Size]) -> None:
-    """Compare the rows that a query saw of each slice with the table's log, where that has statistics.
-
-    Raises:
-        IncompleteReadError: the query saw fewer.
-    """
-    for key, size in logged.items():
-        if size.rows is not None and seen.get(key, 0) < size.rows:
-            raise IncompleteReadError(
-                f"a read of {table.table_uri} did not return all rows of {key}",
-                stored=f"{size.rows:,} rows by the table's log",
-                found=f"{seen.get(key, 0):,} rows",
-                remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
-            )
-
-
-def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
-    """The proofs, with the rows from the table's log where they leave them to it."""
-    unknown = [key for key, proof in proofs.items() if proof.rows is None]
-    if not unknown:
-        return dict(proofs)
-    found = sizes(table, unknown)
-    silent = [key for key, size in found.items() if size.rows is None]
-    counted = rows_by_slice(table, silent) if silent else {}
-    told = {
-        key: replace(proofs[key], rows=counted.get(key, 0) if size.rows is None else size.rows)
-        for key, size in found.items()
-    }
-    return {**proofs, **told}
-
-
-def stream_rows(table: DeltaTable, sql: str) -> Iterator[dict[str, Any]]:
-    """Rows of a query over one table, a batch at a time: for results that are not to be held whole.
-
-    Raises:
-        DependencyAwayError: the storage could not be read.
-    """
-    return stream_all({"t": table}, sql)
-
-
-def stream_all(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[dict[str, Any]]:
-    """The same over tables, by their names in the query.
-
-    Raises:
-        DependencyAwayError: the storage could not be read.
-    """
-    for batch in stream_batches(tables, sql):
-        yield from batch.to_pylist()
-
-
-def stream_batches(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[pa.RecordBatch]:
-    """The same as Arrow's batches, each of some thousand rows.
-
-    Raises:
-        DependencyAwayError: the storage could not be read.
-    """
-    import pyarrow as pa
-
-    try:
-        yield from pa.RecordBatchReader.from_stream(_asked(tables, sql))
-    except Exception as error:
-        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
-
-
-def _unreadable(paths: Sequence[str], error: Exception) -> DependencyAwayError:
-    """The error for tables that could not be read. The lake is away only if it does not answer for one of them at all.
-
-    What is wrong with one table alone, such as a file of it that is gone, must not open the lake's breaker for all.
-    """
-    for path in paths:
-        try:
-            _is_table(path)
-        except DependencyAwayError as away:
-            return away
-    found = _away(", ".join(paths), error)
-    found.of = None
-    return found
-
-
-@contextmanager
-def reading(path: str) -> Iterator[None]:
-    """Say the errors of a look without a JVM in our words."""
-    try:
-        yield
-    except Exception as error:
-        raise _away(path, error) from error
-
-
-def _away(path: str, error: Exception) -> DependencyAwayError:
-    return DependencyAwayError(
-        f"the lake could not be read at {path}",
-        found=in_one_line(str(error)) or type(error).__name__,
-        remedy="see that HIGHWATER_LAKE is reachable and readable, then request the slice again",
-        of=LAKE,
-    )
-
-
-def in_one_line(text: str) -> str:
-    """An error of delta-rs, which puts each cause below what it caused, in colours and with arrows."""
-    lines = [line.strip(" ↳\t") for line in _COLOUR.sub("", text).splitlines()]
-    return ": ".join(line for line in lines if line)[:_LONGEST_ERROR]
-
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LONGEST_ERROR = 500
-
-
-def slice_is_one_of(keys: Iterable[str]) -> str:
-    """The SQL predicate that picks whole slices, for `replaceWhere` and for reading."""
-    return f"slice IN ({', '.join(map(text_in_sql, keys))})"
-
-
-def text_in_sql(value: str) -> str:
-    """A text as a literal in SQL."""
-    return "'" + value.replace("'", "''") + "'"
-
-
-def quoted(name: str) -> str:
-    """A column's name in a query to `query` and its like; Spark quotes otherwise (`assets.parsing`)."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def columns_in_all(tables: Iterable[DeltaTable], names: Iterable[str]) -> list[str]:
-    """Those of some columns that all tables have, quoted: a field that was added comes with each one's next commit."""
-    there = [{field.name for field in table.schema().fields} for table in tables]
-    return [quoted(name) for name in names if all(name in one for one in there)]
-
-
-def count_in(table: DeltaTable, name: str) -> str:
-    """A column of counts as SQL: 0 in rows, and in a table, from before it was there."""
-    return f"coalesce({name}, 0)" if has_column(table, name) else "0"
-
-
-def has_column(table: DeltaTable, name: str) -> bool:
-    """Whether a table has a column; one that an older version made may not have it yet."""
-    return any(field.name == name for field in table.schema().fields)

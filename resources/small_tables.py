@@ -13,23 +13,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
-from highwater.proof import user_metadata
-from resources.lake import in_one_line, open_table, query, reading, slice_is_one_of
+from resources.delta import in_one_line, open_table, query, reading, slice_is_one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable, Schema
 
-    from highwater.proof import Mark
 
-
-def opened(path: str, schema: pa.Schema, description: str) -> DeltaTable:
+def opened(path: str, schema: pa.Schema, description: str, *, partition_by: Sequence[str] = ("slice",)) -> DeltaTable:
     """Open a table; one that is absent, or was made by another description, is created without rows.
 
     Args:
         path: where it lies.
-        schema: its columns, `slice` among them, which it is partitioned by.
+        schema: its columns.
         description: what its rows rest on beside events; rows of another description are of no use.
+        partition_by: the columns that partition it.
 
     Raises:
         DependencyAwayError: the storage could not be read or written.
@@ -40,10 +38,10 @@ def opened(path: str, schema: pa.Schema, description: str) -> DeltaTable:
     if found is not None and found.metadata().description == description:
         return found
     if found is None:
-        create(path, schema, description=description)
+        create(path, schema, description=description, partition_by=partition_by)
     else:
         with storage(path):
-            DeltaTable.create(path, schema, mode="overwrite", partition_by=["slice"], description=description)
+            DeltaTable.create(path, schema, mode="overwrite", partition_by=list(partition_by), description=description)
     with storage(path):
         return DeltaTable(path)
 
@@ -98,20 +96,20 @@ def replace_partitions(
     table: DeltaTable,
     rows: pa.Table,
     partitions: Iterable[str],
-    marks: Iterable[Mark],
+    metadata: str,
     *,
     unlike: Sequence[str] = (),
 ) -> int:
-    """Replace whole partitions in one commit, which takes the version after the one that was opened, or fails.
+    """Replace the rows of some values of `slice` in one commit, which takes the version after the opened one, or fails.
 
-    So whoever commits has read all that stands, and nobody comes in between. The version is taken in this process, by
+    So whoever commits has read the whole table, and nobody comes in between. The version is taken in this process, by
     the storage's own put-if-absent: a writer that stood still commits at its old place or not at all.
 
     Args:
         table: as it was opened before anything was read that the rows rest on.
-        rows: the new rows of the partitions.
+        rows: the new rows.
         partitions: the values of `slice` that are replaced.
-        marks: the proofs among the rows, for the commit's `userMetadata`.
+        metadata: the commit's `userMetadata`.
         unlike: columns of which hardly two rows are alike; they are written without a dictionary.
 
     Returns:
@@ -121,12 +119,25 @@ def replace_partitions(
         SupersededAttemptError: another commit took the version; nothing was written.
         DependencyAwayError: the storage is away.
     """
+    keys = list(partitions)
+    return _replace(table, rows, slice_is_one_of(keys) if keys else "false", metadata, unlike)
+
+
+def replace_all(table: DeltaTable, rows: pa.Table, *, unlike: Sequence[str] = ()) -> int:
+    """The same with all rows of the table."""
+    return _replace(table, rows, None, None, unlike)
+
+
+def _replace(
+    table: DeltaTable, rows: pa.Table, predicate: str | None, metadata: str | None, unlike: Sequence[str]
+) -> int:
     from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
     from deltalake.exceptions import CommitFailedError
 
     read = table.version()
     path = str(table.table_uri)
-    once = CommitProperties(custom_metadata={"userMetadata": user_metadata(marks)}, max_commit_retries=0)
+    carried = None if metadata is None else {"userMetadata": metadata}
+    once = CommitProperties(custom_metadata=carried, max_commit_retries=0)
     plain = ColumnProperties(dictionary_enabled=False)
     files = WriterProperties(compression="SNAPPY", column_properties=dict.fromkeys(unlike, plain))
     with storage(path):
@@ -135,7 +146,7 @@ def replace_partitions(
                 table,
                 rows,
                 mode="overwrite",
-                predicate=slice_is_one_of(partitions),
+                predicate=predicate,
                 writer_properties=files,
                 commit_properties=once,
             )
@@ -170,6 +181,26 @@ def append(path: str, rows: pa.Table) -> None:
             if there or open_table(path) is None:
                 raise
             write_deltalake(path, rows, mode="append")
+
+
+def append_at(table: DeltaTable, rows: pa.Table) -> bool:
+    """Add rows in the version after the one that was opened; False if another commit took it.
+
+    Raises:
+        DependencyAwayError: the storage could not be written.
+    """
+    from deltalake import CommitProperties, DeltaTable, write_deltalake
+    from deltalake.exceptions import CommitFailedError
+
+    read, path = table.version(), str(table.table_uri)
+    with storage(path):
+        try:
+            write_deltalake(table, rows, mode="append", commit_properties=CommitProperties(max_commit_retries=0))
+        except CommitFailedError:
+            if DeltaTable(path).version() == read:
+                raise
+            return False
+    return True
 
 
 def write_anew(path: str, schema: pa.Schema, portions: Iterable[Sequence[Mapping[str, Any]]], description: str) -> None:

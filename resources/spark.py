@@ -73,7 +73,6 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
 # The message of raw's fence around its reads.
 DIVERGED = "HIGHWATER_DIVERGED"
 _DIVERGED = re.compile(r"HIGHWATER_DIVERGED: [a-z0-9 ]*")
-_SUPERSEDED = re.compile(r"HIGHWATER_SUPERSEDED[^\n]*")
 _CONFLICT = re.compile(r"Concurrent\w+Exception|DELTA_CONCURRENT_\w+|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED")
 _EXPIRED = re.compile(r"OffsetOutOfRange|data may have been lost|KAFKA_DATA_LOSS|Cannot fetch offset")
 _NOTHING_FETCHED = re.compile(r"Cannot fetch record for offset")
@@ -198,10 +197,6 @@ def delta_errors(what: str) -> Iterator[None]:
 
 def translated(what: str, text: str) -> HighwaterError | None:
     """The error of ours that a text of Spark's means; None if it is not known."""
-    if found := _SUPERSEDED.search(text):
-        return SupersededAttemptError(
-            f"another attempt at {what} was first", found=found.group(), remedy="nothing: its commit is taken over"
-        )
     if found := _DIVERGED.search(text):
         return TopicTruncatedError(
             f"{what}: another record stands where the plan saw the last one",

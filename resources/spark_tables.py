@@ -1,33 +1,23 @@
-"""Tables as Spark makes and writes them: the fence of a slice's commit is here (I4).
-
-What belongs here: creating a table, adding columns, and `replace_slices`. What does not: what the rows mean (`assets`),
-or reading without a JVM (`resources.lake`).
-"""
+"""Delta tables as Spark creates, reads and writes them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from operator import and_
 from typing import TYPE_CHECKING
 
-from highwater.balancing import balanced
 from highwater.errors import DependencyAwayError, SupersededAttemptError
-from highwater.proof import user_metadata
-from resources.lake import open_table, slice_is_one_of
+from resources.delta import open_table, slice_is_one_of
 from resources.small_tables import create
 from resources.spark import ADAPTIVE, delta_errors, translated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from highwater.proof import Mark
 
-# The message of the fence below; `resources.spark` knows it again among Spark's errors.
-SUPERSEDED = "HIGHWATER_SUPERSEDED"
 # Taken around a commit; what it guards against is `assets.commit`'s to know.
 Lock = Callable[[], AbstractContextManager[object]]
 # Runs that change a table at once: one that was too late finds the change at its second try.
@@ -50,15 +40,14 @@ def create_table(
 
     Args:
         path: where it lies.
-        columns: the columns in SQL, without `proof`, which every table has.
+        columns: the columns in SQL.
         searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
         lock: keeps out whoever commits to the table from another driver; it is taken when columns are to be added.
-        plain: the table has no partitions and no column `proof`.
+        plain: the table has no partitions.
     """
     lacking = _lacking(path, columns)
     if lacking is None:
-        whole = columns if plain else f"{columns}, proof STRING"
-        _create(path, spark.createDataFrame([], whole).schema.json(), searched, plain=plain)
+        _create(path, spark.createDataFrame([], columns).schema.json(), searched, plain=plain)
         lacking = _lacking(path, columns)
     for tries in range(1, CHANGE_TRIES + 1):
         if not lacking:
@@ -77,13 +66,11 @@ def _create(path: str, schema: str, searched: Sequence[str], *, plain: bool) -> 
     """
     from deltalake import Schema
 
-    # With the proof among them, a look at the proofs opens only files that hold one.
-    with_statistics = searched if plain else [*searched, "proof"]
     create(
         path,
         Schema.from_json(schema),
         partition_by=() if plain else ("slice",),
-        configuration={"delta.dataSkippingStatsColumns": ",".join(with_statistics)},
+        configuration={"delta.dataSkippingStatsColumns": ",".join(searched)},
     )
 
 
@@ -132,15 +119,7 @@ def name_of(column: str) -> str:
 
 
 def rows_at(spark: SparkSession, path: str, version: int) -> DataFrame:
-    """The rows of a table, the proofs left out, as one version of it has them.
-
-    What was decided from proofs is computed from the rows of the same version: another commit may come between.
-    """
-    return table_at(spark, path, version).where("proof IS NULL")
-
-
-def table_at(spark: SparkSession, path: str, version: int) -> DataFrame:
-    """One version of any Delta table, however often the query is computed.
+    """One version of a Delta table, however often the query is computed.
 
     Whatever Spark holds (`persist`) it computes anew when another session of the same server commits to one of its
     tables, and when another run lets go of the same query; without a version it would then read the newest.
@@ -174,60 +153,44 @@ def _told(columns: str, rows: Sequence[Sequence[str | int]]) -> str:
     return json.dumps([dict(zip(names, row, strict=True)) for row in rows])
 
 
-def replace_slices(
-    spark: SparkSession,
+def write_slices(
     path: str,
     rows: DataFrame,
-    proofs: Sequence[Mark],
-    bases: Mapping[str, int],
+    keys: Sequence[str],
+    options: Mapping[str, str],
     *,
+    replace: bool,
     files: int,
     spread: str,
     tasks: int | None = None,
-    replaced: str | None = None,
-    unchanged: Mapping[str, int] | None = None,
-) -> int:
-    """Commit slices: their rows and proofs replace exactly these slices, in one Delta commit (I4).
-
-    The commit is a compare-and-set. `bases` names the attempt that stood in the table when the caller looked, 0 for
-    none. The comparison is part of the written query, so it reads the snapshot that the commit is checked against:
-    a query that starts late, even one whose client is long gone, cannot overwrite a younger commit.
+) -> None:
+    """Write the rows of slices in one Delta commit; with `replace` in place of the rows that these slices have.
 
     Args:
-        spark: the session.
         path: the table.
-        rows: the rows, with the table's columns save `proof`.
-        proofs: one for each slice.
-        bases: for each slice key the attempt found in the table.
+        rows: the rows, with the table's columns.
+        keys: the slices.
+        options: of the write: what its commit carries.
+        replace: whether the table may hold rows of these slices. Without it Delta need not look: 0.5 s less.
         files: data files to write for each slice at the most; 0 leaves the rows as they are spread.
         spread: the column whose value picks the file where slices have several, or rows are gathered.
         tasks: how many tasks read the rows, where these come from where they are without a shuffle; of those that Spark
             holds, 1. One small slice of them is committed by a plan that Spark need not adapt.
-        replaced: a predicate on `slice` that picks the partitions to replace, where they are others than the proofs'.
-        unchanged: further partitions that the rows rest on, with the attempt found in each, 0 for none.
-
-    Returns:
-        The version of the table after the commit.
 
     Raises:
-        SupersededAttemptError: another attempt committed first; nothing was written.
+        SupersededAttemptError: another commit was first; nothing was written.
         DependencyAwayError: Spark or the storage is away.
     """
-    keys = [proof.key for proof in proofs]
+    alone = len(keys) == 1
     with delta_errors(path):
-        fenced = _proof_rows(spark, path, proofs, bases, unchanged or {})
-        whole = rows.unionByName(fenced, allowMissingColumns=True)
-        alone = replaced is None and len(keys) == 1
-        writer = _laid_out(whole, files, spread, tasks or 1, alone=alone).write.format("delta")
-        if replaced is None and not any(bases.values()):
-            # The comparison makes sure that there is nothing to replace, so Delta need not look for it: 0.5 s less.
-            writer = writer.mode("append")
+        writer = _laid_out(rows, files, spread, tasks or 1, alone=alone).write.format("delta").options(**options)
+        if replace:
+            writer = writer.mode("overwrite").option("replaceWhere", slice_is_one_of(keys))
         else:
-            writer = writer.mode("overwrite").option("replaceWhere", replaced or slice_is_one_of(keys))
+            writer = writer.mode("append")
         few = tasks is not None and alone and 0 < files < TASKS
-        with _as_planned(spark) if few else nullcontext():
-            writer.option("userMetadata", user_metadata(proofs)).save(path)
-        return last_version(spark)
+        with _as_planned(rows.sparkSession) if few else nullcontext():
+            writer.save(path)
 
 
 @contextmanager
@@ -257,58 +220,9 @@ def _adapts(spark: SparkSession) -> bool:
     return spark.conf.get(ADAPTIVE) != "false"
 
 
-def last_version(spark: SparkSession) -> int:
-    """The version of this session's last Delta commit."""
-    found = spark.conf.get("spark.databricks.delta.lastCommitVersionInSession")
-    return int(found) if found else -1
-
-
-def _proof_rows(
-    spark: SparkSession, path: str, proofs: Sequence[Mark], bases: Mapping[str, int], unchanged: Mapping[str, int]
-) -> DataFrame:
-    planned = _told(_PLANNED, [(p.key, p.to_json(), bases[p.key]) for p in proofs])
-    # One text: each step of a DataFrame is analysed by itself, and these are in the way of every commit.
-    checked = spark.sql(
-        f"SELECT /*+ BROADCAST(standing) */ slice, "
-        f"IF(COALESCE(attempt, 0) = base, planned, RAISE_ERROR({_SUPERSEDED_BY})) AS proof "
-        f"FROM ({_known(_PLANNED)}) LEFT JOIN ({_standing(path, bases)}) AS standing USING (slice)",
-        {"rows": planned},
-    )
-    return _if_unchanged(checked, spark.sql(_standing(path, unchanged)), unchanged) if unchanged else checked
-
-
-_PLANNED = "slice STRING, planned STRING, base INT"
-_SUPERSEDED_BY = (
-    f"COALESCE('{SUPERSEDED}: ' || slice || ' stands at attempt ' || attempt, '{SUPERSEDED}: the slice is gone')"
-)
-
-
-def _standing(path: str, keys: Iterable[str]) -> str:
-    """The query for the attempts that stand in some partitions of a table, as `slice` and `attempt`."""
-    return (
-        "SELECT slice, CAST(get_json_object(proof, '$.attempt') AS INT) AS attempt "
-        f"FROM {table_in_sql(path)} WHERE {slice_is_one_of(keys)} AND proof IS NOT NULL"
-    )
-
-
 def table_in_sql(path: str) -> str:
     """A table by its path, in the catalog that Delta stands behind; the session may look into another by itself."""
     return f"{CATALOG}.delta.`{path.replace('`', '``')}`"
-
-
-def _if_unchanged(checked: DataFrame, standing: DataFrame, unchanged: Mapping[str, int]) -> DataFrame:
-    """The rows, or an error in Spark when other attempts stand than those that are named."""
-    from pyspark.sql import functions as F
-
-    found = standing.agg(F.map_from_entries(F.collect_list(F.struct("slice", "attempt"))).alias("found"))
-    same = balanced(
-        and_,
-        [F.coalesce(F.try_element_at("found", F.lit(key)), F.lit(0)) == attempt for key, attempt in unchanged.items()],
-    )
-    message = F.concat(F.lit(f"{SUPERSEDED}: what the slice rests on changed: "), F.col("found").cast("string"))
-    return checked.crossJoin(F.broadcast(found)).select(
-        "slice", F.when(same, F.col("proof")).otherwise(F.raise_error(message)).alias("proof")
-    )
 
 
 def _laid_out(whole: DataFrame, files: int, spread: str, tasks: int, *, alone: bool) -> DataFrame:

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from highwater.errors import SupersededAttemptError
 from highwater.upkeep import Part
-from resources.lake import commit_info, in_columns, reading, slice_is_one_of
+from resources.delta import commit_info, in_columns, reading, slice_is_one_of
 from resources.small_tables import storage
 from resources.spark import delta_errors
 from resources.spark_tables import table_in_sql
@@ -59,12 +59,13 @@ def _files(table: DeltaTable) -> Iterator[tuple[str, int]]:
     """Partition and size of each file of the version now."""
     found = in_columns(table.get_add_actions(flatten=True))
     sizes = found["size_bytes"].to_pylist()
-    keys = found["partition.slice"].to_pylist() if _partitioned(table) else [WHOLE] * len(sizes)
+    by = _partition_column(table)
+    keys = [WHOLE] * len(sizes) if by is None else found[f"partition.{by}"].to_pylist()
     yield from zip(keys, sizes, strict=True)
 
 
-def _partitioned(table: DeltaTable) -> bool:
-    return bool(table.metadata().partition_columns)
+def _partition_column(table: DeltaTable) -> str | None:
+    return next(iter(table.metadata().partition_columns), None)
 
 
 def _live(table: DeltaTable) -> Iterator[tuple[str, int]]:
@@ -142,7 +143,8 @@ def join_small(table: DeltaTable, keys: Sequence[str]) -> None:
     path = str(table.table_uri)
     with storage(path):
         try:
-            table.optimize.compact([("slice", "in", list(keys))] if _partitioned(table) else None)
+            by = _partition_column(table)
+            table.optimize.compact(None if by is None else [(by, "in", list(keys))])
         except CommitFailedError as error:
             raise SupersededAttemptError(
                 f"another writer of {path} was first", found=_line(error), remedy="nothing: it is tried another time"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace as replaced
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.commit_records import CommitRecord, to_user_metadata
+from resources.commit_log import complete
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from resources.lake import Lake
+    from resources.ledger import Ledger
 
 
 def commit_current(
@@ -23,11 +26,18 @@ def commit_current(
     *,
     replace: bool = False,
     counted: Mapping[str, int | None] = MappingProxyType({}),
-) -> list[CommitRecord]:
+    ledger: Ledger | None = None,
+) -> None:
     """Commit slices to `current`: by slice the attempt, with rows where a test needs some.
 
-    Returns:
-        The records, with the events that the commit took into account, as `_commits` would have them.
+    Args:
+        lake: the tables.
+        stream: the stream's name.
+        attempts: by slice.
+        rows: of the table.
+        replace: whether rows and records replace all that the table has.
+        counted: by slice the events that the commit took into account.
+        ledger: has the ranges of the slices.
     """
     import pyarrow as pa
     from deltalake import CommitProperties, write_deltalake
@@ -42,4 +52,7 @@ def commit_current(
         write_deltalake(path, rows, mode="overwrite", commit_properties=properties)
     else:
         write_deltalake(path, rows, mode="append", commit_properties=properties)
-    return records
+    if records:
+        pieces = {} if ledger is None else {piece.key: piece for piece in ledger.get([*attempts])}
+        version = lake.table_at(stream, "current").version()
+        complete(lake.table_at(stream, "current"), pieces, [replaced(one, version=version) for one in records])

@@ -20,7 +20,8 @@ from orchestration.checking.origin_counts import count_ends
 from orchestration.checking.plan_checks import all_seams, offsets_as_planned
 from orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
 from orchestration.sensing.standing import attempts
-from resources.lake import Lake, proofs_in, written
+from resources.commit_log import proofs_in, written
+from resources.lake import Lake
 from resources.ledger import Ledger
 
 

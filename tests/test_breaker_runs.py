@@ -17,7 +17,7 @@ from orchestration.build import build_defs
 from orchestration.sensing.requests import Request
 from orchestration.sensing.ticks import run_requests
 from orchestration.stream_assets import table_key
-from resources.lake import query
+from resources.delta import query
 from tests.support import Bench, customers, order_message
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ from highwater.commit_records import (
 )
 from resources import commit_log
 from resources.commit_log import committed, complete
-from resources.lake import Lake, query
+from resources.delta import query
+from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.commits import commit_current
 from tests.support import Bench, customers, order_message

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from highwater.envelope import ORIGIN, ORIGIN_TYPES
 from resources.conditions import between, in_none_of, in_one_of
-from resources.lake import query
+from resources.delta import query
 
 # A process of DataFusion's did not outlive three thousand alternatives.
 MANY = 4000

@@ -20,7 +20,7 @@ from highwater.declaration import Accepted, Breaker
 from highwater.slices import Slice
 from orchestration import metadata
 from resources import spark as settings
-from resources.lake import open_table, query
+from resources.delta import open_table, query
 from tests.support import Bench, Message, make_bench, order, order_message
 from tests.test_dlq import published as read
 

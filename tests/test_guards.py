@@ -28,9 +28,10 @@ from orchestration.telling import alerts
 from orchestration.telling.plan_status import stream_status
 from resources import guards
 from resources.breakers import Dependency
+from resources.delta import open_table, query
 from resources.guards import COOL_DOWN, FAILURES, Guard, guarded
 from resources.kafka import Kafka
-from resources.lake import Lake, open_table, query
+from resources.lake import Lake
 from resources.ledger import Ledger
 from tests.support import customers, make_stream
 from tests.test_audit import a_slice

@@ -17,7 +17,9 @@ from assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from resources.lake import Lake, Written, query, written
+from resources.commit_log import Written, written
+from resources.delta import query
+from resources.lake import Lake
 from resources.ledger import Ledger
 from resources.small_tables import create
 from resources.spark_tables import create_table, name_of, parts_of

@@ -26,9 +26,9 @@ from orchestration.build import build_defs
 from orchestration.operating import maintaining
 from orchestration.operating.maintaining import act, horizon_rule
 from orchestration.operating.retaining import retain
+from resources.delta import open_table
 from resources.dlq_topics import Shape
 from resources.kafka import Kafka
-from resources.lake import open_table
 from resources.spark_tables import rows_at
 from resources.upkeep import join_small, parts_of, removable, remove_files, stock_of, times_of
 from tests.accepted import Event, Log, Tables

@@ -13,7 +13,8 @@ from highwater.proof import Proof
 from orchestration.checking import metrics_checks
 from orchestration.checking.metrics_checks import FOLLOWS, metrics_follow_events
 from orchestration.checking.verdicts import Verdict
-from resources.lake import proofs_in, query
+from resources.commit_log import proofs_in
+from resources.delta import query
 from tests.test_metrics import Event, Measured
 
 # In seconds.

@@ -38,9 +38,9 @@ from highwater.slices import Slice
 from orchestration.checking.published_checks import events_published
 from resources import ledger_schema
 from resources.breakers import Acceptance
+from resources.delta import query
 from resources.dlq_topics import Shape
 from resources.kafka import TopicState
-from resources.lake import query
 from tests.accepted import NOON, Broken, Event, Log, Sent, Tables, said
 
 # Seconds of processor each.

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from assets import current
-from resources.lake import query
+from resources.delta import query
 from tests.support import Bench, order_message
 
 if TYPE_CHECKING:

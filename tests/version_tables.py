@@ -17,6 +17,7 @@ from assets.streams.orders import STREAM as ORDERS
 from dev.compare import SHAPES, expected_event
 from dev.intended import EVENT, UNRESOLVED, Intended
 from dev.orders import ORDERS as SOURCE
+from dev.planted import plant
 from dev.readings import Kept, Place
 from dev.script import Script
 from highwater.declaration import Severity, Stream
@@ -58,7 +59,6 @@ def event(offset: int, version: int, key: str = "o1", **changes: Any) -> Row:
         "status": STATES.get(version, "paid"),
         "customer_id": "c1",
         "amount": Decimal("12.50"),
-        "proof": None,
     }
     return sound | changes
 
@@ -67,7 +67,7 @@ def reject(offset: int, key: str, value: bytes | None, next_topic: str, **change
     """A rejected record that was published a minute after the stream began."""
     sound = {name: value for name, value in event(offset, 1, key).items() if name.startswith(("slice", "origin"))}
     told = {"retries": 0, "reason": "unresolved", "key": key.encode(), "value": value, "next_topic": next_topic}
-    return {**sound, **told, "proof": None, **changes}
+    return {**sound, **told, **changes}
 
 
 def value(version: int) -> bytes:
@@ -104,27 +104,26 @@ class Planted:
         proofs = [
             _proof(self.stream, key, self.width, self.partitions) for key in self.slices if key not in self.undecided
         ]
-        self._write("events", [row for row in self.events if row["slice"] not in self.undecided] + proofs, _events())
-        self._write("rejects", self.rejects + proofs, _rejects())
+        self._write("events", [row for row in self.events if row["slice"] not in self.undecided], _events(), proofs)
+        self._write("rejects", self.rejects, _rejects(), proofs)
         sent = self.rejects if self.published is None else self.published
         published = [{**row, "published_at": self.published_at} for row in sent]
-        schema = pa.schema([*_origin(), *_numbers(), ("published_at", pa.timestamp("us", "UTC")), _proof_column()])
+        schema = pa.schema([*_origin(), *_numbers(), ("published_at", pa.timestamp("us", "UTC"))])
         self._write("dlq", published, schema)
         brought = winners(self.events) if self.current is None else self.current
         columns = _events().append(pa.field("updated_by_slice", pa.string()))
-        plain = columns.remove(columns.get_field_index("proof")).remove(columns.get_field_index("slice"))
+        plain = columns.remove(columns.get_field_index("slice"))
         mine = [{name: row.get(name) for name in plain.names} for row in with_milliseconds(brought)]
         decided = {key: 1 for key in self.slices if key not in self.undecided}
         commit_current(self.lake, "orders", decided, pa.Table.from_pylist(mine, plain), replace=True)
 
-    def _write(self, table: str, rows: Iterable[Row], schema: pa.Schema) -> None:
+    def _write(self, table: str, rows: Iterable[Row], schema: pa.Schema, proofs: Iterable[Proof] = ()) -> None:
         import pyarrow as pa
-        from deltalake import write_deltalake
 
         names = set(schema.names)
         kept = [{name: cell for name, cell in row.items() if name in names} for row in with_milliseconds(rows)]
         made = pa.Table.from_pylist(kept, schema)
-        write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
+        plant(self.lake.path("orders", table), made, proofs, replace=True)
 
     def verdicts(self) -> dict[str, dict[str, Verdict]]:
         """Each check's verdict on each slice, of one run over all of them, and on the stream, under the name ``."""
@@ -234,18 +233,12 @@ class Generated:
         return {name: {str(row["key"]) for row in verdict.samples} for name, verdict in wrong.items()}
 
 
-def _proof(stream: Stream, key: str, width: int, partitions: int) -> Row:
+def _proof(stream: Stream, key: str, width: int, partitions: int) -> Proof:
     parsed = SliceKey.parse(key)
     reach = OffsetRange(width * parsed.ordinal, width * (parsed.ordinal + 1))
     ranges = dict.fromkeys(range(partitions), reach)
     piece = Slice(stream.name, parsed.topic, "A" * 22, 0, parsed.ordinal, ranges, BEGIN)
-    return {"slice": key, "proof": Proof(piece, 1, rows=1, counts={}).to_json()}
-
-
-def _proof_column() -> tuple[str, Any]:
-    import pyarrow as pa
-
-    return ("proof", pa.string())
+    return Proof(piece, 1, rows=1, counts={})
 
 
 def _numbers() -> list[tuple[str, Any]]:
@@ -278,7 +271,6 @@ def _events() -> pa.Schema:
             ("event_time", pa.timestamp("us", "UTC")),
             *[(name, pa.string()) for name in ("order_id", "status", "customer_id")],
             ("amount", pa.decimal128(12, 2)),
-            _proof_column(),
         ]
     )
 
@@ -288,4 +280,4 @@ def _rejects() -> pa.Schema:
 
     texts = [(name, pa.string()) for name in ("reason", "next_topic")]
     binary = [(name, pa.binary()) for name in ("key", "value")]
-    return pa.schema([*_origin(), *_numbers(), *texts, *binary, _proof_column()])
+    return pa.schema([*_origin(), *_numbers(), *texts, *binary])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from assets import current, dlq, events, minute_rows, raw, rejects, sent
+from dev.planted import plant
 from highwater.declaration import Stream
 from highwater.envelope import ORIGIN, Envelope, Origin
 from highwater.plans import Generation, Publication
@@ -348,10 +349,8 @@ class World:
     def write(self) -> None:
         """Write the tables as they are now."""
         import pyarrow as pa
-        from deltalake import write_deltalake
 
         for table, rows in self.rows.items():
-            marks: list[Row] = [{"slice": key, "proof": proof.to_json()} for key, proof in self.proofs[table].items()]
             if table == "current":
                 # Commit records of an earlier call would count on.
                 shutil.rmtree(self.lake.path("orders", table), ignore_errors=True)
@@ -359,15 +358,17 @@ class World:
                 attempts = {key: proof.attempt for key, proof in self.proofs[table].items()}
                 counted = {key: proof.rows for key, proof in self.proofs[table].items()}
                 made = pa.Table.from_pylist(with_milliseconds(rows), self._schema(table))
-                records = commit_current(self.lake, "orders", attempts, made, replace=True, counted=counted)
-                commit_log.complete(self.lake, self.ledger, "orders", table, records)
+                commit_current(self.lake, "orders", attempts, made, replace=True, counted=counted, ledger=self.ledger)
                 continue
-            for mark in marks if table == "metrics" else ():
-                mark["linked"] = sorted(self.minutes[mark["slice"]])
-            if table == "published":
-                marks.append({"slice": sent.SENDING, "proof": sent.Sending(1, "orders.accepted", ID).to_json()})
-            made = pa.Table.from_pylist([*with_milliseconds(rows), *marks], self._schema(table))
-            write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
+            made = pa.Table.from_pylist([*with_milliseconds(rows)], self._schema(table))
+            plant(self.lake.path("orders", table), made, self._proofs_of(table), replace=True)
+
+    def _proofs_of(self, table: str) -> list[Proof]:
+        proofs = self.proofs[table]
+        if table != "metrics":
+            return [*proofs.values()]
+        minutes = {key: [round(one.timestamp()) // 60 for one in sorted(self.minutes[key])] for key in proofs}
+        return [replace(proof, extra={minute_rows.MINUTES: minutes[key]}) for key, proof in proofs.items()]
 
     def _schema(self, table: str) -> Any:
         if table in COLUMNS:
@@ -448,4 +449,4 @@ def schema_of(columns: str, *, plain: bool = False) -> Any:
         ),
     }
     found = [(name_of(column), kinds[column.split(maxsplit=1)[1]]) for column in parts_of(columns)]
-    return pa.schema(found if plain else [*found, ("proof", pa.string())])
+    return pa.schema(found)

@@ -18,7 +18,7 @@ from highwater.history import digest
 from highwater.plans import overtaken
 from highwater.retention import aged
 from highwater.slices import OffsetRange
-from resources.lake import slice_is_one_of, stream_rows
+from resources.delta import slice_is_one_of, stream_rows
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -152,7 +152,7 @@ def _in_raw(lake: Lake, stream: Stream, piece: Slice) -> dict[Place, str]:
     raw = lake.table(stream.name, "raw")
     assert raw is not None, "the slice's proof was just read there"
     columns = '"partition", "offset", timestamp_type, timestamp_ms, key, value, headers'
-    where = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
+    where = f"{slice_is_one_of([piece.key])}"
     return {
         (row["partition"], row["offset"]): _whole(
             row["timestamp_type"], row["timestamp_ms"], row["key"], row["value"], headers_of(row)

@@ -19,7 +19,8 @@ from highwater.envelope import ORIGIN, Origin
 from highwater.retention import aged
 from orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, told
 from orchestration.checking.verdicts import Verdict
-from resources.lake import proofs_in, query, quoted, slice_is_one_of, stream_batches, stream_rows
+from resources.commit_log import proofs_in
+from resources.delta import query, quoted, slice_is_one_of, stream_batches, stream_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,7 +105,7 @@ _PAIRS = f"""
 SELECT {_ORIGIN}, r.value AS value, {{chosen}}
 FROM events e JOIN raw r ON e.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
      AND origin_partition = r."partition" AND origin_offset = r."offset"
-WHERE e.proof IS NULL AND r.proof IS NULL AND r.value IS NOT NULL AND e.{{slices}} AND r.{{slices}}
+WHERE r.value IS NOT NULL AND e.{{slices}} AND r.{{slices}}
 """
 
 
@@ -112,7 +113,7 @@ def _of_tier(
     raw: DeltaTable, events: DeltaTable, stream: Stream, columns: Sequence[_Told], piece: Slice
 ) -> tuple[int, list[_Unlike]]:
     """The same of a tier's slice: of several copies of an origin the event is like one at least."""
-    mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
+    mine = f"{slice_is_one_of([piece.key])}"
     read: defaultdict[Origin, list[bytes]] = defaultdict(list)
     for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}"):
         origin, *_ = enveloped(stream, piece, row)
@@ -143,7 +144,7 @@ def _held(events: DeltaTable, columns: Sequence[_Told], piece: Slice) -> list[_T
     is null in all of its events. What is null in some alone was taken from them.
     """
     counts = ", ".join(f"count({_quoted(one)}) AS c{at}" for at, one in enumerate(columns))
-    [filled] = query(events, f"SELECT {counts} FROM t e WHERE proof IS NULL AND {slice_is_one_of([piece.key])}")
+    [filled] = query(events, f"SELECT {counts} FROM t e WHERE {slice_is_one_of([piece.key])}")
     return [one for at, one in enumerate(columns) if one.always or filled[f"c{at}"]]
 
 

@@ -16,8 +16,8 @@ from highwater.envelope import ORIGIN, Origin
 from orchestration.checking.origin_checks import told
 from orchestration.checking.plan_checks import another_commit, another_plan
 from orchestration.checking.verdicts import Verdict
-from resources.commit_log import committed
-from resources.lake import columns_in_all, count_in, proofs_in, query_all, slice_is_one_of
+from resources.commit_log import proofs_in
+from resources.delta import columns_in_all, count_in, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -63,9 +63,9 @@ _UNLIKE = f"""
 SELECT slice, {_ORIGIN}, sum(j) AS in_rejects, sum(d) AS in_dlq
 FROM (SELECT slice, {_AS_PUBLISHED}, {{rejected}} AS {NUMBER}, coalesce(permanent, {_PERMANENT}) AS permanent,
              1 AS j, 0 AS d
-      FROM rejects WHERE proof IS NULL AND {{slices}}
+      FROM rejects WHERE {{slices}}
       UNION ALL
-      SELECT slice, {_AS_PUBLISHED}, {{sent}}, {_PERMANENT}, 0, 1 FROM dlq WHERE proof IS NULL AND {{slices}})
+      SELECT slice, {_AS_PUBLISHED}, {{sent}}, {_PERMANENT}, 0, 1 FROM dlq WHERE {{slices}})
 GROUP BY slice, {_AS_PUBLISHED}, {NUMBER}, permanent HAVING sum(j) <> 1 OR sum(d) <> 1
 ORDER BY slice, origin_partition, origin_offset
 """
@@ -131,7 +131,7 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
     if events is None or current is None:
         return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
     decided = proofs_in(events, keys)
-    held = committed(lake, stream.name, "current", keys).records
+    held = lake.commits(stream.name, "current", keys).records
     tables = {"e": events, "c": current}
     sql = _UNLIKE_EVENTS.format(columns=_event_columns(stream, tables), slices=slice_is_one_of(keys))
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
@@ -148,7 +148,7 @@ def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
 
 # A stream's field may have any name, so a name that is added here is quoted and has a mark that no field has.
 _UNLIKE_EVENTS = """
-WITH brought AS (SELECT slice, {columns} FROM e WHERE proof IS NULL AND {slices}),
+WITH brought AS (SELECT slice, {columns} FROM e WHERE {slices}),
      highest AS (SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY slice, key ORDER BY version DESC) AS "#place"
                                 FROM brought) WHERE "#place" = 1),
      held AS (SELECT key, version, count(*) OVER (PARTITION BY key) AS "#rows"

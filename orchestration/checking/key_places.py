@@ -28,7 +28,7 @@ from highwater.partitioners import (
     why_several,
 )
 from orchestration.checking.version_questions import key_ranges, text
-from resources.lake import query, rows_in, stream_rows
+from resources.delta import query, rows_in, stream_rows
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -191,7 +191,7 @@ class _Asked:
         for era in eras:
             self.counts.setdefault(era.generation, set()).add(era.partitions)
         main = text(f"{stream.topic}@")
-        self._mine = f"proof IS NULL AND key IS NOT NULL AND starts_with(slice, {main})"
+        self._mine = f"key IS NOT NULL AND starts_with(slice, {main})"
         # The newest era whose first slice is not behind the row's; slices of a topic sort by their ordinals.
         newest_first = sorted(eras, key=lambda era: -era.ordinal)
         cases = " ".join(f"WHEN slice >= {text(era.since)} THEN {era.partitions}" for era in newest_first)

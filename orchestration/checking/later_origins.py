@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from assets.parsing import field_columns
 from highwater.envelope import ORIGIN
 from orchestration.checking.version_questions import SAMPLES, STREAM, Found, text
-from resources.lake import columns_in_all, query_all, slice_is_one_of
+from resources.delta import columns_in_all, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from deltalake import DeltaTable
 
@@ -56,21 +56,22 @@ class Among:
     def of(cls, slices: Sequence[str]) -> Among:
         """The events of some slices."""
         mine = slice_is_one_of(slices)
-        return cls("slice", mine, f"SELECT DISTINCT key FROM e WHERE proof IS NULL AND {mine}")
+        return cls("slice", mine, f"SELECT DISTINCT key FROM e WHERE {mine}")
 
     @classmethod
-    def all(cls, portion: str, unsettled: str) -> Among:
+    def all(cls, portion: str, unsettled: str, slices: str) -> Among:
         """Those of the whole stream whose key has a version twice.
 
         Args:
             portion: the condition of the keys that are looked at together.
             unsettled: that of slices that `current` does not follow yet; their keys are left out.
+            slices: the query for the slices of events, see `slices_in_sql`.
         """
         keys = (
-            f"SELECT key FROM e WHERE proof IS NULL AND {portion} GROUP BY key "
+            f"SELECT key FROM e WHERE {portion} GROUP BY key "
             f"HAVING NOT bool_or({unsettled}) AND count(*) > count(DISTINCT version)"
         )
-        settled = f"updated_by_slice IN (SELECT slice FROM e WHERE proof IS NOT NULL AND NOT {unsettled})"
+        settled = f"updated_by_slice IN (SELECT slice FROM ({slices}) WHERE NOT {unsettled})"
         return cls(text(STREAM), "true", keys, settled)
 
 
@@ -88,7 +89,7 @@ WITH wanted AS ({{keys}}),
                 {", ".join(f"b.{name} AS {name}" for name in ORIGIN)},
                 row_number() OVER (PARTITION BY b."#told", b.key
                                    ORDER BY {", ".join(f"b.{name}" for name in RULE)}) AS "#place"
-              FROM (SELECT {{told}} AS "#told", {{columns}} FROM e WHERE proof IS NULL AND {{mine}}) b
+              FROM (SELECT {{told}} AS "#told", {{columns}} FROM e WHERE {{mine}}) b
               JOIN won s ON b.key = s.key AND b.version = s.version
               WHERE {IS_LATER} AND ({_ANOTHER}) AND ({{differs}}))
 SELECT * FROM (SELECT told, key, in_events, in_current, {", ".join(ORIGIN)}, count(*) OVER (PARTITION BY told) AS found,
@@ -97,15 +98,20 @@ WHERE rank <= {SAMPLES} ORDER BY told, key
 """
 
 
-def later_origins(events: DeltaTable, current: DeltaTable, stream: Stream, among: Among) -> dict[str, Found]:
+def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among) -> dict[str, Found]:
     """For each slice, or for the stream, the keys whose content in `current` is not that of the earliest origin.
+
+    Args:
+        tables: events as `e`, `current` as `c`, and for the whole stream `_commits` as `k`.
+        stream: the stream.
+        among: the events that are compared.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    tables = {"e": events, "c": current}
-    contents = columns_in_all(tables.values(), ["event_time", *[field.name for field in field_columns(stream)]])
-    columns = columns_in_all(tables.values(), ["key", "version", *ORIGIN, "origin_timestamp_ms"]) + contents
+    both = [tables["e"], tables["c"]]
+    contents = columns_in_all(both, ["event_time", *[field.name for field in field_columns(stream)]])
+    columns = columns_in_all(both, ["key", "version", *ORIGIN, "origin_timestamp_ms"]) + contents
     sql = _SQL.format(
         told=among.told,
         mine=among.mine,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN
-from resources.lake import count_in, has_column
+from resources.delta import count_in, has_column
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -40,7 +40,7 @@ def left_over(tables: Mapping[str, DeltaTable], mine: str, *, more: Sequence[str
         more: further columns of the last rejection.
     """
     # Without the table of what was published nothing was.
-    sent = "dlq WHERE proof IS NULL" if "dlq" in tables else "rejects WHERE false"
+    sent = "dlq" if "dlq" in tables else "rejects WHERE false"
     at = "published_at" if "dlq" in tables else "CAST(NULL AS TIMESTAMP) AS published_at"
     events = "events" if "events" in tables else "rejects"
     # Bare, so that files are left unread by their statistics; null is no more than 0 to the comparison.

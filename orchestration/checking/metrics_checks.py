@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
-from assets.minute_rows import declared, scale_of, schema, statuses_of
+from assets.minute_rows import MINUTES, declared, scale_of, schema, statuses_of
 from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, day_of, time_of
 from highwater.portions import portions
 from highwater.proof import Proof
 from orchestration.checking.origin_checks import SAMPLES
 from orchestration.checking.plan_checks import another_commit
 from orchestration.checking.verdicts import Verdict
-from resources.lake import proofs_in, query, quoted, slice_is_one_of
+from resources.commit_log import proofs_in
+from resources.delta import query, quoted, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -122,15 +123,14 @@ class _Made:
 
 
 def _made(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, _Made]:
-    rows = query(metrics, f"SELECT proof, {_LINKED} FROM t WHERE proof IS NOT NULL AND {slice_is_one_of(keys)}")
-    told = ((Proof.from_json(row["proof"]), row["linked"] or ()) for row in rows)
-    return {proof.key: _Made(proof, {us // _US for us in linked}) for proof, linked in told}
+    found = proofs_in(metrics, keys)
+    return {key: _Made(proof, {*proof.extra[MINUTES]}) for key, proof in found.items()}
 
 
 def _minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:
     """By slice the minutes of some events; one whose time somebody took away has none."""
     found: defaultdict[str, set[int]] = defaultdict(set)
-    there = f"proof IS NULL AND event_time IS NOT NULL AND {where}"
+    there = f"event_time IS NOT NULL AND {where}"
     times = f"SELECT slice, arrow_cast(event_time, 'Int64') AS us FROM t WHERE {there}"
     for row in query(events, f"SELECT DISTINCT slice, {_MINUTE} AS minute FROM ({times})"):
         found[row["slice"]].add(row["minute"])
@@ -177,7 +177,7 @@ def _unfollowed(metrics: DeltaTable, events: DeltaTable, minutes: Collection[int
 def _said_before(metrics: DeltaTable, keys: Sequence[str]) -> set[int]:
     """The minutes of events that slices had before they were decided anew, and those with the same versions."""
     found = {minute for made in _made(metrics, keys).values() for minute in made.minutes}
-    rows = query(metrics, f"SELECT arrow_cast(minute, 'Int64') AS us, {_LINKED} FROM t WHERE proof IS NULL")
+    rows = query(metrics, f"SELECT arrow_cast(minute, 'Int64') AS us, {_LINKED} FROM t")
     return found | {row["us"] // _US for row in rows if any(us // _US in found for us in row["linked"] or ())}
 
 
@@ -220,7 +220,7 @@ class _Asked:
         metrics = declared(self.stream)
         # An integer is summed as a decimal, which cannot overflow.
         amount = quoted(metrics.amount) if scale_of(self.stream) else f"CAST({quoted(metrics.amount)} AS DECIMAL(28,0))"
-        among = f"key IN (SELECT key FROM t WHERE proof IS NULL AND {within})" if self.whole else within
+        among = f"key IN (SELECT key FROM t WHERE {within})" if self.whole else within
         late = slice_is_one_of(self.late) if self.late else "false"
         return f"""
             SELECT minute, status, count(*) FILTER (WHERE place = 1) AS events,
@@ -232,7 +232,7 @@ class _Asked:
                   FROM (SELECT key, version, arrow_cast(event_time, 'Int64') AS us, {quoted(metrics.status)} AS status,
                                {amount} AS amount, {within} AS inside, CASE WHEN {late} THEN 1 ELSE 0 END AS late,
                                origin_timestamp_ms, origin_partition, origin_offset, origin_generation
-                        FROM t WHERE proof IS NULL AND {among}))
+                        FROM t WHERE {among}))
             WHERE inside GROUP BY minute, status"""
 
 
@@ -259,10 +259,10 @@ def _standing(stream: Stream, metrics: DeltaTable, minutes: Collection[int]) -> 
     """The rows of these minutes."""
     days = sorted({day_of(minute) for minute in minutes})
     where = slice_is_one_of(days) if len(days) <= MOST_RANGES else "true"
-    told = [name for name in schema(stream).names if name not in {"slice", "minute", "linked", "proof"}]
+    told = [name for name in schema(stream).names if name not in {"slice", "minute", "linked"}]
     columns = ", ".join(["slice", "arrow_cast(minute, 'Int64') AS us", *map(quoted, told)])
     found: dict[int, list[Row]] = {minute: [] for minute in minutes}
-    for row in query(metrics, f"SELECT {columns} FROM t WHERE proof IS NULL AND {where}"):
+    for row in query(metrics, f"SELECT {columns} FROM t WHERE {where}"):
         minute = row["us"] // _US
         if minute in found:
             found[minute].append(row)

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
 from highwater.reclaims import stale
-from orchestration.checking.version_questions import Found, Questions, text
-from resources.lake import count_in, proofs_where, query_all
+from orchestration.checking.version_questions import Found, Questions
+from resources.commit_log import proofs_from
+from resources.delta import count_in, query_all
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -218,9 +219,9 @@ def _above(gap: Gap) -> str:
 
 def _reaches(tables: Mapping[str, DeltaTable], stream: Stream, since: str | None) -> Reaches:
     """How far the main topic is decided, by the slices from one on or by all: a table may have 100,000 of them."""
-    main = f"starts_with(slice, {text(f'{stream.topic}@')})"
-    where = main if since is None else f"{main} AND slice >= {text(since)}"
-    events, rejects = (proofs_where(tables[name], where) if name in tables else {} for name in ("events", "rejects"))
+    events, rejects = (
+        proofs_from(tables[name], stream.topic, since or "") if name in tables else {} for name in ("events", "rejects")
+    )
     decided = [proof for key, proof in events.items() if key in rejects and rejects[key].attempt == proof.attempt]
     return reaches(decided, stream.topic)
 
@@ -240,7 +241,7 @@ _ORIGIN = ", ".join(ORIGIN)
 _OPEN = """
 WITH mine AS (SELECT slice, {origin}, arrow_cast(key, 'Binary') AS key, arrow_cast(value, 'Binary') AS value,
                      next_topic, coalesce(retries, 0) AS retries, {number} AS reclaims
-              FROM rejects WHERE proof IS NULL AND encode(arrow_cast(key, 'Binary'), 'hex') IN ({keys})),
+              FROM rejects WHERE encode(arrow_cast(key, 'Binary'), 'hex') IN ({keys})),
      sent AS (SELECT slice, {origin}, {at}, {sent_number} AS reclaims FROM {sent}),
      known AS (SELECT m.*, s.published_at, s.slice IS NOT NULL AS published FROM mine m LEFT JOIN sent s
                ON m.slice = s.slice AND m.reclaims = s.reclaims AND {same_sent}),
@@ -248,7 +249,7 @@ WITH mine AS (SELECT slice, {origin}, arrow_cast(key, 'Binary') AS key, arrow_ca
                 ORDER BY reclaims DESC, published, published_at DESC NULLS LAST, retries DESC) AS place FROM known)
 SELECT l.* FROM (SELECT * FROM last WHERE place = 1) l LEFT ANTI JOIN
   (SELECT {origin}, coalesce(retries, 0) AS retries, {accepted_number} AS reclaims FROM events
-   WHERE proof IS NULL AND (retries > 0 OR {accepted_number} > 0)) a
+   WHERE (retries > 0 OR {accepted_number} > 0)) a
   ON {same_accepted} AND (a.retries > 0 OR a.reclaims > l.reclaims)
 ORDER BY {origin}
 """
@@ -264,7 +265,7 @@ def _rejects(
         accepted_number=count_in(tables["events"], NUMBER),
         sent_number=count_in(tables["dlq"], NUMBER) if "dlq" in tables else "0",
         keys=", ".join(f"'{key.encode().hex()}'" for key in keys),
-        sent="dlq WHERE proof IS NULL" if "dlq" in tables else "rejects WHERE false",
+        sent="dlq" if "dlq" in tables else "rejects WHERE false",
         at="published_at" if "dlq" in tables else "CAST(NULL AS TIMESTAMP) AS published_at",
         same_sent=" AND ".join(f"m.{name} = s.{name}" for name in ORIGIN),
         same_accepted=" AND ".join(f"l.{name} = a.{name}" for name in ORIGIN),

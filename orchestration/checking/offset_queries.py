@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from highwater.slices import OffsetRange
-from resources.lake import proofs_in, query_columns, slice_is_one_of
+from resources.commit_log import proofs_in
+from resources.delta import query_columns, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -27,7 +28,7 @@ _STRETCHES = """
 SELECT slice, topic, generation, "partition", min("offset") AS first, max("offset") AS last, count(*) AS rows
 FROM (SELECT slice, topic, generation, "partition", "offset",
         "offset" - dense_rank() OVER (PARTITION BY slice, topic, generation, "partition" ORDER BY "offset") AS stretch
-      FROM raw WHERE proof IS NULL AND {slices})
+      FROM raw WHERE {slices})
 GROUP BY slice, topic, generation, "partition", stretch
 """
 

@@ -19,7 +19,7 @@ from highwater.envelope import ORIGIN, REVISION, Header, Origin, opened
 from highwater.errors import HighwaterError
 from highwater.publishing import State
 from highwater.slices import OffsetRange
-from resources.lake import count_in, query, slice_is_one_of
+from resources.delta import count_in, query, slice_is_one_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -121,7 +121,7 @@ def _sent(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[str, dict
     if dlq is None:
         return found
     columns = f"slice, {_ORIGIN}, next_topic, {count_in(dlq, NUMBER)} AS number, published_at"
-    for row in query(dlq, f"SELECT {columns} FROM t WHERE proof IS NULL AND {slice_is_one_of(planned)}"):
+    for row in query(dlq, f"SELECT {columns} FROM t WHERE {slice_is_one_of(planned)}"):
         if row["published_at"] is not None and row["published_at"] >= planned[row["slice"]]:
             copy = Copy(Origin.of_row(row), row["slice"], row["number"])
             found.setdefault(row["next_topic"], {})[copy] = planned[row["slice"]]
@@ -134,7 +134,7 @@ def _accepted(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[Copy,
     if table is None:
         return {}
     planned = {piece.key: piece.planned_at for piece in pieces}
-    sql = f"SELECT slice, {_ORIGIN}, revision, published_at FROM t WHERE proof IS NULL AND {slice_is_one_of(planned)}"
+    sql = f"SELECT slice, {_ORIGIN}, revision, published_at FROM t WHERE {slice_is_one_of(planned)}"
     rows = query(table, f"{sql} AND state <> '{State.AGAIN.value}'")
     return {
         Copy(Origin.of_row(row), "", row["revision"]): planned[row["slice"]]

@@ -20,8 +20,9 @@ from highwater.routing import tier_of
 from orchestration.checking.plan_checks import another_plan
 from orchestration.checking.verdicts import Verdict
 from orchestration.sensing.standing import CONSERVED, conservation
+from resources.commit_log import proofs_in, sized
 from resources.conditions import in_none_of, in_one_of
-from resources.lake import count_in, has_column, proofs_in, query, query_all, sized, slice_is_one_of, stream_rows
+from resources.delta import count_in, has_column, query, query_all, slice_is_one_of, stream_rows
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -110,7 +111,7 @@ def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice) -
     if piece.topic != stream.topic:
         return []
     spans = ((piece.generation, p, r.start, r.end) for p, r in piece.ranges.items())
-    where = f"proof IS NULL AND {slice_is_one_of([piece.key])} AND {in_none_of(spans)}"
+    where = f"{slice_is_one_of([piece.key])} AND {in_none_of(spans)}"
     asked = f"SELECT {_ORIGIN} FROM t WHERE {where}"
     rows = [row for name in ("events", "rejects") for row in query(tables[name], asked)]
     return [told("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]
@@ -127,23 +128,23 @@ _MISPLACED = f"""
 SELECT slice, {_ORIGIN}, sum(r) AS in_raw, sum(n) AS tombstones, sum(e) AS in_events, sum(j) AS in_rejects
 FROM (SELECT slice, topic AS origin_topic, generation AS origin_generation, "partition" AS origin_partition,
              "offset" AS origin_offset, 1 AS r, CASE WHEN value IS NULL THEN 1 ELSE 0 END AS n, 0 AS e, 0 AS j
-      FROM raw WHERE proof IS NULL AND {{slices}}
-      UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 1, 0 FROM events WHERE proof IS NULL AND {{slices}}
-      UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 0, 1 FROM rejects WHERE proof IS NULL AND {{slices}})
+      FROM raw WHERE {{slices}}
+      UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 1, 0 FROM events WHERE {{slices}}
+      UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 0, 1 FROM rejects WHERE {{slices}})
 GROUP BY slice, {_ORIGIN} HAVING sum(r) <> 1 OR sum(n) + sum(e) + sum(j) <> 1
 ORDER BY slice, origin_partition, origin_offset
 """
 # What is left to be told without raw.
 _TWICE = f"""
 SELECT slice, {_ORIGIN}
-FROM (SELECT slice, {_ORIGIN} FROM events WHERE proof IS NULL AND {{slices}}
-      UNION ALL SELECT slice, {_ORIGIN} FROM rejects WHERE proof IS NULL AND {{slices}})
+FROM (SELECT slice, {_ORIGIN} FROM events WHERE {{slices}}
+      UNION ALL SELECT slice, {_ORIGIN} FROM rejects WHERE {{slices}})
 GROUP BY slice, {_ORIGIN} HAVING count(*) > 1
 ORDER BY slice, origin_partition, origin_offset
 """
 _SAME_RECORD = """x.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
      AND origin_partition = r."partition" AND origin_offset = r."offset"
-WHERE x.proof IS NULL AND r.proof IS NULL AND x.{slices} AND r.{slices}"""
+WHERE x.{slices} AND r.{slices}"""
 # A declared key is the record's own.
 _ALTERED_EVENTS = f"""
 SELECT x.slice, {_ORIGIN} FROM events x JOIN raw r ON {_SAME_RECORD}
@@ -186,7 +187,7 @@ def _misplaced_of_tier(
     Several records may have one origin: one counts, the others are superseded. All of them are where another slice
     accepted it or a person gave it up, and those that were published before their origin was taken back from the DLQ.
     """
-    mine = f"proof IS NULL AND {slice_is_one_of([piece.key])}"
+    mine = f"{slice_is_one_of([piece.key])}"
     asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}")
     early = _named_early(tables["rejects"], piece, mine)
     copies = Counter(_copy_of(stream, piece, row, early) for row in asked)
@@ -286,7 +287,7 @@ def _elsewhere(
     least, most = (pick(origin.offset for origin in origins) for pick in (min, max))
     spans = ((*origin, origin.offset + 1) for origin in origins)
     between = f"origin_offset BETWEEN {least} AND {most} AND {in_one_of(spans)}"
-    where = f"proof IS NULL AND slice <> '{piece.key}' AND {between}"
+    where = f"slice <> '{piece.key}' AND {between}"
     later = f"arrow_cast(first_failed_at, 'Int64') > {int(piece.planned_at.timestamp() * 1_000_000)}"
     rejected = f"{where} AND (NOT starts_with(slice, '{stream.topic}@') OR {later})"
     rows = [

@@ -20,8 +20,9 @@ from highwater.retention import records
 from highwater.slices import SliceKey, merge_ranges
 from orchestration.checking.left_over import left_over
 from orchestration.telling.stranded import lost_until
+from resources.commit_log import proofs_in, sized
 from resources.conditions import in_none_of
-from resources.lake import proofs_in, query_all, rows_in, sized, slice_is_one_of
+from resources.delta import query_all, rows_in, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -202,7 +203,7 @@ class _Counted:
     ) -> None:
         self._tables = tables
         topic = stream.topic.replace("'", "''")
-        conditions = ["proof IS NULL", f"origin_topic = '{topic}'"]
+        conditions = [f"origin_topic = '{topic}'"]
         if open_slices:
             conditions.append(f"NOT {slice_is_one_of([piece.key for piece in open_slices])}")
         mine = [piece for piece in open_slices if piece.topic == stream.topic]

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from assets import event_json
 from assets.copies import fields_of
-from assets.sent import SENDING, TABLE, complete, last_in, last_published
+from assets.sent import TABLE, complete, last_in, last_published
 from highwater.envelope import ORIGIN, Origin
 from highwater.publishing import State
 from highwater.slices import SliceKey
 from orchestration.checking.origin_checks import SAMPLES, told
 from orchestration.checking.plan_checks import another_plan
 from orchestration.checking.verdicts import Verdict
-from resources.lake import proofs_in, query, query_all, query_arrow, quoted, rows_by_slice, slice_is_one_of
+from resources.commit_log import proofs_in
+from resources.delta import query, query_all, query_arrow, quoted, rows_by_slice, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -37,10 +38,10 @@ _COUNTED = {State.SENT.value: "sent", State.AGAIN.value: "second_deliveries", St
 # What was retracted is no event.
 _UNLIKE = f"""
 SELECT slice, {_ORIGIN}, sum(e) AS in_events, sum(p) AS in_published, sum(s) AS in_sent
-FROM (SELECT slice, {_ORIGIN}, 1 AS e, 0 AS p, 0 AS s FROM events WHERE proof IS NULL AND {{slices}}
+FROM (SELECT slice, {_ORIGIN}, 1 AS e, 0 AS p, 0 AS s FROM events WHERE {{slices}}
       UNION ALL
       SELECT slice, {_ORIGIN}, 0, 1, CASE WHEN state = '{State.SENT.value}' THEN 1 ELSE 0 END FROM published
-      WHERE proof IS NULL AND state <> '{State.RETRACTED.value}' AND {{slices}})
+      WHERE state <> '{State.RETRACTED.value}' AND {{slices}})
 GROUP BY slice, {_ORIGIN} HAVING sum(e) <> 1 OR sum(p) <> 1
 ORDER BY slice, origin_partition, origin_offset
 """
@@ -100,7 +101,7 @@ def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[
 _THERE = """
 SELECT slice, state, count(*) AS rows, count(late) AS late, sum(coalesce(revision, 0)) AS revisions,
        max(attempt) AS newest
-FROM t WHERE proof IS NULL AND {slices} GROUP BY slice, state
+FROM t WHERE {slices} GROUP BY slice, state
 """
 
 
@@ -142,9 +143,9 @@ def _unlike_commit(piece: Slice, sent: Proof, there: Mapping[str, int]) -> list[
 
 _PRINTS = f"""
 SELECT {{fields}}, {", ".join(f"e.{name} AS {name}" for name in ORIGIN)}, p."#print" AS "#print"
-FROM (SELECT {_ORIGIN}, {{columns}} FROM events WHERE proof IS NULL AND {{slices}}) e
+FROM (SELECT {_ORIGIN}, {{columns}} FROM events WHERE {{slices}}) e
 JOIN (SELECT {_ORIGIN}, fingerprint AS "#print" FROM published
-      WHERE proof IS NULL AND state <> '{State.RETRACTED.value}' AND {{slices}}) p
+      WHERE state <> '{State.RETRACTED.value}' AND {{slices}}) p
   ON {" AND ".join(f"e.{name} = p.{name}" for name in ORIGIN)}
 """
 
@@ -205,7 +206,7 @@ def standing_line(lake: Lake, stream: Stream) -> str:
     last, table = last_published(lake, stream), lake.table(stream.name, TABLE)
     if last is None or table is None:
         return f"nothing is sent to {stream.publishes.topic} yet"
-    asked = f"SELECT state, count(*) AS rows FROM t WHERE proof IS NULL AND slice <> '{SENDING}' GROUP BY state"
+    asked = "SELECT state, count(*) AS rows FROM t GROUP BY state"
     states = {row["state"]: row["rows"] for row in query(table, asked)}
     counts = ", ".join(f"{states.get(state, 0):,} {state}" for state in _COUNTED)
     return f"sent to {stream.publishes.topic} up to {last}: {counts}"

@@ -8,23 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from assets.sent import SENDING
 from assets.sent import TABLE as PUBLISHED
-from resources.lake import query, written
+from resources.commit_log import held_in
+from resources.delta import query, sizes
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from resources.lake import Lake
 
-# Tables whose partitions are slices, with those that are not. Those of `metrics` are days, whose rows its check holds
-# against the events of all slices.
-_OTHERS: Mapping[str, frozenset[str]] = {
-    "raw": frozenset(),
-    "events": frozenset(),
-    "rejects": frozenset(),
-    "dlq": frozenset(),
-    PUBLISHED: frozenset({SENDING}),
-}
+# The partitions of `metrics` are days: its check compares their rows with the events of all slices.
+_BY_SLICE = ("raw", "events", "rejects", "dlq", PUBLISHED)
 NAMED = 5
 
 
@@ -35,11 +28,11 @@ def slices_there(lake: Lake, stream: Stream) -> dict[str, set[str]]:
         DependencyAwayError: the lake could not be read.
     """
     found: dict[str, set[str]] = {}
-    for name, others in _OTHERS.items():
+    for name in _BY_SLICE:
         table = lake.table(stream.name, name)
         if table is None:
             continue
-        found[name] = written(table).keys() - others
+        found[name] = held_in(table) | sizes(table).keys()
     if current := lake.table(stream.name, "current"):
         rows = query(current, "SELECT DISTINCT updated_by_slice AS slice FROM t")
         found["current"] = {str(row["slice"]) for row in rows}

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resources.lake import answer
+from resources.delta import answer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,14 +35,14 @@ class Trait(Enum):
 
 
 # The events of the keys that are judged, with what the traits rest on.
-TOUCHED_KEYS = "touched AS (SELECT DISTINCT key FROM t WHERE proof IS NULL AND {mine} AND {portion})"
+TOUCHED_KEYS = "touched AS (SELECT DISTINCT key FROM t WHERE {mine} AND {portion})"
 TOUCHED = "LEFT SEMI JOIN touched ON e.key = touched.key"
 _SLIM = f"""
 WITH {TOUCHED_KEYS},
 slim AS (SELECT e.* FROM (SELECT key, version, coalesce(retries, 0) AS retries, origin_topic AS topic,
                                  origin_generation AS generation, origin_partition AS partition,
                                  origin_offset AS "offset", {{state}} AS state
-                          FROM t WHERE proof IS NULL AND {{among}} AND {{portion}}) e {{joined}})
+                          FROM t WHERE {{among}} AND {{portion}}) e {{joined}})
 """
 _ODD = """
 SELECT key FROM (SELECT key, version, count(*) AS events, max(retries) AS retries,

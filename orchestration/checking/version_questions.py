@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from assets.parsing import field_columns
 from highwater.slices import SliceKey
 from orchestration.checking.suspects import TOUCHED, TOUCHED_KEYS, Suspects, Trait
-from resources.lake import query, query_columns, quoted, rows_in, slice_is_one_of, stream_all
+from resources.delta import query, query_columns, quoted, rows_in, slice_is_one_of, stream_all
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -109,7 +109,7 @@ history AS (SELECT slice, e.key AS key, version, event_time, coalesce(retries, 0
                    origin_timestamp_ms, {content} AS content, {state} AS state, {mine} AS mine, {told} AS told,
                    concat(origin_partition, ':', origin_offset, CASE WHEN origin_generation > 0
                           THEN concat(' of generation ', origin_generation) ELSE '' END) AS origin
-            FROM (SELECT * FROM t WHERE proof IS NULL AND {among} AND {portion}) e
+            FROM (SELECT * FROM t WHERE {among} AND {portion}) e
             LEFT SEMI JOIN suspects ON e.key = suspects.key)
 """
 # The version rule: of equal versions the earliest origin wins.
@@ -117,10 +117,10 @@ _RULE = 'origin_timestamp_ms, partition, "offset", generation'
 _PLACE = 'generation, partition, "offset"'
 _TOTALS = f"""
 WITH {TOUCHED_KEYS},
-     moved AS (SELECT key FROM (SELECT key, origin_partition FROM t WHERE proof IS NULL AND {{among}} AND {{portion}}) e
+     moved AS (SELECT key FROM (SELECT key, origin_partition FROM t WHERE {{among}} AND {{portion}}) e
                {{joined}} GROUP BY key HAVING min(origin_partition) <> max(origin_partition))
 SELECT {{told}} AS told, count(*) AS events, count(DISTINCT moved.key) AS keys_in_several_partitions
-FROM (SELECT slice, key FROM t WHERE proof IS NULL AND {{mine}} AND {{portion}}) e LEFT JOIN moved ON e.key = moved.key
+FROM (SELECT slice, key FROM t WHERE {{mine}} AND {{portion}}) e LEFT JOIN moved ON e.key = moved.key
 GROUP BY told
 """
 _COPIES = f"""
@@ -295,7 +295,7 @@ def portions(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
     rows = rows_in(events)
     if rows > EVENTS_AT_ONCE and scope.judged is not None:
         sql = (
-            f"SELECT count(*) AS rows FROM t LEFT SEMI JOIN (SELECT DISTINCT key FROM t WHERE proof IS NULL AND "
+            f"SELECT count(*) AS rows FROM t LEFT SEMI JOIN (SELECT DISTINCT key FROM t WHERE "
             f"{scope.mine}) touched ON t.key = touched.key WHERE {scope.among}"
         )
         rows = int(query(events, sql)[0]["rows"])
@@ -303,7 +303,7 @@ def portions(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
     if parts == 1:
         yield scope
         return
-    sampled = f"proof IS NULL AND {scope.among} AND origin_offset % {max(1, rows // KEYS_SAMPLED)} = 0"
+    sampled = f"{scope.among} AND origin_offset % {max(1, rows // KEYS_SAMPLED)} = 0"
     for portion in key_ranges(events, sampled, parts, text):
         yield replace(scope, portion=portion)
 

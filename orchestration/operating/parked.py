@@ -30,7 +30,7 @@ from highwater.slices import OffsetRange
 from orchestration.checking.origin_counts import count_parked
 from orchestration.dependencies import see_lake_there
 from orchestration.operating.redriving import headers_of, key_of, redrive
-from resources.lake import count_in, ensure_all_rows_seen, query
+from resources.delta import count_in, ensure_all_rows_seen, query
 from resources.vanished_topics import state_of, vanished
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
         ensure_all_rows_seen(events)  # a missed event would be sent back, or discarded
         # What was published is left to the DLQ: it became an event in a retry, or after it was taken back.
         since = f"(retries > 0 OR {count_in(events, NUMBER)} > 0)"
-        accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE proof IS NULL AND {since}")
+        accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE {since}")
         found |= {Origin.of_row(row) for row in accepted}
     return found & set(origins)
 

@@ -33,7 +33,7 @@ from highwater.slices import OffsetRange, Slice, SliceKey
 from highwater.upkeep import Key, candidates
 from orchestration.operating.retiring import PAGE
 from orchestration.sensing.standing import attempts_of, committed
-from resources.lake import count_in, ensure_all_rows_seen, query
+from resources.delta import count_in, ensure_all_rows_seen, query
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -231,7 +231,7 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
     """
     proofs, now = committed(lake, stream), datetime.now(UTC)
     raw, dlq = proofs["raw"], proofs["dlq"]
-    if unread := sorted(lake.holds(stream.name, "raw") - raw.keys()):
+    if unread := sorted(lake.slices_with_files(stream.name, "raw") - raw.keys()):
         raise IncompleteReadError(
             f"a read of raw of {stream.name} did not return all slices that the table's log names",
             stored=f"{len(unread):,} more slices by the log",
@@ -288,7 +288,7 @@ def _reclaims(lake: Lake, stream: Stream) -> list[Reclaim]:
         if table is None or number == "0":
             continue  # from before anything could be taken back
         ensure_all_rows_seen(table)
-        where = f"proof IS NULL AND starts_with(slice, '{topic}@') AND {number} > 0"
+        where = f"starts_with(slice, '{topic}@') AND {number} > 0"
         for row in query(table, f"SELECT slice, {', '.join(ORIGIN)}, {number} AS {NUMBER} FROM t WHERE {where}"):
             origin = Origin.of_row(row)
             found[origin] = Reclaim(origin, row["slice"], row[NUMBER], f"found by {BY}", BY, datetime.now(UTC))

@@ -29,7 +29,7 @@ from highwater.retention import aged
 from highwater.tables import stages_of
 from orchestration.checking.left_over import left_over, same
 from orchestration.operating.parked import Choice
-from resources.lake import ensure_all_rows_seen, query_all
+from resources.delta import ensure_all_rows_seen, query_all
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -254,7 +254,7 @@ def _in_dlq(lake: Lake, stream: Stream) -> dict[Origin, Published]:
     for table in opened.values():
         ensure_all_rows_seen(table)
     topic = stream.topic.replace("'", "''")
-    mine = f"proof IS NULL AND origin_topic = '{topic}'"
+    mine = f"origin_topic = '{topic}'"
     homes = f"SELECT slice AS home, {_ORIGIN} FROM rejects WHERE {mine} AND starts_with(slice, '{topic}@')"
     rows = query_all(
         opened,

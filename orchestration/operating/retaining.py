@@ -31,7 +31,7 @@ from orchestration.checking.offset_queries import rows_in_raw
 from orchestration.operating.erasing import LEASE_SECONDS, lease_of
 from orchestration.operating.retiring import PAGE, complete, named_keys
 from orchestration.telling.taken_back import waiting
-from resources.lake import ensure_all_rows_seen, ensure_complete, query, query_all, sizes, slice_is_one_of
+from resources.delta import ensure_all_rows_seen, ensure_complete, query, query_all, sizes, slice_is_one_of
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -147,7 +147,7 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
 
 def _newest(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
     """The greatest timestamp of each slice's rows in milliseconds, and how many rows there are."""
-    where = f"proof IS NULL AND {slice_is_one_of(keys)}"
+    where = slice_is_one_of(keys)
     rows = query(table, f"SELECT slice, max(timestamp_ms) AS ms, count(*) AS n FROM t WHERE {where} GROUP BY slice")
     ensure_complete(table, {row["slice"]: row["n"] for row in rows}, sizes(table, keys))
     return {row["slice"]: row["ms"] for row in rows}, {row["slice"]: row["n"] for row in rows}
@@ -175,7 +175,7 @@ def in_dlq(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
     if "rejects" not in opened:
         return set()
     ensure_all_rows_seen(opened["rejects"])  # a reject that was not seen would let rows of raw go
-    mine, origin = "proof IS NULL", ", ".join(f"r.{name}" for name in ORIGIN)
+    mine, origin = "true", ", ".join(f"r.{name}" for name in ORIGIN)
     rows = query_all(
         opened,
         f"{left_over(opened, mine)} SELECT DISTINCT r.slice, {origin} "

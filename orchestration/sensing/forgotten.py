@@ -15,7 +15,7 @@ from assets.commit import Clock, report_of
 from highwater.proof import Proof
 from orchestration import metadata
 from orchestration.stream_assets import METRICS, table_key
-from resources.lake import sizes
+from resources.delta import sizes
 
 if TYPE_CHECKING:
     from assets.work import SliceReport

@@ -15,8 +15,8 @@ from highwater.tables import stages_of
 from orchestration.checking.later_origins import CLASS, IS_LATER, RULE, Among, later_origins
 from orchestration.checking.verdicts import Attempts, Counted, Verdict, conserved, in_order
 from orchestration.checking.version_questions import SAMPLES, Found, Scope, portions
-from resources.commit_log import committed as commits_of
-from resources.lake import has_column, proofs_in, query, query_all, slice_is_one_of
+from resources.commit_log import log_of, proofs_in, slices_in_sql
+from resources.delta import has_column, query, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -55,7 +55,7 @@ def _counted(table: DeltaTable, keys: Sequence[str]) -> dict[str, Counted]:
     """The rows of slices with the attempts that they name; those of raw name none."""
     attempt = "attempt" if has_column(table, "attempt") else "CAST(NULL AS INT)"
     asked = f"SELECT slice, count(*) AS rows, min({attempt}) AS least, max({attempt}) AS most FROM t"
-    where = f"proof IS NULL AND {slice_is_one_of(keys)}"
+    where = f"{slice_is_one_of(keys)}"
     return {
         row["slice"]: Counted(row["rows"], frozenset({row["least"], row["most"]} - {None}))
         for row in query(table, f"{asked} WHERE {where} GROUP BY slice")
@@ -77,7 +77,7 @@ def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, 
     wrong = [key for key, row in counts.items() if row["absent"] or row["behind"]]
     samples = _samples(events, current, wrong) if wrong else {}
     late = [key for key, row in counts.items() if row["late"]]
-    later = later_origins(events, current, stream, Among.of(late)) if late else {}
+    later = later_origins({"e": events, "c": current}, stream, Among.of(late)) if late else {}
     return {
         key: in_order(
             row["keys"],
@@ -101,9 +101,9 @@ _RULE = ", ".join(RULE)
 # version that a slice has of a key, since a key may come with hundreds.
 _ORDER = f"""
 WITH highest AS (SELECT slice AS of_slice, key AS of_key, max(version) AS of_version FROM e
-                 WHERE proof IS NULL AND {{slices}} GROUP BY slice, key),
+                 WHERE {{slices}} GROUP BY slice, key),
      brought AS (SELECT slice, key, version, {_RULE}
-                 FROM (SELECT slice, key, version, {_RULE} FROM e WHERE proof IS NULL AND {{slices}}) r
+                 FROM (SELECT slice, key, version, {_RULE} FROM e WHERE {{slices}}) r
                  LEFT SEMI JOIN highest ON slice = of_slice AND key = of_key AND version = of_version),
      standing AS (SELECT key, version, {_RULE} FROM c),
      beside AS (SELECT b.slice, b.key, max(b.version) AS version, max(s.version) AS standing,
@@ -130,7 +130,7 @@ WITH brought AS (SELECT * FROM (SELECT slice, key, version, origin_topic, origin
                                   origin_offset, row_number() OVER (PARTITION BY slice, key
                                     ORDER BY version DESC, origin_timestamp_ms, origin_partition, origin_offset,
                                              origin_generation) AS place
-                                FROM e WHERE proof IS NULL AND {{slices}}) WHERE place = 1), {_STANDING},
+                                FROM e WHERE {{slices}}) WHERE place = 1), {_STANDING},
      wrong AS (SELECT b.*, s.version AS in_current, row_number() OVER (PARTITION BY b.slice ORDER BY b.key) AS rank
                FROM brought b LEFT JOIN standing s ON b.key = s.key WHERE s.version IS NULL OR s.version < b.version)
 SELECT slice, key, version AS in_events, in_current, origin_topic, origin_generation, origin_partition, origin_offset
@@ -156,9 +156,9 @@ class Compared:
 
 # Slices whose part of `current` does not follow their events yet are left out, and so are all of their keys.
 _HIGHEST = """
-WITH settled AS (SELECT DISTINCT slice FROM e WHERE proof IS NOT NULL AND NOT {unsettled}),
+WITH settled AS (SELECT slice FROM ({slices}) WHERE NOT {unsettled}),
      brought AS (SELECT key, max(version) AS version, bool_or({unsettled}) AS moving FROM e
-                 WHERE proof IS NULL AND {portion} GROUP BY key),
+                 WHERE {portion} GROUP BY key),
      standing AS (SELECT key, max(version) AS version FROM c
                   LEFT SEMI JOIN settled ON c.updated_by_slice = settled.slice
                   WHERE {portion} GROUP BY key),
@@ -189,18 +189,24 @@ def highest_versions(lake: Lake, stream: Stream, standing: Attempts, *, conflict
         return Compared(0, Found())
     decided = {key: proof.attempt for key, proof in proofs_in(events).items()}
     moving = [key for key, attempt in decided.items() if standing.current.get(key) != attempt]
+    # After a RESTORE of events `current` holds slices that events lack.
+    moving += standing.current.keys() - decided.keys()
+    log = log_of(events)
+    if log is None:
+        return Compared(0, Found())
+    slices, tables = slices_in_sql(events), {"e": events, "c": current, "k": log}
     keys, found = 0, Found()
     unsettled = slice_is_one_of(moving) if moving else "false"
     for scope in portions(events, Scope(None)):
-        sql = _HIGHEST.format(unsettled=unsettled, portion=scope.portion, samples=SAMPLES)
-        for row in query_all({"e": events, "c": current}, sql):
+        sql = _HIGHEST.format(unsettled=unsettled, portion=scope.portion, samples=SAMPLES, slices=slices)
+        for row in query_all(tables, sql):
             count, rank = row.pop("found"), row.pop("rank")
             keys += count if rank == 1 else 0
             if row["class"]:
                 found.counts[row["class"]] += count if rank == 1 else 0
                 found.keep(row)
         if conflicts:
-            for later in later_origins(events, current, stream, Among.all(scope.portion, unsettled)).values():
+            for later in later_origins(tables, stream, Among.all(scope.portion, unsettled, slices)).values():
                 found.counts.update(later.counts)
                 for sample in later.samples:
                     found.keep(sample)
@@ -230,7 +236,7 @@ def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> A
 
 def attempts_of(lake: Lake, stream: Stream, proofs: Proofs, keys: Sequence[str] | None = None) -> Attempts:
     """The same by proofs that were read before, of these slices or of all; `current` is read now."""
-    return replace(_up_to_dlq(proofs), current=commits_of(lake, stream.name, "current", keys).attempts)
+    return replace(_up_to_dlq(proofs), current=lake.commits(stream.name, "current", keys).attempts)
 
 
 def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:

@@ -38,9 +38,9 @@ from orchestration.checking.topic_audit import judged_published
 from orchestration.dagster_home import see_home, told
 from orchestration.resources import session_of
 from orchestration.telling.publication import accepted_vanished
+from resources.delta import open_table
 from resources.dlq_topics import see_accepted, see_no_drift
 from resources.groups import denied, see_no_member
-from resources.lake import open_table
 from resources.permissions import permitted
 from resources.small_tables import try_storage
 from resources.spark import SESSION_CONF, TIMESTAMPS, delta_errors

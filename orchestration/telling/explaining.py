@@ -22,7 +22,7 @@ from orchestration.dagster_home import answer
 from orchestration.sensing.standing import attempts_of, committed
 from orchestration.sensing.worker_leases import living
 from orchestration.telling.publication import of_slice
-from resources.lake import ensure_all_rows_seen, query, slice_is_one_of
+from resources.delta import ensure_all_rows_seen, query, slice_is_one_of
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from orchestration.checking.verdicts import Attempts
     from orchestration.dagster_home import Opened
     from orchestration.telling.publication import Told
+    from resources.delta import Size
     from resources.given_up import GivenUp
-    from resources.lake import Lake, Size
+    from resources.lake import Lake
     from resources.ledger import Ledger
 
 MOST_RUNS = 10
@@ -322,7 +323,7 @@ def _rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
     ensure_all_rows_seen(table, [key])
     found = query(
         table,
-        "SELECT reason, next_topic, count(*) AS records FROM t WHERE proof IS NULL AND "
+        "SELECT reason, next_topic, count(*) AS records FROM t WHERE "
         f"{slice_is_one_of([key])} GROUP BY reason, next_topic ORDER BY reason, next_topic",
     )
     return [Rejected(str(row["reason"]), str(row["next_topic"]), int(str(row["records"]))) for row in found]

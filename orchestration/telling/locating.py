@@ -25,7 +25,7 @@ from highwater.reclaims import numbers, stale
 from highwater.retention import aged
 from highwater.slices import OffsetRange
 from orchestration.sensing.standing import attempts_of, committed
-from resources.lake import count_in, ensure_all_rows_seen, query, slice_is_one_of
+from resources.delta import count_in, ensure_all_rows_seen, query, slice_is_one_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -147,7 +147,7 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     ]
     raw, proofs = lake.table(stream.name, "raw"), lake.committed(stream.name, "raw", [piece.key])
     if raw is None or piece.key not in proofs:
-        if raw is not None and lake.sizes(stream.name, "raw", [piece.key]):
+        if raw is not None and lake.sizes(stream.name, "raw", [piece.key])[piece.key].bytes:
             raise IncompleteReadError(
                 f"a read of raw of {stream.name} did not return the commit of {piece.key}",
                 stored="files of the slice by the table's log",
@@ -155,7 +155,7 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
                 remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
             )
         return _lost(lost[0], piece) if lost else Located("unread", "planned, and not in raw yet", piece=piece)
-    where = f'proof IS NULL AND {slice_is_one_of([piece.key])} AND "partition" = {partition} AND "offset" = {offset}'
+    where = f'{slice_is_one_of([piece.key])} AND "partition" = {partition} AND "offset" = {offset}'
     # `octet_length` takes text alone here.
     size = "octet_length(encode(value, 'hex')) / 2 AS bytes"
     columns = f"timestamp_ms AS ms, timestamp_type, key, value IS NULL AS tombstone, {size}, headers"
@@ -306,7 +306,7 @@ def _rows_of(lake: Lake, stream: Stream, name: str, origin: Origin) -> list[dict
         return []
     topic = origin.topic.replace("'", "''")
     where = (
-        f"proof IS NULL AND origin_partition = {origin.partition} AND origin_offset = {origin.offset} "
+        f"origin_partition = {origin.partition} AND origin_offset = {origin.offset} "
         f"AND origin_topic = '{topic}' AND origin_generation = {origin.generation}"
     )
     columns = {

@@ -23,8 +23,9 @@ from assets.origins import DLQ
 from assets.rejects import TABLE as REJECTS
 from highwater.errors import KAFKA, LAKE, TopicVanishedError
 from highwater.publishing import State
+from resources.commit_log import proofs_in, written
+from resources.delta import query, slice_is_one_of
 from resources.guards import resting, told
-from resources.lake import proofs_in, query, slice_is_one_of, written
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from highwater.plans import Publication
     from highwater.proof import Proof
     from highwater.slices import Slice
-    from resources.lake import Lake, Written
+    from resources.commit_log import Written
+    from resources.lake import Lake
     from resources.ledger import Ledger
 
 # Of so many slices whose events were written after they were sent it is looked up whether they were decided anew: half
@@ -135,7 +137,7 @@ def behind(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = (
         unopened=unopened,
         oldest=oldest,
         since=None if oldest is None else decided[oldest].at,
-        held_up=_held_up(ledger, lake, stream, events, published, following) if following or since else "",
+        held_up=_held_up(ledger, lake, stream, events, following) if following or since else "",
     )
 
 
@@ -212,14 +214,13 @@ def _held_up(
     lake: Lake,
     stream: Stream,
     events: DeltaTable | None,
-    published: DeltaTable | None,
     following: Sequence[Slice],
 ) -> str:
     now = datetime.now(UTC)
     asleep = [told(one) for one in ledger.breakers.dependencies() if one.name in {KAFKA, LAKE} and resting(one, now)]
     if asleep:
         return "; ".join(asleep)
-    batch = None if published is None else sent.batch_of(published)
+    batch = sent.batch_of(lake, stream)
     if batch is not None and batch.slices:
         first, *more = batch.slices
         some = f"{first} and {len(more):,} more slices" if more else first
@@ -319,7 +320,7 @@ def of_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice) -> Told |
     table, topic = lake.table(stream.name, sent.TABLE), stream.publishes.topic
     decided = lake.committed(stream.name, EVENTS, [piece.key]).get(piece.key)
     proof = None if table is None else sent.complete(proofs_in(table, [piece.key])).get(piece.key)
-    batch = None if table is None else sent.batch_of(table)
+    batch = sent.batch_of(lake, stream)
     mine = batch is not None and piece.key in batch.slices
     states, at = ({}, None) if table is None else _states(table, piece.key)
     settled = proof is not None and decided is not None and proof.attempt == decided.attempt
@@ -337,8 +338,7 @@ def of_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice) -> Told |
 
 def _states(table: DeltaTable, key: str) -> tuple[dict[str, int], datetime | None]:
     asked = (
-        "SELECT state, count(*) AS rows, max(published_at) AS at FROM t "
-        f"WHERE proof IS NULL AND {slice_is_one_of([key])} GROUP BY state"
+        f"SELECT state, count(*) AS rows, max(published_at) AS at FROM t WHERE {slice_is_one_of([key])} GROUP BY state"
     )
     found = {str(row["state"]): row for row in query(table, asked)}
     states: dict[str, int] = {state.value: int(found[state.value]["rows"]) for state in State if state.value in found}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from assets.events import TABLE as EVENTS
 from assets.reclaims import SEEN
 from highwater.portions import portions
-from resources.lake import proofs_in
+from resources.commit_log import proofs_in
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
