@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Self
 from assets import dlq, events, published, raw, rejects
 from assets.reclaims import SEEN
 from assets.work import SliceReport, Work, nothing
+from dev.planted import plant
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
+from resources.commit_log import replace_slices
 from resources.kafka import Kafka
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -219,7 +221,6 @@ class Tables:
 
     def _write(self, table: str, columns: str, piece: Slice, rows: Sequence[Mapping[str, Any]], proof: Proof) -> None:
         import pyarrow as pa
-        from deltalake import write_deltalake
 
         # It brings Dagster with it, which processes that only send need not load.
         from tests.world import schema_of
@@ -227,10 +228,11 @@ class Tables:
         kinds = schema_of(columns)
         names = set(kinds.names)
         kept = [{name: value for name, value in row.items() if name in names} for row in with_milliseconds(rows)]
-        made = pa.Table.from_pylist([*kept, {"slice": piece.key, "proof": proof.to_json()}], kinds)
+        made = pa.Table.from_pylist(kept, kinds)
         path = self.lake.path("orders", table)
-        where = f"slice = '{piece.key}'" if self.lake.table("orders", table) is not None else None
-        write_deltalake(path, made, mode="overwrite", partition_by=["slice"], predicate=where)
+        if self.lake.table("orders", table) is None:
+            plant(path, kinds.empty_table())
+        replace_slices(self.lake.table_at("orders", table), made, [piece.key], [proof], "")
 
     def work(self, *pieces: Slice) -> Work:
         return Work(self.stream, pieces, None, self.lake, self.ledger, self.kafka, self.lines.append)  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +32,7 @@ from orchestration.build import build_defs
 from orchestration.resources import KafkaResource, LakeResource, LedgerResource
 from orchestration.sensing import ticks
 from orchestration.sensing.requests import RANGE_END, RANGE_START
-from resources import commit_log, spark, spark_tables
+from resources import spark
 from resources.kafka import Kafka
 from resources.leases import Lease
 from tests.crash_support import stream_on
@@ -177,13 +176,13 @@ def _arm(task: Task) -> None:
     elif point == "logged":
         _patch_commit(table, lambda path, send: _after_answer(task, path, send))
     else:
-        if table == "current" and point == "late":
+        if point == "late":
             _lose_leases()
             _patch_commit(table, lambda path, send: _sent_late(task, path, send))
             return
         # On a busy machine Spark's page took seconds to tell of the job.
-        (_slow_winners if table == "current" else partial(_slow_proofs, table))(seconds=15)
-        _patch_commit(table, lambda path, send: _outlived(task, path, send, wait=point == "late"))
+        (_slow_winners if table == "current" else partial(_slow_rows, table))(seconds=15)
+        _patch_commit(table, lambda path, send: _outlived(task, path, send))
 
 
 def _read_watched(task: Task, table: Path, send: Send) -> int:
@@ -258,45 +257,26 @@ def _lasting(ui: str) -> set[int]:
 def _patch_commit(table: str, around: Callable[[Path, Send], int]) -> None:
     """Put something around the first commit of a table."""
     once: list[str] = []
-    if table == "current":
-        _patch_merge(around)
-        return
-    for name in ("assets.commit", "assets.rejects"):
-        module = import_module(name)
-        real = vars(module)["replace_slices"]
+    for module in (commit, current):
+        real = module.commit_slices
 
-        def patched(spark: Any, path: str, *given: Any, _real: Any = real, **named: Any) -> int:
-            def send() -> int:
-                version: int = _real(spark, path, *given, **named)
-                return version
+        def patched(target: Any, *given: Any, _real: Any = real, **named: Any) -> int:
+            *before, write = given
 
-            if once or Path(path).name != table:
-                return send()
-            once.append(path)
-            return around(Path(path), send)
+            def watched(options: Any) -> object:
+                def send() -> int:
+                    write(options)
+                    return 0
 
-        vars(module)["replace_slices"] = patched
+                if once or target.table != table:
+                    return send()
+                once.append(target.path)
+                return around(Path(target.path), send)
 
+            version: int = _real(target, *before, watched, **named)
+            return version
 
-def _patch_merge(around: Callable[[Path, Send], int]) -> None:
-    """Put something around the first MERGE into `current`, between its intent and its record in `_commits`."""
-    once: list[str] = []
-    real = commit_log.commit_slices
-
-    def patched(target: Any, held: Any, attempts: Any, rows: Any, run: str, write: Callable[[], object]) -> int:
-        def send() -> int:
-            write()
-            return 0
-
-        def watched() -> object:
-            if once:
-                return send()
-            once.append(target.path)
-            return around(Path(target.path), send)
-
-        return real(target, held, attempts, rows, run, watched)
-
-    vars(commit_log)["commit_slices"] = patched
+        module.commit_slices = patched  # type: ignore[assignment]
 
 
 def _while_watched(watch: Iterator[None], send: Send) -> int:
@@ -366,23 +346,17 @@ def _after_answer(task: Task, table: Path, send: Send) -> int:
     return version
 
 
-def _slow_proofs(table: str, *, seconds: int) -> None:
-    """Let the table's commits take some seconds on the server, in a job.
+def _slow_rows(table: str, *, seconds: int) -> None:
+    """Let the table's commits take some seconds on the server, in a job."""
+    real = commit.write_slices
 
-    A condition on the proof's own rows would not do: joined with nothing that stands, they are worked out by the driver
-    while it plans.
-    """
-    real = spark_tables._proof_rows
+    def slow(path: str, rows: Any, *given: Any, **named: Any) -> None:
+        if Path(path).name == table:
+            sleep = f"java_method('java.lang.Thread', 'sleep', {seconds * 1000}L) IS NOT NULL OR id >= 0"
+            rows = rows.crossJoin(rows.sparkSession.range(1).where(sleep).drop("id"))
+        real(path, rows, *given, **named)
 
-    def slow(spark: Any, path: str, *given: Any) -> Any:
-        rows = real(spark, path, *given)
-        if Path(path).name != table:
-            return rows
-        sleep = f"java_method('java.lang.Thread', 'sleep', {seconds * 1000}L) IS NOT NULL OR id >= 0"
-        slept = spark.range(1).where(sleep)
-        return rows.crossJoin(slept).drop("id")
-
-    vars(spark_tables)["_proof_rows"] = slow
+    commit.write_slices = slow
 
 
 def _slow_winners(*, seconds: int) -> None:
@@ -411,11 +385,8 @@ def _sent_late(task: Task, table: Path, send: Send) -> int:
     return version
 
 
-def _outlived(task: Task, table: Path, send: Send, *, wait: bool) -> int:
-    """Be killed while the server goes on with our commit; when told to `wait`, begin it only when the test says so."""
-    if wait:
-        (task.folder / "ready").touch()
-        _wait((task.folder / "go").exists)
+def _outlived(task: Task, table: Path, send: Send) -> int:
+    """Be killed while the server goes on with our commit."""
     log = log_of(table)
 
     def kill() -> None:

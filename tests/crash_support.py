@@ -173,14 +173,10 @@ class Deployment:
         return keys
 
     def proofs(self, table: str) -> dict[str, dict[str, Any]]:
-        """The proofs that stand in a table, by slice; empty while there is no table."""
+        """What the newest commit of each slice in a table says of it; empty while there is no table."""
         if not [*(self.path(table) / "_delta_log").glob("*.json")]:
             return {}
-        if table == "current":
-            return {key: {"attempt": attempt} for key, attempt in committed_attempts(str(self.path(table))).items()}
-        rows = read_rows(str(self.path(table)), "proof IS NOT NULL")
-        assert len({row["slice"] for row in rows}) == len(rows), f"{table}: a slice has two proofs"
-        return {row["slice"]: json.loads(row["proof"]) for row in rows}
+        return committed_slices(str(self.path(table)))
 
     def materialised(self, table: str) -> set[str]:
         """The slices that Dagster holds as materialised."""
@@ -247,17 +243,19 @@ class Deployment:
             assert len(set(attempts.values())) == 1, f"{key}: tables of two decisions {attempts}"
 
 
-def committed_attempts(path: str) -> dict[str, int]:
-    """The attempt of each slice in the newest commit of a table that names it, by the table's own log."""
+def committed_slices(path: str) -> dict[str, dict[str, Any]]:
+    """What the newest commit of a table says of each slice, by the table's own log."""
     from deltalake import DeltaTable
 
-    found: dict[str, int] = {}
+    found: dict[str, dict[str, Any]] = {}
     for entry in reversed(DeltaTable(path).history()):
         if "highwater" not in (entry.get("userMetadata") or ""):
             continue
-        for topic, spans in json.loads(entry["userMetadata"])["highwater"]["slices"].items():
+        metadata = json.loads(entry["userMetadata"])["highwater"]
+        for topic, spans in metadata["slices"].items():
             for first, last, attempt in spans:
-                found |= {f"{topic}@{ordinal:07d}": attempt for ordinal in range(first, last + 1)}
+                found |= {f"{topic}@{ordinal:07d}": {"attempt": attempt} for ordinal in range(first, last + 1)}
+        found |= {one["slice"]: one for one in metadata["records"]}
     return found
 
 

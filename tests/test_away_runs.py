@@ -19,7 +19,7 @@ import pytest
 from dev.processes import LOOPBACK, free_port
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
-from resources.spark_tables import replace_slices
+from resources.spark_tables import write_slices
 from tests.support import Bench, Message, order_message, quick, read_topic
 from tests.test_breaker_runs import Runs, configure, failure
 
@@ -63,15 +63,15 @@ def stopped_at_the_commit(server: SparkConnect) -> Iterator[None]:
     assert group is not None
     stopped: list[int] = []
 
-    def stop_and_write(*given: Any, **named: Any) -> int:
+    def stop_and_write(*given: Any, **named: Any) -> None:
         os.killpg(group, signal.SIGSTOP)
         stopped.append(group)
-        return replace_slices(*given, **named)
+        write_slices(*given, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         # A JVM on a busy machine needs a second or two for a word.
         quick(patch, seconds=5)
-        patch.setattr("assets.commit.replace_slices", stop_and_write)
+        patch.setattr("assets.commit.write_slices", stop_and_write)
         try:
             yield
         finally:

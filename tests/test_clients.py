@@ -33,7 +33,6 @@ from dev.processes import LOOPBACK, free_port
 from highwater import settings
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.plans import Generation
-from highwater.proof import Proof
 from highwater.settings import SPARK_REMOTE, Settings
 from highwater.slices import OffsetRange, Slice
 from orchestration.resources import ProducerResource, close_session, open_session
@@ -44,7 +43,7 @@ from resources.kafka import Kafka
 from resources.kafka_options import GUARDED
 from resources.live_producer import own_producers
 from resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, close, connect, delta_errors
-from resources.spark_tables import replace_slices
+from resources.spark_tables import write_slices
 from resources.transactions import Transactions
 from tests.support import (
     BOUNDED,
@@ -296,9 +295,7 @@ def test_a_spark_server_that_stands_still_at_a_commit_is_away(monkeypatch: pytes
     with standing_still() as remote:
         session = open_session(Settings.from_environment({SPARK_REMOTE: remote}))
         with pytest.raises(DependencyAwayError, match="Spark failed at a/table"):
-            replace_slices(
-                session, "a/table", session.range(1), [Proof(piece, 1, rows=1)], {piece.key: 0}, files=1, spread="id"
-            )
+            write_slices("a/table", session.range(1), [piece.key], {}, replace=True, files=1, spread="id")
         close_session(session)
 
 

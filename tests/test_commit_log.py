@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assets import current, dlq, events, raw, rejects
+from assets.commit import target_of
 from highwater.commit_records import (
     CommitRecord,
     attempts_of,
@@ -26,8 +27,8 @@ from highwater.commit_records import (
     spans_of,
     to_user_metadata,
 )
-from resources import commit_log
-from resources.commit_log import committed, complete
+from resources import commit_log, numbered_commits
+from resources.commit_log import complete
 from resources.delta import query
 from resources.lake import Lake
 from resources.ledger import Ledger
@@ -101,17 +102,17 @@ def test_records_come_back_from_user_metadata() -> None:
         from_user_metadata('{"highwater":{"format":2}}', 7, at)
 
 
-def test_the_newest_commit_of_a_slice_counts_with_and_without_commits_table(lake: Lake, ledger: Ledger) -> None:
-    assert committed(lake, "orders", "current").records == {}
+def test_the_newest_commit_of_a_slice_counts_with_and_without_commits_table(lake: Lake) -> None:
+    assert lake.commits("orders", "current").records == {}
     commit_current(lake, "orders", {ONE: 1, TWO: 1})
     commit_current(lake, "orders", {ONE: 3})
-    assert committed(lake, "orders", "current").attempts == {ONE: 3, TWO: 1}
-    complete(lake, ledger, "orders", "current")
+    assert lake.commits("orders", "current").attempts == {ONE: 3, TWO: 1}
+    complete(opened(lake, "current"))
     commit_current(lake, "orders", {TWO: 4})
-    assert committed(lake, "orders", "current").attempts == {ONE: 3, TWO: 4}
-    assert committed(lake, "orders", "current", [ONE]).attempts == {ONE: 3}
-    complete(lake, ledger, "orders", "current")
-    complete(lake, ledger, "orders", "current")
+    assert lake.commits("orders", "current").attempts == {ONE: 3, TWO: 4}
+    assert lake.commits("orders", "current", [ONE]).attempts == {ONE: 3}
+    complete(opened(lake, "current"))
+    complete(opened(lake, "current"))
     rows = query(opened(lake, commit_log.TABLE), "SELECT slice, attempt, version FROM t ORDER BY version, slice")
     assert [(row["slice"], row["attempt"], row["version"]) for row in rows] == [
         (ONE, 1, 0),
@@ -122,18 +123,18 @@ def test_the_newest_commit_of_a_slice_counts_with_and_without_commits_table(lake
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_restored_table_holds_what_it_held_then(lake: Lake, ledger: Ledger, recorded: bool) -> None:
+def test_a_restored_table_holds_what_it_held_then(lake: Lake, recorded: bool) -> None:
     """A slice whose commit a RESTORE took back must be materialised again."""
     commit_current(lake, "orders", {ONE: 1})
     commit_current(lake, "orders", {ONE: 2, TWO: 1})
     opened(lake, "current").restore(0)
     if recorded:
-        complete(lake, ledger, "orders", "current")
-    assert committed(lake, "orders", "current").attempts == {ONE: 1}
+        complete(opened(lake, "current"))
+    assert lake.commits("orders", "current").attempts == {ONE: 1}
     commit_current(lake, "orders", {TWO: 5})
     if recorded:
-        complete(lake, ledger, "orders", "current")
-    assert committed(lake, "orders", "current").attempts == {ONE: 1, TWO: 5}
+        complete(opened(lake, "current"))
+    assert lake.commits("orders", "current").attempts == {ONE: 1, TWO: 5}
 
 
 def test_a_commit_that_came_after_the_look_does_not_count(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_a_commit_that_came_after_the_look_does_not_count(lake: Lake, monkeypatc
     commit_current(lake, "orders", {ONE: 2})
     commit_current(lake, "orders", {})
     monkeypatch.setattr(Lake, "table", lambda _, __, table: before if table == "current" else None)
-    held = committed(lake, "orders", "current")
+    held = lake.commits("orders", "current")
     assert {key: (one.attempt, one.version) for key, one in held.records.items()} == {ONE: (1, 0), TWO: (1, 1)}
     assert held.version == 1
 
@@ -155,12 +156,12 @@ def test_a_commit_without_information_hides_no_other(lake: Lake) -> None:
     log = Path(lake.path("orders", "current")) / "_delta_log"
     (log / f"{1:020d}.json").write_text(json.dumps({"txn": {"appId": "another", "version": 1}}) + "\n")
     commit_current(lake, "orders", {TWO: 1})
-    found = committed(lake, "orders", "current").records
+    found = lake.commits("orders", "current").records
     assert {key: one.version for key, one in found.items()} == {ONE: 0, TWO: 2}
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_restore_of_a_restore_brings_slices_back(lake: Lake, ledger: Ledger, recorded: bool) -> None:
+def test_a_restore_of_a_restore_brings_slices_back(lake: Lake, recorded: bool) -> None:
     """By time, of which Delta's log does not name the version."""
     commit_current(lake, "orders", {ONE: 1}, rows_of("a"))
     commit_current(lake, "orders", {TWO: 1}, rows_of("b"))
@@ -168,12 +169,12 @@ def test_a_restore_of_a_restore_brings_slices_back(lake: Lake, ledger: Ledger, r
     commit_current(lake, "orders", {ONE: 2}, rows_of("c"))
     opened(lake, "current").restore(0)
     if recorded:
-        complete(lake, ledger, "orders", "current")
-    assert committed(lake, "orders", "current").attempts == {ONE: 1}
+        complete(opened(lake, "current"))
+    assert lake.commits("orders", "current").attempts == {ONE: 1}
     opened(lake, "current").restore(at)
     if recorded:
-        complete(lake, ledger, "orders", "current")
-    assert committed(lake, "orders", "current").attempts == {ONE: 1, TWO: 1}
+        complete(opened(lake, "current"))
+    assert lake.commits("orders", "current").attempts == {ONE: 1, TWO: 1}
 
 
 def between_commits() -> datetime:
@@ -191,25 +192,23 @@ def rows_of(key: str) -> pa.Table:
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_table_that_was_replaced_holds_only_the_slices_of_that_commit(
-    lake: Lake, ledger: Ledger, recorded: bool
-) -> None:
+def test_a_table_that_was_replaced_holds_only_the_slices_of_that_commit(lake: Lake, recorded: bool) -> None:
     commit_current(lake, "orders", {ONE: 1, TWO: 1})
     if recorded:
-        complete(lake, ledger, "orders", "current")
+        complete(opened(lake, "current"))
     commit_current(lake, "orders", {TWO: 2}, replace=True)
-    assert committed(lake, "orders", "current").attempts == {TWO: 2}
-    assert committed(lake, "orders", "current", [ONE]).attempts == {}
-    complete(lake, ledger, "orders", "current")
-    assert committed(lake, "orders", "current").attempts == {TWO: 2}
+    assert lake.commits("orders", "current").attempts == {TWO: 2}
+    assert lake.commits("orders", "current", [ONE]).attempts == {}
+    complete(opened(lake, "current"))
+    assert lake.commits("orders", "current").attempts == {TWO: 2}
 
 
-def test_a_table_that_was_deleted_and_created_again_holds_nothing(lake: Lake, ledger: Ledger) -> None:
+def test_a_table_that_was_deleted_and_created_again_holds_nothing(lake: Lake) -> None:
     commit_current(lake, "orders", {ONE: 1})
-    complete(lake, ledger, "orders", "current")
+    complete(opened(lake, "current"))
     shutil.rmtree(lake.path("orders", "current"))
     commit_current(lake, "orders", {TWO: 1})
-    assert committed(lake, "orders", "current").attempts == {TWO: 1}
+    assert lake.commits("orders", "current").attempts == {TWO: 1}
 
 
 def test_a_session_that_may_still_carry_a_number_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +221,11 @@ def test_a_session_that_may_still_carry_a_number_is_closed(monkeypatch: pytest.M
             raise ConnectionError(name)
 
     session, closed = SimpleNamespace(conf=Conf()), list[object]()
-    monkeypatch.setattr(commit_log, "close", closed.append)
-    with pytest.raises(ConnectionError), commit_log._numbered(cast("SparkSession", session), 1, "records"):
+    monkeypatch.setattr(numbered_commits, "close", closed.append)
+    with (
+        pytest.raises(ConnectionError),
+        numbered_commits.session_options(cast("SparkSession", session), options_of(1, "records")),
+    ):
         assert len(session.conf) == 3
     assert closed == [session]
 
@@ -251,7 +253,7 @@ def table_of(bench: Bench) -> DeltaTable:
 
 
 def number_in(bench: Bench) -> int:
-    return committed(bench.lake, bench.stream.name, "current").number
+    return bench.lake.commits(bench.stream.name, "current").number
 
 
 def versions_of(bench: Bench) -> dict[str, int]:
@@ -265,23 +267,14 @@ def open_intents(bench: Bench) -> list[Intent]:
 def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, piece: Slice) -> Callable[[], None]:
     """Let a run of a slice die between its intent and its write; returns the write as it would come later."""
     late: list[Callable[[], None]] = []
-    numbered, write = commit_log._numbered, commit_log.commit_slices
 
-    def hold(target: Any, held: Any, attempts: Any, rows: Any, run: str, merge: Callable[[], object]) -> int:
-        def die(spark: Any, number: int, metadata: str) -> Any:
-            def later() -> None:
-                with numbered(spark, number, metadata):
-                    merge()
+    def die(work: Any, statement: str, options: Any) -> None:
+        late.append(lambda: merge(work, statement, options))
+        raise Killed
 
-            late.append(later)
-            raise Killed
-
-        with monkeypatch.context() as patched:
-            patched.setattr(commit_log, "_numbered", die)
-            return write(target, held, attempts, rows, run, merge)
-
+    merge = current._run
     with monkeypatch.context() as patched:
-        patched.setattr(commit_log, "commit_slices", hold)
+        patched.setattr(current, "_run", die)
         with pytest.raises(Killed):
             current.materialise(bench.work(piece))
     [_] = open_intents(bench)
@@ -291,10 +284,14 @@ def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, piece
 def late_merge(bench: Bench, number: int) -> None:
     """The MERGE of a dead client, which the server carries out after all."""
     path = bench.lake.path(bench.stream.name, "current")
-    with commit_log._numbered(bench.spark, number, "late"):
+    with numbered_commits.session_options(bench.spark, options_of(number, "late")):
         bench.spark.sql(
             f"MERGE INTO delta.`{path}` t USING (SELECT 'o1' AS key) s ON t.key = s.key WHEN MATCHED THEN DELETE"
         ).collect()
+
+
+def options_of(number: int, metadata: str) -> dict[str, str]:
+    return {"txnAppId": commit_log.APP, "txnVersion": str(number), "userMetadata": metadata}
 
 
 @pytest.mark.slow
@@ -342,13 +339,13 @@ def test_a_write_that_commits_while_it_is_closed_is_recorded(planned: Bench, mon
     """One of the two commits: here the MERGE of the dead run, between the closer's look and its empty commit."""
     bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
     late = killed_before_the_write(bench, monkeypatch, first)
-    close, before = commit_log._close, table_of(bench).version()
+    close, before = numbered_commits._close, table_of(bench).version()
 
     def meets(target: Any, number: int) -> None:
         late()
         close(target, number)
 
-    monkeypatch.setattr(commit_log, "_close", meets)
+    monkeypatch.setattr(numbered_commits, "_close", meets)
     [report] = current.materialise(bench.work(first))
     assert report.note == "already followed the events"
     assert table_of(bench).version() == before + 1, "the empty commit was skipped"
@@ -356,7 +353,7 @@ def test_a_write_that_commits_while_it_is_closed_is_recorded(planned: Bench, mon
     assert versions_of(bench) == {"o1": 2}
     log = bench.lake.table(bench.stream.name, commit_log.TABLE)
     assert log is not None
-    found = query(log, "SELECT slice FROM t WHERE slice IS NOT NULL ORDER BY version")
+    found = query(log, "SELECT slice FROM t WHERE slice IS NOT NULL AND \"table\" = 'current' ORDER BY version")
     assert [row["slice"] for row in found] == [first.key, second.key]
 
 
@@ -406,7 +403,7 @@ def test_a_commit_whose_run_died_before_its_record_is_completed(
             current.materialise(bench.work(first))
     if aged:
         clean_log(bench)
-    before = committed(bench.lake, bench.stream.name, "current").version
+    before = bench.lake.commits(bench.stream.name, "current").version
     [report] = current.materialise(bench.work(first))
     assert report.note == "already followed the events"
     assert report.delta_version == before, "nothing was written"
@@ -451,16 +448,16 @@ def test_an_intent_without_a_write_is_no_record_where_the_log_was_cleaned(
 def test_a_writer_whose_intent_was_closed_looks_again(planned: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that stood still for longer than its lease finds its number taken, and commits nothing under it."""
     bench, [first, _] = planned, planned.ledger.slices(planned.stream.name)
-    real = commit_log._numbered
+    real = current._run
     closed: list[int] = []
 
-    def closed_meanwhile(spark: Any, number: int, metadata: str) -> Any:
+    def closed_meanwhile(work: Any, statement: str, options: Any) -> None:
         if not closed:
-            closed.append(number)
-            current.settle(bench.work(first))
-        return real(spark, number, metadata)
+            closed.append(int(options["txnVersion"]))
+            numbered_commits.close_intents(target_of(work, "current"))
+        real(work, statement, options)
 
-    monkeypatch.setattr(commit_log, "_numbered", closed_meanwhile)
+    monkeypatch.setattr(current, "_run", closed_meanwhile)
     [report] = current.materialise(bench.work(first))
     assert report.note is None, "its second try committed"
     assert number_in(bench) == closed[0] + 1
@@ -479,7 +476,7 @@ def test_a_restored_current_is_brought_up_to_date(planned: Bench) -> None:
     for target in (f"VERSION AS OF {then.version()}", f"TIMESTAMP AS OF '{at:%Y-%m-%d %H:%M:%S.%f}'"):
         bench.spark.sql(f"RESTORE TABLE delta.`{path}` TO {target}").collect()
         assert versions_of(bench) == {"o1": 1}
-        assert committed(bench.lake, bench.stream.name, "current").attempts.keys() == {first.key}
+        assert bench.lake.commits(bench.stream.name, "current").attempts.keys() == {first.key}
         before = table_of(bench).version()
         late_merge(bench, number_in(bench))
         assert table_of(bench).version() == before

@@ -30,7 +30,8 @@ from orchestration.operating.retaining import _newest, in_dlq
 from orchestration.telling.explaining import explain
 from orchestration.telling.locating import locate
 from orchestration.telling.publication import behind
-from resources import lake as lakes
+from resources import delta
+from resources.commit_log import TABLE as COMMITS
 from resources.dlq_topics import Shape
 from tests.accepted import Event, Log, Tables
 from tests.support import read_rows
@@ -111,9 +112,9 @@ def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pyte
     for table in COLUMNS:
         seen = wide.spark_counts(table)
         assert seen == {key: len(rows) for key in wide.keys if (rows := wide.of(table, slice=key))}
-        by, where = ("updated_by_slice", "true") if table == "current" else ("slice", "proof IS NULL")
-        sql = f"SELECT {by} AS slice, count(*) AS n FROM t WHERE {where} GROUP BY {by}"
-        assert {row["slice"]: row["n"] for row in lakes.query(wide.lake.table_at("orders", table), sql)} == seen
+        by = "updated_by_slice" if table == "current" else "slice"
+        sql = f"SELECT {by} AS slice, count(*) AS n FROM t GROUP BY {by}"
+        assert {row["slice"]: row["n"] for row in delta.query(wide.lake.table_at("orders", table), sql)} == seen
         if wide.spark is request.getfixturevalue("spark"):
             assert len(read_rows(wide.lake.path("orders", table))) == sum(seen.values()), "by the documented query"
 
@@ -189,22 +190,22 @@ class Groups:
         return []
 
 
-# With the proof of a slice its rows were seen missing; without it other checks may be the first to notice.
-REST = {"with its proof": "", "beside its proof": " OR proof IS NOT NULL"}
+# With the commit record of a slice its rows were seen missing; without it other checks may be the first to notice.
+REST = {"with its record": (*COLUMNS, COMMITS), "beside its record": tuple(COLUMNS)}
 
 
-def hide(monkeypatch: pytest.MonkeyPatch, rest: str, tables: tuple[str, ...] = tuple(COLUMNS)) -> None:
+def hide(monkeypatch: pytest.MonkeyPatch, tables: tuple[str, ...]) -> None:
     """Let every read of these tables without a JVM miss the rows of one slice."""
-    ask = lakes._asked
+    ask = delta._asked
 
     def blind(read: Any, sql: str) -> Any:
         names = [name for name, table in read.items() if table.table_uri.rstrip("/").rpartition("/")[2] in tables]
         if not names:
             return ask(read, sql)
-        hides = f"(SELECT * FROM \\1 WHERE slice <> '{FIRST.key}'{rest})"
+        hides = f"(SELECT * FROM \\1 WHERE slice <> '{FIRST.key}')"
         return ask(read, re.sub(rf"(?<=FROM )({'|'.join(names)})\b", hides, sql))
 
-    monkeypatch.setattr(lakes, "_asked", blind)
+    monkeypatch.setattr(delta, "_asked", blind)
 
 
 @pytest.mark.parametrize("rest", REST)
@@ -229,6 +230,6 @@ def test_a_record_is_called_superseded_only_where_events_and_rejects_are_seen(
     world = World(tmp_path, stream=STREAM)
     world.write()
     offset = next(row["origin_offset"] for row in world.of(table, slice=FIRST.key) if row["origin_partition"] == 0)
-    hide(monkeypatch, REST["beside its proof"], (table,))
+    hide(monkeypatch, (table,))
     with pytest.raises(IncompleteReadError, match=f"/{table}/ "):
         locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, offset)

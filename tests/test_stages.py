@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import current, dlq, events, metrics, raw, rejects
+from assets import commit, current, dlq, events, metrics, raw, rejects
 from assets.commit import Clock, Standing
 from highwater.declaration import Field
 from highwater.errors import (
@@ -30,10 +30,11 @@ from highwater.errors import (
 )
 from highwater.proof import Proof
 from highwater.routing import destination
-from resources.commit_log import committed
+from resources.commit_log import APP
+from resources.commit_log import TABLE as COMMITS
 from resources.lake import Lake
 from resources.spark import ADAPTIVE, close, prepare
-from resources.spark_tables import TASKS, create_table, known_rows, replace_slices
+from resources.spark_tables import TASKS, create_table, known_rows, write_slices
 from tests.conftest import create_topic
 from tests.support import (
     ORDERS,
@@ -299,18 +300,19 @@ def test_sound_variants_are_events(taken: Taken) -> None:
 def test_a_range_run_is_one_commit_a_table_with_every_proof(taken: Taken) -> None:
     bench, slices = taken.bench, [*taken.slices.values()]
     assert bench.versions("current") == 1
-    assert committed(bench.lake, bench.stream.name, "current").records.keys() == {piece.key for piece in slices}
+    assert bench.lake.commits(bench.stream.name, "current").records.keys() == {piece.key for piece in slices}
     for stage in ("raw", "events", "rejects"):
         assert bench.versions(stage) == 1
         assert set(bench.lake.committed(bench.stream.name, stage)) == {piece.key for piece in slices}
-        marks = read_rows(bench.lake.path(bench.stream.name, stage), "proof IS NOT NULL")
+        marks = read_rows(bench.lake.path(bench.stream.name, COMMITS), f"\"table\" = '{stage}'")
         assert Counter(row["slice"] for row in marks) == Counter({piece.key: 1 for piece in slices})
     history = bench.lake.table(bench.stream.name, "raw").history(1)[0]
     said = json.loads(history["userMetadata"])["highwater"]
-    assert [(s["slice"], s["ranges"]) for s in said] == [
+    assert [(s["slice"], s["ranges"]) for s in said["records"]] == [
         (piece.key, {str(p): [span.start, span.end] for p, span in piece.ranges.items()}) for piece in slices
     ]
-    assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == len(slices)
+    with_rows = [name for name in taken.slices if taken.rows("raw", name)]
+    assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == len(with_rows)
 
 
 def test_a_slice_without_any_record_is_committed_and_proved(taken: Taken) -> None:
@@ -334,10 +336,15 @@ def test_a_late_starter_cannot_overwrite_a_younger_commit(taken: Taken) -> None:
     before = taken.rows("raw", "bytes")
     attempt = next(report.attempt for report in taken.reports["raw"] if report.piece == piece)
     late = bench.spark.createDataFrame([], raw.COLUMNS)
-    path = bench.lake.path(bench.stream.name, "raw")
     usual = bench.spark.conf.get(ADAPTIVE)
-    with pytest.raises(SupersededAttemptError, match=f"stands at attempt {attempt}"):
-        replace_slices(bench.spark, path, late, [Proof(piece, 9, 0)], {piece.key: 0}, files=1, spread="offset", tasks=1)
+    work, proof, looked = bench.work(piece), Proof(piece, 9, 0), Standing({}, -1)
+    with pytest.raises(SupersededAttemptError, match=f"found: attempt {attempt}"):
+        commit.commit_rows(work, "raw", late, [proof], looked, files=1, spread="offset", tasks=1)
+    held = bench.lake.commits(bench.stream.name, "raw")
+    options = {"txnAppId": APP, "txnVersion": str(held.number), "userMetadata": "late"}
+    path = bench.lake.path(bench.stream.name, "raw")
+    write_slices(path, late, [piece.key], options, replace=True, files=1, spread="offset", tasks=1)
+    assert bench.lake.commits(bench.stream.name, "raw").version == held.version, "Delta skips the write"
     assert taken.rows("raw", "bytes") == before
     assert bench.spark.conf.get(ADAPTIVE) == usual, "queries that follow are planned as before"
 
@@ -350,15 +357,16 @@ def test_two_runs_of_a_slice_that_commit_at_once_leave_one_copy(
 
     met: set[tuple[int, str]] = set()
     both_there = Barrier(2)
+    commit_turn = commit.commit_turn
 
-    def together(spark: SparkSession, path: str, *given: Any, **named: Any) -> int:
-        if (id(spark), path) not in met:
-            met.add((id(spark), path))
+    def together(work: Work, table: str) -> Any:
+        if (id(work.spark), table) not in met:
+            met.add((id(work.spark), table))
             both_there.wait(300)
-        return replace_slices(spark, path, *given, **named)
+        return commit_turn(work, table)
 
     for module in ("commit", "rejects"):
-        monkeypatch.setattr(f"assets.{module}.replace_slices", together)
+        monkeypatch.setattr(f"assets.{module}.commit_turn", together)
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), Message(b"o3", b"garbled"))
     piece = bench.plan(0, p0=(0, 3))
     other = prepare(SparkSession.builder.remote(spark_server.remote).create())
@@ -761,10 +769,10 @@ def test_the_proof_outlives_the_log_of_the_table(bench: Bench, tmp_path: Path) -
     assert (again.attempt, again.note) == (2, None)
     path = Path(bench.lake.path(bench.stream.name, "raw"))
     for piece, attempt in ((slices[0], 2), (slices[1], 1)):
-        late = bench.spark.createDataFrame([], raw.COLUMNS)
-        proof, base = Proof(piece, 9, 0), {piece.key: attempt - 1}
-        with pytest.raises(SupersededAttemptError, match=f"stands at attempt {attempt}"):
-            replace_slices(bench.spark, str(path), late, [proof], base, files=1, spread="offset", tasks=1)
+        late, proof = bench.spark.createDataFrame([], raw.COLUMNS), Proof(piece, 9, 0)
+        looked = Standing({piece.key: Proof(piece, attempt - 1, 0)}, 0)
+        with pytest.raises(SupersededAttemptError, match=f"found: attempt {attempt}"):
+            commit.commit_rows(bench.work(piece), "raw", late, [proof], looked, files=1, spread="offset", tasks=1)
     assert sorted((row["offset"], row["slice"]) for row in bench.rows("raw")) == [
         (n, piece.key) for n, piece in enumerate(slices)
     ]
@@ -853,7 +861,7 @@ def test_metrics_follow_every_decision_and_are_read_by_spark(bench: Bench) -> No
 
 
 def paid_minutes(bench: Bench) -> list[tuple[object, ...]]:
-    rows = bench.spark.read.format("delta").load(bench.lake.path(bench.stream.name, "metrics")).where("proof IS NULL")
+    rows = bench.spark.read.format("delta").load(bench.lake.path(bench.stream.name, "metrics"))
     return [tuple(row) for row in rows.select("paid_events", "paid_amount", "hour_events", "hour_mean").collect()]
 
 
