@@ -114,10 +114,10 @@ def _written(intent: Intent, opened: DeltaTable) -> list[CommitRecord]:
 
 
 def _complete(target: Target, opened: DeltaTable, written: Sequence[CommitRecord], restores: Mapping[int, int]) -> None:
-    commit_log.complete(opened, _Pieces(target.ledger), written, restores)
+    commit_log.complete(opened, Pieces(target.ledger), written, restores)
 
 
-class _Pieces(dict[str, "Slice"]):
+class Pieces(dict[str, "Slice"]):
     """Slices by key, as the ledger has them; asked for the commits that do not carry their ranges."""
 
     def __init__(self, ledger: Ledger) -> None:

@@ -36,6 +36,10 @@ T = TypeVar("T")
 INIT_SECONDS = 90.0
 CALL_SECONDS = 30.0
 CONNECT_SECONDS = 2.0
+# While a group's coordinator is away, librdkafka waits for a change of any broker's connection and heeds no time limit
+# (its issues 5456 and 5511): minutes, until a broker ends an idle one. Two such changes come within
+# `transaction.timeout.ms`, 60 s.
+IDLE_MS = 20_000
 # librdkafka's own default.
 LARGEST_BATCH = 1_000_000
 # A broker ends the connection of a larger request (socket.request.max.bytes, 100 MiB by default), and says nothing.
@@ -79,6 +83,7 @@ def publishing_properties(kafka: Kafka, name: str, most_bytes: int = LARGEST_BAT
     # What is too large for its topic is refused by the broker.
     sized = {
         "message.max.bytes": str(LARGEST_RECORD),
+        "connections.max.idle.ms": str(IDLE_MS),
         **{key: str(value) for key, value in config.items()},
         "batch.size": str(min(LARGEST_BATCH, most_bytes - most_bytes // SPARE)),
     }

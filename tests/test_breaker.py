@@ -21,6 +21,7 @@ from assets import events
 from assets.admission import see_admitted, see_within_limit
 from assets.commit import Standing
 from assets.work import Work
+from dev.planted import plant
 from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
 from highwater.declaration import Breaker, OnReject, Stream
 from highwater.errors import (
@@ -486,14 +487,13 @@ def test_a_slice_that_stood_before_there_was_a_breaker_is_no_first_attempt(
 def prove(lake: Lake, slices: Sequence[Slice], *tables: str) -> None:
     """Let slices stand in tables of the lake."""
     import pyarrow as pa
-    from deltalake import write_deltalake
 
-    rows = {"slice": [s.key for s in slices], "proof": [Proof(s, 1, 0, {"rejects": 0}).to_json() for s in slices]}
+    rows = pa.table({"slice": pa.array([], pa.string())})
     for table in tables:
         if table == "current":
             commit_current(lake, "orders", {s.key: 1 for s in slices})
         else:
-            write_deltalake(lake.path("orders", table), pa.table(rows), mode="append", partition_by="slice")
+            plant(lake.path("orders", table), rows, [Proof(s, 1, 0, {"rejects": 0}) for s in slices])
 
 
 def test_the_probe_closes_it_when_it_stands_in_all_tables(ledger: Ledger, work: Callable[..., Work]) -> None:

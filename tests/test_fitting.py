@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from assets.dlq_sending import Reject, Sending
 from assets.references import Original, came_as, original, original_of, originals_of, place_of
+from dev.planted import plant
 from highwater import envelope as names
 from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, Reference, opened, wrapped
 from highwater.errors import (
@@ -159,7 +160,6 @@ def test_the_headers_of_many_rows_are_those_of_each() -> None:
 
 def a_raw(lake: Lake, rows: Sequence[tuple[str, Place, Original]]) -> None:
     import pyarrow as pa
-    from deltalake import write_deltalake
 
     header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     plain = [
@@ -169,14 +169,12 @@ def a_raw(lake: Lake, rows: Sequence[tuple[str, Place, Original]]) -> None:
             "key": one.key,
             "value": one.value,
             "headers": [{"key": name, "value": value} for name, value in one.headers],
-            "proof": None,
         }
         for key, place, one in rows
     ]
     types = [("slice", pa.string()), ("topic", pa.string()), ("generation", pa.int32()), ("partition", pa.int32())]
     types += [("offset", pa.int64()), ("key", pa.binary()), ("value", pa.binary()), ("headers", header)]
-    schema = pa.schema([*types, ("proof", pa.string())])
-    write_deltalake(lake.path("orders", "raw"), pa.Table.from_pylist(plain, schema), partition_by=["slice"])
+    plant(lake.path("orders", "raw"), pa.Table.from_pylist(plain, pa.schema(types)))
 
 
 def test_a_record_is_found_in_raw_where_its_slice_read_it(tmp_path: Path) -> None:

@@ -571,6 +571,14 @@ def test_a_value_that_weakens_nothing_is_taken_and_reaches_those_whom_it_concern
         assert Kafka("broker:9092", {name: value}).admin() is not None
 
 
+def test_an_idle_connection_of_a_transactional_client_ends_long_before_the_transaction() -> None:
+    """A call waited for ten minutes for a coordinator that had died: librdkafka looks again when a connection ends."""
+    published = publishing_properties(Kafka("broker:9092"), "t")
+    assert 2 * int(published["connections.max.idle.ms"]) < int(published["transaction.timeout.ms"])
+    given = publishing_properties(Kafka("broker:9092", {"connections.max.idle.ms": "5000"}), "t")
+    assert given["connections.max.idle.ms"] == "5000"
+
+
 def test_the_prefix_of_topics_changes_nothing() -> None:
     """librdkafka takes a topic's property with it and without: what both clients get is the same."""
     given = {"acks": "all", "partitioner": "murmur2_random", "message.timeout.ms": "130000", "compression.type": "zstd"}

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from dev.planted import plant
 from highwater.partition_counts import Era, eras
 from highwater.partitioners import Choice, Partitioner, Why
 from highwater.plans import Generation
+from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from orchestration.checking import key_places as module
 from orchestration.checking.key_places import KeyPlaces, key_places
@@ -50,18 +52,16 @@ class Raw:
 
     def put(self, piece: Slice, key: bytes | None, partition: int) -> None:
         place = {"partition": partition, "offset": len(self.rows), "generation": piece.generation}
-        self.rows.append({"slice": piece.key, "topic": piece.topic, "key": key, "proof": None, **place})
+        self.rows.append({"slice": piece.key, "topic": piece.topic, "key": key, **place})
 
     def ask(self) -> KeyPlaces:
         import pyarrow as pa
-        from deltalake import write_deltalake
 
         kinds = {"partition": pa.int32(), "offset": pa.int64(), "generation": pa.int32(), "key": pa.binary()}
-        names = ["slice", "topic", "generation", "partition", "offset", "key", "proof"]
+        names = ["slice", "topic", "generation", "partition", "offset", "key"]
         schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
-        proofs = [{"slice": piece.key, "proof": "{}"} for piece in self.slices]
-        made = pa.Table.from_pylist([*self.rows, *proofs], schema)
-        write_deltalake(self.lake.path("orders", "raw"), made, mode="overwrite", partition_by=["slice"])
+        made, proofs = pa.Table.from_pylist(self.rows, schema), [Proof(piece, 1, None) for piece in self.slices]
+        plant(self.lake.path("orders", "raw"), made, proofs, replace=True)
         return key_places(self.lake, STREAM, eras(self.slices, []))
 
 

@@ -106,7 +106,6 @@ def accept(lake: Lake, origins: Sequence[Origin]) -> None:
         **{f"origin_{name}": [getattr(o, name) for o in origins] for name in Origin._fields},
         "slice": ["orders.dlq.1@0000000"] * len(origins),
         "retries": [1] * len(origins),
-        "proof": pa.array([None] * len(origins), pa.string()),
     }
     write_deltalake(lake.path("orders", "events"), pa.table(columns), partition_by=["slice"])
 

@@ -1,4 +1,4 @@
-"""What a tick does, on a real broker, a real ledger and an instance of its own; the lake is filled by proofs alone."""
+"""What a tick does, on a real broker, a real ledger and an instance of its own; the lake is filled by commit records alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import dagster as dg
 import pytest
 from dagster import instance_for_test
 
+from dev.planted import plant
 from dev.processes import free_port
 from highwater.breaker import Circuit
 from highwater.declaration import Limits, Stream
@@ -87,19 +88,16 @@ class Ticking:
         self.instance.add_run(run)
 
     def fill(self, slices: Sequence[Slice], *tables: str, attempt: int = 1, rows: int = 0, **counts: int) -> None:
-        """Put proofs of slices into tables of the lake, and as many rows of each with them."""
+        """Commit slices to tables of the lake, each with the same number of rows."""
         import pyarrow as pa
-        from deltalake import write_deltalake
 
-        proofs = [Proof(s, attempt, rows, counts).to_json() for s in slices]
-        both = [None] * (rows * len(slices)) + proofs
-        table_rows = pa.table({"slice": [s.key for s in slices] * (rows + 1), "proof": pa.array(both, pa.string())})
+        proofs = [Proof(s, attempt, rows, counts) for s in slices]
+        table_rows = pa.table({"slice": pa.array([s.key for s in slices] * rows, pa.string())})
         for table in tables:
             if table == "current":
                 commit_current(self.lake, self.stream.name, {s.key: attempt for s in slices})
                 continue
-            path = self.lake.path(self.stream.name, table)
-            write_deltalake(path, table_rows, mode="append", partition_by="slice")
+            plant(self.lake.path(self.stream.name, table), table_rows, proofs)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 import pytest
 
+from dev.planted import plant
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError
 from highwater.plans import Loss
@@ -107,7 +108,6 @@ PIECE = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRang
 
 def write_raw(lake: Lake, offsets: list[int]) -> None:
     import pyarrow as pa
-    from deltalake import write_deltalake
 
     rows = [
         {"slice": PIECE.key, "partition": 0, "offset": n, "timestamp_ms": 0, "key": b"k", "value": b"{}"}
@@ -123,11 +123,9 @@ def write_raw(lake: Lake, offsets: list[int]) -> None:
             ("key", pa.binary()),
             ("value", pa.binary()),
             ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-            ("proof", pa.string()),
         ]
     )
-    proof = {"slice": PIECE.key, "proof": Proof(PIECE, 1, len(rows)).to_json()}
-    write_deltalake(lake.path("orders", "raw"), pa.Table.from_pylist([*rows, proof], schema), partition_by=["slice"])
+    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [Proof(PIECE, 1, len(rows))])
 
 
 @pytest.mark.slow
@@ -193,7 +191,6 @@ def test_runs_and_checks_are_told_where_dagster_is(tmp_path: Path) -> None:
 
 def test_leases_and_rejects_by_reason_are_told(tmp_path: Path) -> None:
     import pyarrow as pa
-    from deltalake import write_deltalake
 
     stream, ledger = make_stream("orders"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     lake = Lake(str(tmp_path / "lake"))
@@ -210,12 +207,9 @@ def test_leases_and_rejects_by_reason_are_told(tmp_path: Path) -> None:
         (key, "unresolved", tier),
         (other, "invalid", parked),
     ]
-    proof = {"slice": key, "reason": None, "next_topic": None, "proof": Proof(pieces[0], 1, 3).to_json()}
-    found = [{"slice": s, "reason": reason, "next_topic": to, "proof": None} for s, reason, to in rows]
-    schema = pa.schema([(name, pa.string()) for name in proof])
-    write_deltalake(
-        lake.path("orders", "rejects"), pa.Table.from_pylist([*found, proof], schema), partition_by=["slice"]
-    )
+    schema = pa.schema([(name, pa.string()) for name in ("slice", "reason", "next_topic")])
+    found = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    plant(lake.path("orders", "rejects"), pa.Table.from_pylist(found, schema), [Proof(pieces[0], 1, 3)])
     with (
         ledger.lease("commit orders/raw", seconds=60),
         ledger.lease("merge orders/current", seconds=60),

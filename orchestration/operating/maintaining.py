@@ -22,6 +22,7 @@ from assets.commit import LEASE_SECONDS, commit_lock
 from assets.foreign import DLQ_SEEN
 from assets.metrics import TABLE as METRICS
 from assets.origins import SEEN
+from assets.sent import SENDING
 from assets.sent import TABLE as PUBLISHED
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.portions import portions
@@ -34,6 +35,8 @@ from orchestration.operating.retiring import PAGE, Retirement, retire
 from orchestration.sensing.history import past_runs
 from orchestration.sensing.requests import in_flight
 from resources.commit_log import TABLE as COMMITS
+from resources.commit_log import complete
+from resources.numbered_commits import Pieces
 from resources.upkeep import (
     Stock,
     join_files,
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
 
     from assets.work import Work
 
-WITHOUT_A_JVM = (METRICS, PUBLISHED, erased.TABLE, discarded.TABLE, COMMITS)
+WITHOUT_A_JVM = (METRICS, PUBLISHED, SENDING, erased.TABLE, discarded.TABLE, COMMITS)
 # Whose unfinished decisions read which table at an old version, by the number in their proofs.
 READ_LATER = {"events": SEEN, "dlq": DLQ_SEEN}
 
@@ -172,10 +175,12 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
     busy = in_flight(past_runs(instance, stream, order, now)) if instance else frozenset()
     later = _read_later(work)
     found = []
-    for name in (*tables_of(stream), erased.TABLE, discarded.TABLE, COMMITS):
+    for name in (*tables_of(stream), SENDING, erased.TABLE, discarded.TABLE, COMMITS):
         table = work.lake.table(stream.name, name)
         if table is None:
             continue
+        if sure and name in tables_of(stream):
+            complete(table, Pieces(work.ledger))  # a run may have died before it did
         times = times_of(table, [*later.get(name, {}).values()])
         read = {key: times[version] for key, version in later.get(name, {}).items()}
         outlived = rule.outlived(stream.upkeep.horizon, read, now)
