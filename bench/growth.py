@@ -22,7 +22,7 @@ from bench.world import Bed, World, fill, last_slices
 from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from resources.commit_log import complete
+from resources.commit_log import complete, log_path, row_of, schema
 from resources.spark_tables import create_table, write_slices
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ MERGES = 3
 TOPIC = "bench-d"
 # A file system allows 65,000 to one file.
 LINKS_A_FILE = 50_000
+# Ordinals of slices whose files are links; all have as many digits.
+LINKED = 1_000_000
 # Delta writes a checkpoint at each tenth version, so one is among so many commits, wherever they begin.
 COMMITS = 12
 
@@ -180,6 +182,7 @@ def _raw_at(world: World, stream: Stream, slices: int, commits: int) -> Row:
     path = Path(bed.lake.path(stream.name, raw.TABLE))
     raw.materialise(world.work(bed, pieces[:1]))
     _link_slices(path, slices)
+    _record_slices(bed, slices)
     seconds: dict[str, list[float]] = {"commit": [], "read of a slice": []}
     Standing.read(world.work(bed, pieces[:1]), raw.TABLE)
     world.spark.read.format("delta").load(str(path)).where("slice = 'x'").count()
@@ -201,8 +204,8 @@ def _link_slices(path: Path, slices: int) -> None:
     newest = max(int(f.stem) for f in log.glob("*.json"))
     actions = [{"commitInfo": {"operation": "WRITE", "timestamp": 0}}]
     linked = file
-    for n in range(1_000_000, 1_000_000 + slices):
-        folder = path / f"slice=linked@{n}"
+    for n in range(LINKED, LINKED + slices):
+        folder = path / f"slice={TOPIC}@{n}"
         folder.mkdir()
         if n % LINKS_A_FILE:
             os.link(linked, folder / "part.parquet")
@@ -213,13 +216,30 @@ def _link_slices(path: Path, slices: int) -> None:
     (log / f"{newest + 1:020d}.json").write_text(lines + "\n")
 
 
+def _record_slices(bed: Bed, slices: int) -> None:
+    """Give these slices their commit records."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    table = bed.lake.table_at(bed.stream.name, raw.TABLE)
+    pieces = [_piece(bed, n) for n in range(LINKED, LINKED + slices)]
+    rows = [
+        row_of(
+            table,
+            with_proof(CommitRecord("", 0, None, "linked", "", table.version(), one.planned_at), Proof(one, 1, 1000)),
+        )
+        for one in pieces
+    ]
+    write_deltalake(log_path(table), pa.Table.from_pylist(rows, schema()), mode="append")
+
+
 def _added(n: int, size: int) -> dict[str, object]:
-    key = f"linked@{n}"
+    key = f"{TOPIC}@{n}"
     return {
-        "path": f"slice=linked%40{n}/part.parquet".replace("%40", "@"),
+        "path": f"slice={key}/part.parquet",
         "partitionValues": {"slice": key},
         "size": size,
         "modificationTime": 0,
         "dataChange": True,
-        "stats": json.dumps({"numRecords": 1001}),
+        "stats": json.dumps({"numRecords": 1000}),
     }

@@ -1,0 +1,120 @@
+"""(m) Reading `events` and `current` as an analyst does, beside the same rows in a plain Delta table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from assets import current, events
+from assets.current_rebuild import rebuild
+from bench.harness import Result, Row, Verdict, alternate, timed
+from bench.world import BEGIN, Bed, World, fill
+from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
+from resources.commit_log import complete
+from resources.spark_tables import create_table, write_slices
+
+if TYPE_CHECKING:
+    import duckdb
+
+TOPIC = "bench-m"
+EVENTS_A_SLICE = 100_000
+QUESTIONS = {
+    "count": "SELECT count(*) FROM {table}",
+    "group by": "SELECT status, count(*), sum(amount), max(version) FROM {table} GROUP BY status",
+}
+Ask = Callable[[str], object]
+
+
+def reading_tables(world: World, rounds: int, records: int) -> Result:
+    """(m) Count and group by over `events` and `current`, against the same rows in a plain Delta table."""
+    bed = world.fresh(fill(world, TOPIC, 1))
+    _filled(world, bed, records)
+    rows = [
+        _row(bed, table, reader, ask, question, rounds)
+        for table in (events.TABLE, current.TABLE)
+        for reader, ask in _readers(world).items()
+        for question in QUESTIONS
+    ]
+    bed.remove()
+    return Result(
+        name="m",
+        title="Reading events and current",
+        method=(
+            f"{records:,} keys with one event each, in slices of {EVENTS_A_SLICE:,}; `current` is rebuilt from them. "
+            "The peer is one unpartitioned Delta table with the same rows, written by Spark as it writes by default. "
+            "Each question is asked by SQL alone, without a filter or a view."
+        ),
+        rows=rows,
+        verdicts=[
+            Verdict(f"of the speed of a plain table: {row.case}", row.ratio("Highwater", "plain table"), 0.9)
+            for row in rows
+        ],
+    )
+
+
+def _readers(world: World) -> Mapping[str, Ask]:
+    database = _duckdb()
+    return {
+        "Spark": lambda sql: world.spark.sql(sql).collect(),
+        "DuckDB": lambda sql: database.execute(sql).fetchall(),
+    }
+
+
+def _duckdb() -> duckdb.DuckDBPyConnection:
+    import duckdb
+    import duckdb_extension_delta
+
+    database = duckdb.connect()
+    [folder] = duckdb_extension_delta.__path__
+    database.execute(f"LOAD '{folder}/extensions/v{duckdb.__version__}/delta.duckdb_extension'")
+    return database
+
+
+def _row(bed: Bed, table: str, reader: str, ask: Ask, question: str, rounds: int) -> Row:
+    paths = {
+        "Highwater": bed.lake.path(bed.stream.name, table),
+        "plain table": bed.lake.path("peer", table),
+    }
+    form = "delta.`{}`" if reader == "Spark" else "delta_scan('{}')"
+
+    def asked(path: str) -> Callable[[int], float]:
+        sql = QUESTIONS[question].format(table=form.format(path))
+        return lambda _: timed(lambda: ask(sql))
+
+    variants = {name: asked(path) for name, path in paths.items()}
+    return alternate(f"{question} of {table}, {reader}", variants, rounds)
+
+
+def _filled(world: World, bed: Bed, keys: int) -> None:
+    """Events in slices, `current` made of them, and both in plain tables."""
+    slices = max(1, keys // EVENTS_A_SLICE)
+    share = keys // slices
+    pieces = [
+        Slice(bed.stream.name, TOPIC, "bench", 0, n, {0: OffsetRange(n * share, (n + 1) * share)}, BEGIN)
+        for n in range(slices)
+    ]
+    bed.ledger.add(pieces)
+    path = bed.lake.path(bed.stream.name, events.TABLE)
+    create_table(world.spark, path, events.columns(bed.stream), events.SEARCHED, nullcontext)
+    rows = world.spark.range(share * slices).selectExpr(
+        f"concat('{TOPIC}@', lpad(CAST(id DIV {share} AS STRING), 7, '0')) AS slice",
+        f"'{TOPIC}' AS origin_topic", "0 AS origin_generation", "0 AS origin_partition", "id AS origin_offset",
+        "timestamp'2026-01-01' AS origin_timestamp", "1767225600000 AS origin_timestamp_ms", "1 AS attempt",
+        "0 AS retries", "0 AS reclaims", "concat('o', id) AS key", "1 AS version",
+        "timestamp_seconds(1767225600 + id) AS event_time", "concat('o', id) AS order_id",
+        "element_at(array('placed', 'paid', 'refunded'), CAST(id % 3 AS INT) + 1) AS status",
+        "concat('c', id % 1000) AS customer_id", "CAST(id % 10000 / 100 AS DECIMAL(12,2)) AS amount",
+    )  # fmt: skip
+    base = CommitRecord("", 0, None, "planted")
+    records = [with_proof(base, Proof(piece, 1, share, {"events": share})) for piece in pieces]
+    options = {"userMetadata": to_user_metadata(records, 0)}
+    keys_of = [piece.key for piece in pieces]
+    write_slices(path, rows, keys_of, options, replace=False, files=1, spread="origin_offset")
+    complete(bed.lake.table_at(bed.stream.name, events.TABLE))
+    rebuild(world.work(bed, []))
+    for table in (events.TABLE, current.TABLE):
+        there = world.spark.read.format("delta").load(bed.lake.path(bed.stream.name, table))
+        there.write.format("delta").save(bed.lake.path("peer", table))
