@@ -26,7 +26,7 @@ from highwater.commit_records import (
 from highwater.errors import DependencyAwayError, SupersededAttemptError
 from highwater.proof import Proof
 from resources.delta import commit_info, in_columns, open_table, query, rows_by_slice, sizes, text_in_sql
-from resources.small_tables import append_at, create, replace_partitions
+from resources.small_tables import append_at, compact, create, replace_partitions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 TABLE = "_commits"
 APP = "highwater"
+# With so many small files of a table's records, a look at all slices takes 0.1 s.
+MOST_FILES = 100
 # Each try takes some 50 ms; some ten writers of one stream's tables add to `_commits` at once at the most.
 TRIES = 50
 _UNIX = datetime.fromtimestamp(0, UTC)
@@ -297,6 +299,9 @@ def tail_of(opened: DeltaTable, last: int) -> Tail:
             restores[version] = -1
         at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC) if "timestamp" in entry else None
         records += from_user_metadata(metadata, version, at)
+        if "REPLACE TABLE" in str(entry.get("operation")):
+            restores[version] = -1
+            break  # the table has another ID since, and no row from before
     return Tail(records, restores, is_complete)
 
 
@@ -350,6 +355,7 @@ def complete(
             create(log_path(opened), schema(), partition_by=["table"])
         # A writer that stood still since its look does not add a record a second time.
         elif append_at(log, pa.Table.from_pylist(rows, schema())):
+            _join_files(log, _name(opened))
             return
         else:
             time.sleep(random.uniform(0, 0.05 * tries))  # noqa: S311 - spreads the waiting, hides nothing
@@ -357,6 +363,14 @@ def complete(
         f"{TABLE} beside {opened.table_uri}: other writers were first {TRIES} times",
         remedy="nothing: the table has the rows, and the next run adds the records",
     )
+
+
+def _join_files(log: DeltaTable, name: str) -> None:
+    """Join the small files of one table's records when they are many: a look at all slices opens each of them."""
+    log.update_incremental()
+    mine = in_columns(log.get_add_actions(flatten=True))["partition.table"].to_pylist().count(name)
+    if mine > MOST_FILES:
+        compact(log, [("table", "=", name)])
 
 
 def _lacking(

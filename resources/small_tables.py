@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
@@ -201,6 +201,18 @@ def append_at(table: DeltaTable, rows: pa.Table) -> bool:
                 raise
             return False
     return True
+
+
+def compact(table: DeltaTable, partitions: Sequence[tuple[str, str, str]]) -> None:
+    """Join the small files of some partitions; gives way to another writer.
+
+    Raises:
+        DependencyAwayError: the storage could not be written.
+    """
+    from deltalake.exceptions import CommitFailedError
+
+    with storage(str(table.table_uri)), suppress(CommitFailedError):
+        table.optimize.compact(list(partitions))
 
 
 def write_anew(path: str, schema: pa.Schema, portions: Iterable[Sequence[Mapping[str, Any]]], description: str) -> None:
