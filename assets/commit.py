@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord, with_proof
-from highwater.errors import SupersededAttemptError
+from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.log_fields import fields
+from resources.commit_log import committed_in
+from resources.delta import sizes
 from resources.numbered_commits import Target, close_intents, commit_slices
 from resources.spark import is_connect
 from resources.spark_tables import create_table, write_slices
@@ -236,26 +238,28 @@ def commit_rows(
     target, keys = target_of(work, table), [proof.key for proof in proofs]
     if work.ledger.intents.of(work.stream.name, table):
         close_intents(target)
-    held = target.committed(keys)
+    opened = target.opened()
+    held = committed_in(opened, keys)
     ensure_unchanged(table, standing, held, keys)
-    replace = any(held.attempt(key) for key in keys)
+    # Without rows to replace Delta need not look for any.
+    replace = any(size.bytes for size in sizes(opened, keys).values())
     write = partial(write_slices, target.path, rows, keys, replace=replace, files=files, spread=spread, tasks=tasks)
     base = CommitRecord("", 0, None, batch="")
     return commit_slices(target, held, [with_proof(base, proof) for proof in proofs], work.run, write)
 
 
 def ensure_unchanged(table: str, standing: Standing, held: Committed, keys: Sequence[str]) -> None:
-    """Validate that the slices in a table are at the attempts that they had when the caller looked.
+    """Validate that nobody committed the slices since the caller looked.
 
     Raises:
         SupersededAttemptError: one is not.
     """
     for key in keys:
-        if held.attempt(key) != standing.attempt(key):
+        if held.attempt(key) != standing.attempt(key) or held.version_of(key) > standing.version:
             raise SupersededAttemptError(
                 f"another attempt at {key} in {table} was first",
-                stored=f"attempt {standing.attempt(key)}",
-                found=f"attempt {held.attempt(key)}",
+                stored=f"attempt {standing.attempt(key)}, version {standing.version} of the table",
+                found=f"attempt {held.attempt(key)}, committed in version {held.version_of(key)}",
                 remedy="nothing: its commit is taken over",
             )
 
@@ -299,18 +303,24 @@ def commit_lock(work: Work, table: str) -> AbstractContextManager[object]:
     return commit_turn(work, table)
 
 
-def commit_turn(work: Work, table: str) -> AbstractContextManager[Lease]:
+def commit_turn(work: Work, table: str, wait: float = 10 * LEASE_SECONDS) -> AbstractContextManager[Lease]:
     """Writers of one table take turns, so that none has to write again because another one was first.
 
     The turn is not the fence: a writer that outlives it finds its number taken.
     """
-    return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS)
+    return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=wait)
 
 
 def have_table(work: Work, table: str, columns: str, searched: Sequence[str], *, plain: bool = False) -> None:
-    """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too."""
+    """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too.
+
+    What a dead run left open is settled, so that the caller's first look finds its records.
+    """
     path = work.lake.path(work.stream.name, table)
     create_table(work.spark, path, columns, searched, partial(commit_lock, work, table), plain=plain)
+    if work.ledger.intents.of(work.stream.name, table):
+        with suppress(LeaseHeldError), commit_turn(work, table, wait=0.0):  # else a run is at work on it
+            close_intents(target_of(work, table))
 
 
 def reports(

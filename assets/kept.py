@@ -65,9 +65,11 @@ def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
 
     if not keys:
         return []
-    rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
     columns = ["slice", *ORIGIN, "state", "published_at"]
-    if under_way(work.lake, work.stream) & {*keys}:
+    # The batch before the table: what is settled between the two looks is in the table by then.
+    being_sent = under_way(work.lake, work.stream) & {*keys}
+    rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
+    if being_sent:
         sending = work.spark.read.format("delta").load(work.lake.path(work.stream.name, SENDING))
         rows = rows.select(*columns).union(sending.where("batch IS NULL").select(*columns))
     was = rows.where(F.col("slice").isin(*keys)).where(F.col("state") == State.SENT.value)
@@ -132,8 +134,12 @@ def kept(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]:
 
 def _reached(work: Work, keys: Sequence[str]) -> list[str]:
     """Those of the slices of which anything was sent, or may have been, whatever stands in events of them."""
-    table = None if work.stream.publishes is None else open_table(work.lake.path(work.stream.name, TABLE))
+    if work.stream.publishes is None:
+        return []
+    # The batch before the table: what is settled between the two looks is in the table by then.
+    being_sent = under_way(work.lake, work.stream)
+    table = open_table(work.lake.path(work.stream.name, TABLE))
     if table is None:
         return []
-    there = {str(one["slice"]) for one in table.partitions()} | under_way(work.lake, work.stream)
+    there = {str(one["slice"]) for one in table.partitions()} | being_sent
     return [key for key in keys if key in there]

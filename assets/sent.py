@@ -9,7 +9,7 @@ what is settled, and its commits name the batch that they settle.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 TABLE = "published"
 # The table of the batch that is under way, or was the last one.
 SENDING = "_sending"
-# In the commit records: the batch that the commit settled.
+# In the commit records: the batch that was in `_sending` at the commit, which is settled with it.
 BATCH = "batch"
 # The attempt of a slice whose first publication is not complete: lower than that of any decision.
 INCOMPLETE = 0
@@ -191,11 +191,7 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
     table = open_table(path) if origins else None
     if table is None:
         return
-    if sending := under_way(work.lake, work.stream) & origins.keys():
-        raise SupersededAttemptError(
-            f"{', '.join(sorted(sending))}: a publication of them is under way, or broke off",
-            remedy=f"let it end, or materialise {work.stream.name}/{TABLE} of these slices; then erase the key again",
-        )
+    _ensure_not_under_way(work, origins)
     accepted_copies.forget(work.lake, work.stream, {one for some in origins.values() for one in some})
     parts, found = [], {}
     for key, proof in proofs_in(table, [*origins]).items():
@@ -205,7 +201,21 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
             found[key] = replace(_proof(proof.piece, proof.attempt, kept), extra=proof.extra)
             parts.append(kept)
     if found:
-        _commit(work, table, parts, found)
+        # A batch is written down in the same turn, so none begins between this look and the commit.
+        _commit(work, table, parts, found, lambda: _ensure_not_under_way(work, origins))
+
+
+def _ensure_not_under_way(work: Work, keys: Collection[str]) -> None:
+    """Validate that no batch that is written down has records of the slices.
+
+    Raises:
+        SupersededAttemptError: one has.
+    """
+    if sending := under_way(work.lake, work.stream).intersection(keys):
+        raise SupersededAttemptError(
+            f"{', '.join(sorted(sending))}: a publication of them is under way, or broke off",
+            remedy=f"let it end, or materialise {work.stream.name}/{TABLE} of these slices; then erase the key again",
+        )
 
 
 def batch_of(lake: Lake, stream: Stream) -> Sending | None:
@@ -214,7 +224,8 @@ def batch_of(lake: Lake, stream: Stream) -> Sending | None:
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    sending, table = (open_table(lake.path(stream.name, name)) for name in (SENDING, TABLE))
+    # In this order: a batch that begins between the two is seen, and one that is settled between them counts as open.
+    table, sending = (open_table(lake.path(stream.name, name)) for name in (TABLE, SENDING))
     return None if sending is None or table is None else _batch_in(sending, table)
 
 
@@ -229,10 +240,11 @@ def _batch_in(sending: DeltaTable, table: DeltaTable) -> Sending | None:
 
 @dataclass(frozen=True)
 class _Settled:
-    """What a batch leaves that ended, or broke off: proofs of slices, and the rows of these."""
+    """What a batch leaves that ended, or broke off: proofs of slices, the rows of these, and its number."""
 
     proofs: Mapping[str, Proof]
     rows: Sequence[pa.Table]
+    batch: Sending
 
 
 class Book:
@@ -259,6 +271,8 @@ class Book:
         )
         self.sending = _batch_in(self._sending, self._table) or Sending(0, self._topic, self._topic_id)
         self.before = accepted_copies.opened(work.lake, work.stream)
+        # The number of the batch in `_sending`. Without records a batch has no place there, and its number comes again.
+        self._in_sending = self.sending.attempt
         # The batch that this run has taken up.
         self._taken_up: pa.Table | None = None
         # What is settled of the one before, until it is committed.
@@ -344,7 +358,7 @@ class Book:
         """Let batches be numbered from the one behind this on: the last that a table had sent which was lost."""
         self.sending = replace(self.sending, attempt=max(batch, self.sending.attempt))
         self.commit_settled()
-        self._write_down([])
+        self._write_down([], self.sending)
 
     def left_out(self, keys: Collection[str]) -> set[tuple[str, Origin]]:
         """The second deliveries of slices, by slice and origin."""
@@ -363,7 +377,7 @@ class Book:
         """Write the batch down: before the first record of it is committed, which may be under way already."""
         assert self._taken_up is not None, "a batch begins before it is written down"
         self.commit_settled()
-        self._write_down([self._taken_up])
+        self._write_down([self._taken_up], self.sending)
 
     def settle(self, sent: int, pieces: Mapping[str, Slice]) -> None:
         """Take over what was sent of the batch that is written down.
@@ -380,6 +394,7 @@ class Book:
         """
         import pyarrow.compute as pc
 
+        self.commit_settled()
         rows = self._written_down() if self._taken_up is None else self._taken_up
         standing = self.standing([*self.sending.slices])
         settled: dict[str, tuple[Slice, int, pa.Table]] = {}
@@ -400,28 +415,35 @@ class Book:
                 break
         if lost:
             settled |= self._without(lost, settled)
-        extra = {BATCH: self.sending.attempt}
+        extra = {BATCH: self._in_sending}
         found = {key: replace(_proof(*one), extra=extra) for key, one in settled.items()}
         self.sending, self._taken_up = replace(self.sending, total=0, slices={}), None
-        self._settled = _Settled(found, [one[2] for one in settled.values()]) if found else None
+        self._settled = _Settled(found, [one[2] for one in settled.values()], self.sending)
 
     def commit_settled(self) -> None:
-        """Commit what is settled, if it is not committed yet."""
-        if self._settled is not None:
-            _commit(self._work, self._table, self._settled.rows, self._settled.proofs)
-            self._table.update_incremental()
-            self._settled = None
+        """Commit what is settled, if it is not committed yet; of a batch that sent nothing only `_sending` says so."""
+        settled = self._settled
+        if settled is None:
+            return
+        if settled.proofs:
+            version = _commit(self._work, self._table, settled.rows, settled.proofs)
+            if self.version != version:  # another writer was next, and what is taken up does not rest on its commit
+                self._table.load_as_version(version)
+        else:
+            self._write_down([], settled.batch)
+        self._settled = None
 
-    def _write_down(self, rows: Sequence[pa.Table]) -> None:
+    def _write_down(self, rows: Sequence[pa.Table], sending: Sending) -> None:
         """Replace the batch in `_sending`; the one before is settled."""
         import pyarrow as pa
 
-        batch = pa.Table.from_pylist([{"batch": self.sending.to_json()}], sending_schema())
+        batch = pa.Table.from_pylist([{"batch": sending.to_json()}], sending_schema())
         numbered = [part.append_column("batch", pa.nulls(len(part), pa.string())) for part in rows]
         with _turn(self._work):
             self._ensure_newest()
             replace_all(self._sending, pa.concat_tables([*numbered, batch]), unlike=UNLIKE)
         self._sending.update_incremental()
+        self._in_sending = sending.attempt
 
     def _ensure_newest(self) -> None:
         """Validate that nobody committed to `published` since it was read: what goes out rests on it.
@@ -523,12 +545,20 @@ def _origins(rows: pa.Table) -> Iterator[Origin]:
     return map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))
 
 
-def _commit(work: Work, table: DeltaTable, parts: Sequence[pa.Table], proofs: Mapping[str, Proof]) -> None:
+def _commit(
+    work: Work,
+    table: DeltaTable,
+    parts: Sequence[pa.Table],
+    proofs: Mapping[str, Proof],
+    look: Callable[[], object] = lambda: None,
+) -> int:
+    """Replace slices in the turn of the writers, after a last `look`; returns the version of the commit."""
     import pyarrow as pa
 
     with _turn(work):
+        look()
         rows = pa.concat_tables([schema().empty_table(), *parts])
-        replace_slices(table, rows, sorted(proofs), [*proofs.values()], work.run, unlike=UNLIKE)
+        return replace_slices(table, rows, sorted(proofs), [*proofs.values()], work.run, unlike=UNLIKE)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -25,7 +26,16 @@ from highwater.commit_records import (
 )
 from highwater.errors import DependencyAwayError, SupersededAttemptError
 from highwater.proof import Proof
-from resources.delta import commit_info, in_columns, open_table, query, rows_by_slice, sizes, text_in_sql
+from resources.delta import (
+    commit_info,
+    ensure_all_read,
+    in_columns,
+    open_table,
+    query,
+    rows_by_slice,
+    sizes,
+    text_in_sql,
+)
 from resources.small_tables import append_at, compact, create, replace_partitions
 
 if TYPE_CHECKING:
@@ -60,6 +70,10 @@ class Committed:
     def attempt(self, key: str) -> int:
         """The attempt of a slice in the table; 0 for none."""
         return self.records[key].attempt if key in self.records else 0
+
+    def version_of(self, key: str) -> int:
+        """The version of the table in which a slice was committed; -1 for none."""
+        return self.records[key].version if key in self.records else -1
 
     @property
     def attempts(self) -> dict[str, int]:
@@ -120,25 +134,48 @@ def _committed(opened: DeltaTable, where: str, is_wanted: Callable[[str], bool],
     last = last_recorded(log, opened)
     recorded, restores = _recorded(log, opened, where, short=short) if last >= 0 else ([], {})
     tail = tail_of(opened, last)
-    if last < 0 and not tail.is_complete and opened.file_uris():
-        raise DependencyAwayError(
-            f"the commit records of {opened.table_uri} are gone",
-            stored=f"the table has files, and its log begins behind version 0; {TABLE} has no record of it",
-            remedy=f"restore {TABLE} beside the table; nothing is written without it",
-        )
+    if not tail.is_complete:
+        _ensure_no_gap(log, opened, last, tail.records)
     found = [*recorded, *(one for one in tail.records if is_wanted(one.slice_key))]
     return Committed(
         held_at(opened.version(), found, {**restores, **tail.restores}), opened.version(), number_in(opened)
     )
 
 
+def _ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others: Sequence[CommitRecord]) -> None:
+    """Validate that no commit with rows is missing where Delta has cleaned log entries that `_commits` lacks.
+
+    Entries of OPTIMIZE carry no records, so a gap alone is no error.
+
+    Args:
+        log: `_commits`.
+        opened: the table.
+        last: the last version of it in `_commits`.
+        others: records that are known beside `_commits`.
+
+    Raises:
+        DependencyAwayError: the table has files of slices without a record, or no record at all.
+    """
+    recorded = _recorded(log, opened, "true", short=True)[0] if last >= 0 else []
+    known = {record.slice_key for record in [*recorded, *others]}
+    missing = sorted(sizes(opened).keys() - known) if _is_by_slice(opened) else []
+    if missing or not known:
+        raise DependencyAwayError(
+            f"commit records of {opened.table_uri} are gone",
+            stored=f"its log no longer has what follows version {last}, the last one in {TABLE}",
+            found=f"files of {len(missing):,} slices without a record: {', '.join(missing[:5])}" if missing else None,
+            remedy=f"restore {TABLE} beside the table, from the time of its newest commit; nothing is written before",
+        )
+
+
+def _is_by_slice(opened: DeltaTable) -> bool:
+    """Whether the partitions of a table are slices: those of `metrics` are days, and `current` has none."""
+    return opened.metadata().partition_columns == ["slice"] and _name(opened) != "metrics"
+
+
 def proofs_of(found: Committed) -> dict[str, Proof]:
-    """What the commits recorded of the slices, by slice key."""
-    return {
-        key: one.proof if one.proof.rows is not None else replace(one.proof, rows=one.rows)
-        for key, one in found.records.items()
-        if one.proof is not None
-    }
+    """What the commits recorded of the slices, by slice key; `sized` adds rows that the commits leave to the log."""
+    return {key: one.proof for key, one in found.records.items() if one.proof is not None}
 
 
 def proofs_in(table: DeltaTable, keys: Collection[str] | None = None) -> dict[str, Proof]:
@@ -149,10 +186,10 @@ def proofs_in(table: DeltaTable, keys: Collection[str] | None = None) -> dict[st
 def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
     """The proofs, with the rows from the table's log where the commit leaves them to it."""
     unknown = [key for key, proof in proofs.items() if proof.rows is None]
-    return {**proofs, **{key: replace(proofs[key], rows=rows) for key, rows in _row_of(table, unknown).items()}}
+    return {**proofs, **{key: replace(proofs[key], rows=rows) for key, rows in _rows_of(table, unknown).items()}}
 
 
-def _row_of(table: DeltaTable, keys: Sequence[str]) -> dict[str, int]:
+def _rows_of(table: DeltaTable, keys: Sequence[str]) -> dict[str, int]:
     found = sizes(table, keys) if keys else {}
     silent = [key for key, size in found.items() if size.rows is None]
     counted = rows_by_slice(table, silent) if silent else {}
@@ -161,8 +198,7 @@ def _row_of(table: DeltaTable, keys: Sequence[str]) -> dict[str, int]:
 
 def has_records(table: DeltaTable) -> bool:
     """Whether any commit of the table holds a slice."""
-    last = last_recorded(log_of(table), table)
-    return last >= 0 or bool(tail_of(table, last).records)
+    return bool(committed_in(table, short=True).records)
 
 
 def proofs_from(table: DeltaTable, topic: str, since: str) -> dict[str, Proof]:
@@ -170,6 +206,19 @@ def proofs_from(table: DeltaTable, topic: str, since: str) -> dict[str, Proof]:
     where = f"topic = {text_in_sql(topic)} AND slice >= {text_in_sql(since)}"
     found = _committed(table, where, lambda key: key.rpartition("@")[0] == topic and key >= since, short=False)
     return proofs_of(found)
+
+
+def ensure_all_records_seen(table: DeltaTable) -> None:
+    """Validate that a filtered query sees all rows of `_commits`: only then does the absence of a record mean anything.
+
+    Raises:
+        IncompleteReadError: the query sees fewer rows than the log of `_commits` counts (I15).
+        DependencyAwayError: the storage could not be read.
+    """
+    log = log_of(table)
+    if log is not None:
+        [row] = query(log, "SELECT count(*) AS n FROM t WHERE version >= 0")
+        ensure_all_read(log, row["n"])
 
 
 def held_in(table: DeltaTable) -> set[str]:
@@ -230,23 +279,35 @@ def last_recorded(log: DeltaTable | None, opened: DeltaTable) -> int:
         return -1
     actions = in_columns(log.get_add_actions(flatten=True))
     columns = ("partition.table", "min.table_id", "max.table_id", "max.version")
-    mine, last, is_mixed = id_of(opened), -1, False
-    for table, least, greatest, version in zip(*(actions[name].to_pylist() for name in columns), strict=True):
-        if table == _name(opened) and least <= mine <= greatest:
+    mine, last, is_sure = id_of(opened), -1, set(columns) <= {*actions.column_names}
+    rows = zip(*(actions[name].to_pylist() for name in columns), strict=True) if is_sure else ()
+    for table, least, greatest, version in rows:
+        if None in {least, greatest, version}:
+            is_sure = False  # somebody wrote the file without statistics
+        elif table == _name(opened) and least <= mine <= greatest:
             # In a file of several IDs the greatest version may be another table's.
-            is_mixed |= least != greatest
+            is_sure &= least == greatest
             last = max(last, version)
-    if not is_mixed:
+    if is_sure:
         return last
     [row] = query(log, f"SELECT max(version) AS last FROM t WHERE {_is_of(opened)}")
     return -1 if row["last"] is None else int(row["last"])
 
 
-def slices_in_sql(opened: DeltaTable) -> str:
-    """A query over `_commits` for the slices that a table holds or held, up to the version that was opened."""
-    return (
-        f"SELECT DISTINCT slice FROM k WHERE slice IS NOT NULL AND {_is_of(opened)} AND version <= {opened.version()}"
-    )
+def slices_in_sql(opened: DeltaTable) -> tuple[dict[str, DeltaTable], str]:
+    """The slices that a table holds or held, up to the version that was opened, as a part of another query.
+
+    Returns:
+        The tables that the query reads, by their names in it, and the query, whose one column is `slice`.
+    """
+    log = log_of(opened)
+    tail = tail_of(opened, last_recorded(log, opened)).records
+    rows = ", ".join(f"({text_in_sql(one.slice_key)})" for one in tail) or "(NULL)"
+    behind = f"SELECT column1 AS slice FROM (VALUES {rows}) WHERE column1 IS NOT NULL"
+    if log is None:
+        return {}, behind
+    mine = f"slice IS NOT NULL AND {_is_of(opened)} AND version <= {opened.version()}"
+    return {"k": log}, f"SELECT slice FROM k WHERE {mine} UNION {behind}"
 
 
 def _is_of(opened: DeltaTable) -> str:
@@ -266,7 +327,7 @@ def _recorded(
         f"WHERE {_is_of(opened)} AND version <= {opened.version()} AND (restored_to IS NOT NULL OR {where})",
     )
     restores = {row["version"]: row["restored_to"] for row in found if row["restored_to"] is not None}
-    return [_record(row) for row in found if row["restored_to"] is None], restores
+    return [_record(row) for row in found if row["slice"] is not None], restores
 
 
 def _record(row: Mapping[str, Any]) -> CommitRecord:
@@ -306,9 +367,12 @@ def tail_of(opened: DeltaTable, last: int) -> Tail:
 
 
 def _restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]) -> int:
-    """The version that a `RESTORE` went back to; -1 where Delta's log no longer shows it.
+    """The version that a `RESTORE` went back to.
 
     A RESTORE to a timestamp names no version. The version that it went back to has the same files.
+
+    Raises:
+        DependencyAwayError: Delta's log no longer shows it.
     """
     if parameters.get("version") is not None:
         return int(parameters["version"])
@@ -318,7 +382,12 @@ def _restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]
             break
         if _files(path, version) == _files(path, at):
             return version
-    return -1
+    raise DependencyAwayError(
+        f"which version of {path} its version {at} restored is no longer known",
+        stored=f"RESTORE to {parameters.get('datetime') or parameters.get('timestamp')}",
+        found="that version is not in the table's log any more",
+        remedy="restore the table once more, VERSION AS OF a version that its log has; then run highwater maintain",
+    )
 
 
 def _files(path: str, version: int) -> set[str]:
@@ -383,16 +452,22 @@ def _lacking(
     """The rows that `_commits` lacks."""
     last = last_recorded(log, opened)
     tail = tail_of(opened, last)
+    if not tail.is_complete:
+        _ensure_no_gap(log, opened, last, [*tail.records, *written])
     known = {(record.slice_key, record.batch): record for record in written}
     records = [_with_rows(record, known) for record in tail.records]
     there = {record.batch for record in records}
     records += [record for record in written if record.batch not in there and record.version > last]
     going_back = {at: target for at, target in {**restores, **tail.restores}.items() if at > last}
     base = {"table": _name(opened), "table_id": id_of(opened)}
-    return [
-        *(row_of(opened, record, pieces.get(record.slice_key)) for record in records),
+    rows = [
+        *(row_of(opened, one, None if one.proof is not None else pieces.get(one.slice_key)) for one in records),
         *({**base, "version": at, "restored_to": target} for at, target in going_back.items()),
     ]
+    if last < opened.version() and opened.version() not in {row["version"] for row in rows}:
+        # So the entry behind it, such as one of OPTIMIZE, is not looked at again, and may be cleaned.
+        rows.append({**base, "version": opened.version()})
+    return rows
 
 
 def replace_slices(
@@ -424,9 +499,11 @@ def replace_slices(
     base = CommitRecord("", 0, None, uuid.uuid4().hex, run)
     records = [with_proof(base, proof) for proof in proofs]
     metadata = to_user_metadata(records, 0, batch=base.batch, run=run)
+    complete(table)  # the write that follows may clean old entries of the log
     version = replace_partitions(table, rows, partitions, metadata, unlike=unlike)
     table.update_incremental()
-    complete(table)
+    with suppress(SupersededAttemptError):  # the table's log has the records, and the next run completes them
+        complete(table)
     return version
 
 

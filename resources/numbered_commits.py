@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -168,14 +168,18 @@ def commit_slices(
     tail = commit_log.tail_of(opened, held.version).records
     version = next((one.version for one in tail if one.batch == batch), None)
     if version is None:
+        if number_in(opened) >= number:  # the write never commits any more
+            target.ledger.intents.remove(batch)
         raise SupersededAttemptError(
             f"another run committed to {target.stream}/{target.table} since this one looked at it",
             stored=f"number {number}",
             found=f"batch {batch} is not in the table's log",
             remedy="nothing: the slices are looked at again",
         )
-    _complete(target, opened, _counted(opened, [replace(one, version=version) for one in records]), {})
-    target.ledger.intents.remove(batch)
+    # The commit stands; without its records the intent stays, and the next run completes them.
+    with suppress(SupersededAttemptError):
+        _complete(target, opened, _counted(opened, [replace(one, version=version) for one in records]), {})
+        target.ledger.intents.remove(batch)
     return version
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
+from dev.planted import plant
 from dev.processes import LOOPBACK, free_port
 from highwater.envelope import Origin
 from highwater.plans import Discard
@@ -55,16 +56,17 @@ class Written:
         self.rows: dict[str, list[dict[str, Any]]] = {
             name: [] for name in ("raw", "events", "rejects", "dlq", "current")
         }
+        self.proofs: dict[str, dict[str, Proof]] = {name: {} for name in self.rows if name != "current"}
         self.current: dict[str, int] = {}
 
     def prove(self, piece: Slice, rows: Mapping[str, int], *, attempt: int = 1, **counts: int) -> None:
-        """Let a slice stand in tables, with so many rows."""
+        """Commit a slice to tables, each with its number of rows."""
         for table, number in rows.items():
             if table == "current":
                 self.current[piece.key] = attempt
                 continue
             proof = Proof(piece, attempt, number, {"rejects": rows.get("rejects", 0), "tombstones": 0, **counts})
-            self.rows[table].append({"slice": piece.key, "proof": proof.to_json()})
+            self.proofs[table][piece.key] = proof
 
     def add(self, table: str, piece: Slice, offsets: Sequence[int], **columns: object) -> None:
         """Rows of origins of the main topic."""
@@ -74,9 +76,8 @@ class Written:
 
     def write(self) -> None:
         import pyarrow as pa
-        from deltalake import write_deltalake
 
-        texts = ["slice", "proof", "origin_topic", "next_topic"]
+        texts = ["slice", "origin_topic", "next_topic"]
         numbers = ["origin_generation", "origin_partition", "origin_offset", "retries"]
         times = ["published_at"]
         # What the checks of versions ask for beside these.
@@ -89,13 +90,13 @@ class Written:
         kinds = [(texts, pa.string()), (numbers, pa.int64()), (times, pa.timestamp("us", "UTC"))]
         schema = pa.schema([(name, kind) for names, kind in kinds for name in names])
         if self.current or self.rows["current"]:
-            plain = schema.remove(schema.get_field_index("proof")).remove(schema.get_field_index("slice"))
+            plain = schema.remove(schema.get_field_index("slice"))
             rows = [{name: row.get(name) for name in plain.names} for row in self.rows["current"]]
             commit_current(self.lake, "orders", self.current, pa.Table.from_pylist(rows, plain), replace=True)
-        for table, rows in self.rows.items():
-            if rows and table != "current":
-                made = pa.Table.from_pylist(rows, schema)
-                write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
+        for table, proofs in self.proofs.items():
+            if proofs or self.rows[table]:
+                made = pa.Table.from_pylist(self.rows[table], schema)
+                plant(self.lake.path("orders", table), made, proofs.values(), replace=True)
 
     def ends(self) -> Ends:
         self.write()

@@ -12,6 +12,7 @@ from assets.streams.orders import STREAM
 from bench import tables
 from highwater.partition_counts import eras
 from highwater.partitioners import Choice, Partitioner
+from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from orchestration.checking import contents, follower_checks, origin_checks
 from orchestration.checking.key_places import key_places
@@ -21,6 +22,7 @@ from orchestration.checking.plan_checks import all_seams, offsets_as_planned
 from orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
 from orchestration.sensing.standing import attempts
 from resources.commit_log import proofs_in, written
+from resources.delta import sizes
 from resources.lake import Lake
 from resources.ledger import Ledger
 
@@ -67,14 +69,15 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
     assert next(iter(places.shares)) == Choice(Partitioner.CRC32, tables.PARTITIONS)
 
 
-def test_of_a_long_log_only_the_last_files_are_there(tmp_path: Path) -> None:
+def test_a_long_log_has_a_record_and_a_file_of_each_slice(tmp_path: Path) -> None:
     """What `status` opens, and no more."""
     piece = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, tables.BEGIN)
-    pieces = [replace(piece, ordinal=n) for n in range(tables.FILES_THERE + 50)]
+    pieces = [replace(piece, ordinal=n) for n in range(250)]
     path = str(tmp_path / "events")
     tables.write_log(path, pieces)
     table = DeltaTable(path)
-    assert {key: one.rows for key, one in written(table).items()} == {one.key: 0 for one in pieces[50:]} | {
-        one.key: tables.ROWS_A_FILE for one in pieces[:50]
-    }
-    assert proofs_in(table, [one.key for one in pieces[-3:]]).keys() == {one.key for one in pieces[-3:]}
+    expected = {one.key: tables.ROWS_A_FILE for one in pieces}
+    assert {key: one.rows for key, one in written(table).items()} == expected
+    assert {key: one.rows for key, one in sizes(table).items()} == expected
+    last = pieces[-3:]
+    assert proofs_in(table, [one.key for one in last]) == {one.key: Proof(one, 1, tables.ROWS_A_FILE) for one in last}

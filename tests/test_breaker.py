@@ -485,7 +485,7 @@ def test_a_slice_that_stood_before_there_was_a_breaker_is_no_first_attempt(
 
 
 def prove(lake: Lake, slices: Sequence[Slice], *tables: str) -> None:
-    """Let slices stand in tables of the lake."""
+    """Commit slices without rows to tables of the lake."""
     import pyarrow as pa
 
     rows = pa.table({"slice": pa.array([], pa.string())})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dev.planted import plant
 from highwater.proof import Proof
 from highwater.slices import Slice
 from orchestration.checking.completeness import Held, hold_against_topic
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def write_raw(lake: Lake, scene: Scene, piece: Slice) -> list[dict[str, Any]]:
-    """The rows of raw as a plain consumer reads them, with the slice's proof; returns the records."""
+    """The rows of raw as a plain consumer reads them, with the slice's commit record; returns the records."""
     from confluent_kafka import Consumer, TopicPartition
 
     settings = {"group.id": "plain", "enable.partition.eof": True, "auto.offset.reset": "earliest"}
@@ -48,7 +49,6 @@ def write_raw(lake: Lake, scene: Scene, piece: Slice) -> list[dict[str, Any]]:
 
 def store(lake: Lake, piece: Slice, rows: list[dict[str, Any]]) -> None:
     import pyarrow as pa
-    from deltalake import write_deltalake
 
     schema = pa.schema(
         [
@@ -62,12 +62,10 @@ def store(lake: Lake, piece: Slice, rows: list[dict[str, Any]]) -> None:
             ("key", pa.binary()),
             ("value", pa.binary()),
             ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-            ("proof", pa.string()),
         ]
     )
-    proof = {"slice": piece.key, "proof": Proof(piece, 1, len(rows)).to_json()}
-    table, path = pa.Table.from_pylist([*rows, proof], schema), lake.path("orders", "raw")
-    write_deltalake(path, table, mode="overwrite", partition_by=["slice"])
+    proof = Proof(piece, 1, len(rows))
+    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [proof], replace=True)
 
 
 def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(

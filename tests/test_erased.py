@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from assets import erased, raw
+from assets import erased, raw, sent
 from assets.erased import keep, read
-from assets.sent import Sending
 from assets.work import Work
+from dev.planted import plant
 from highwater.declaration import Accepted, Stream, Upkeep
 from highwater.erasing import BY_AGE, Erased, Erasure, Recorded, digest_of
 from highwater.errors import DependencyAwayError, TemporaryError
@@ -224,15 +223,16 @@ def test_keys_that_dagster_does_not_hold_are_retired_as_maintenance_would(tmp_pa
 
 
 def test_a_stream_that_has_published_can_be_rebuilt(tmp_path: Path) -> None:
-    """The table of what was sent has a proof that is no slice's: the batch that is under way."""
+    """The table of the batch that is under way has no commit record of a slice, and names slices."""
     import pyarrow as pa
     from deltalake import write_deltalake
 
     world = World(tmp_path, copies=2)
     world.write()
-    batch = Sending(3, "orders.accepted", "id")
-    sent = pa.table({"slice": [batch.key], "proof": [json.dumps(batch.to_plain())]})
-    write_deltalake(world.lake.path("orders", "published"), sent, partition_by=["slice"])
+    plant(world.lake.path("orders", sent.TABLE), sent.schema().empty_table())
+    batch = sent.Sending(3, "orders.accepted", "id", 0, {FIRST.key: 2})
+    rows = pa.Table.from_pylist([{"batch": batch.to_json()}], sent.sending_schema())
+    write_deltalake(world.lake.path("orders", sent.SENDING), rows)
     publishing = replace(STREAM, publishes=Accepted("orders.accepted"), upkeep=Upkeep(live_slices=1))
     assert rebuilding.look(world.lake, KAFKA, publishing, []).retired == []
 

@@ -223,7 +223,6 @@ class Committed:
         monkeypatch.setattr(erasing, "_rest", lambda *given: given)
         monkeypatch.setattr(erasing, "_renumbered", lambda rows, attempts: (rows, attempts))
         monkeypatch.setattr(erasing, "_commit", self.commit)
-        monkeypatch.setattr(erasing, "_forget_published", lambda *_: None)
         monkeypatch.setattr(sent, "forget", self.forget)
         monkeypatch.setattr(rejects, "materialise", self.see_followed)
         monkeypatch.setattr(dlq, "materialise", lambda _: None)

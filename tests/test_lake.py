@@ -14,6 +14,7 @@ import pytest
 
 from assets.commit import have_table
 from assets.work import Work
+from dev.planted import plant
 from highwater.errors import DependencyAwayError
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
@@ -37,40 +38,41 @@ def piece(ordinal: int) -> Slice:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    """A table with a slice of three rows and one of none, whose proofs leave their rows to the log."""
+    """A table with a slice of three rows and one of none, whose commit records leave their rows to the log."""
     import pyarrow as pa
-    from deltalake import write_deltalake
 
     proofs = [Proof(piece(n), attempt=1, rows=None) for n in range(2)]
-    rows = [(proofs[0].key, None)] * 3 + [(proof.key, proof.to_json()) for proof in proofs]
-    table = pa.table({"slice": [key for key, _ in rows], "proof": pa.array([text for _, text in rows], pa.string())})
     made = Lake(str(tmp_path))
-    write_deltalake(made.path(STREAM, TABLE), table, partition_by=["slice"])
+    rows = pa.table({"slice": [proofs[0].key] * 3, "value": ["a", "b", "c"]})
+    plant(made.path(STREAM, TABLE), rows, proofs)
     return made
 
 
-def told(lake: Lake) -> list[int | None]:
+def rows_of(lake: Lake) -> list[int | None]:
     keys = [piece(n).key for n in range(2)]
     found = lake.committed(STREAM, TABLE, keys)
     sizes = lake.sizes(STREAM, TABLE, keys)
-    assert all(sizes[key].bytes > 0 for key in keys)
+    assert [sizes[key].bytes > 0 for key in keys] == [True, False]
+    assert lake.slices_with_files(STREAM, TABLE) == {keys[0]}
+    assert lake.holds(STREAM, TABLE) == {*keys}
     return [found[key].rows for key in keys]
 
 
-def test_the_log_tells_the_rows_that_a_proof_leaves_to_it(lake: Lake) -> None:
-    assert told(lake) == [3, 0]
+def test_the_log_has_the_rows_that_a_commit_record_leaves_to_it(lake: Lake) -> None:
+    assert rows_of(lake) == [3, 0]
 
 
-def test_a_slice_of_several_files_has_the_rows_of_all_and_the_time_of_the_newest(lake: Lake) -> None:
+def test_a_slice_of_several_files_has_the_rows_of_all_and_the_time_of_its_commit(lake: Lake) -> None:
     path, keys = lake.path(STREAM, TABLE), [piece(n).key for n in range(2)]
     assert written_of(path, keys[0]).rows == 3
     log = Path(path) / "_delta_log" / f"{0:020d}.json"
     (counts,) = (a["add"] for a in actions_of(log) if a.get("add", {}).get("partitionValues") == {"slice": keys[0]})
+    [committed] = [action["commitInfo"] for action in actions_of(log) if "commitInfo" in action]
     at_ms = counts["modificationTime"]
     newer = {"path": "other.parquet", "modificationTime": at_ms + 7, "stats": json.dumps({"numRecords": 40})}
     older = {"path": "last.parquet", "modificationTime": at_ms - 7, "stats": json.dumps({"numRecords": 500})}
     write_actions(log.with_name(f"{1:020d}.json"), [{"add": {**counts, **newer}}, {"add": {**counts, **older}}])
-    assert written_of(path, keys[0]) == Written(543, at_ms + 7)
+    assert written_of(path, keys[0]) == Written(543, committed["timestamp"])
     assert written_of(path, keys[1]).rows == 0
     unknown = {"path": "unknown.parquet", "stats": None}
     write_actions(log.with_name(f"{2:020d}.json"), [{"add": {**counts, **unknown}}])
@@ -97,7 +99,7 @@ def test_rows_are_counted_where_a_file_has_no_statistics(lake: Lake) -> None:
     for action in actions:
         action.get("add", {}).pop("stats", None)
     write_actions(log, actions)
-    assert told(lake) == [3, 0]
+    assert rows_of(lake) == [3, 0]
 
 
 def test_a_table_is_read_as_a_version_has_it_and_one_that_is_gone_is_not_empty(lake: Lake) -> None:
@@ -108,7 +110,7 @@ def test_a_table_is_read_as_a_version_has_it_and_one_that_is_gone_is_not_empty(l
     newest = lake.table_at(STREAM, TABLE)
     write_deltalake(newest, newest.to_pyarrow_table(), mode="append")
     assert [lake.table_at(STREAM, TABLE, version).version() for version in (0, 1, None)] == [0, 1, 1]
-    assert [len(query(lake.table_at(STREAM, TABLE, n), "SELECT 1 FROM t")) for n in (0, 1)] == [5, 10]
+    assert [len(query(lake.table_at(STREAM, TABLE, n), "SELECT 1 FROM t")) for n in (0, 1)] == [3, 6]
     with pytest.raises(DependencyAwayError):
         lake.table_at(STREAM, TABLE, 2)
     shutil.rmtree(lake.path(STREAM, TABLE))

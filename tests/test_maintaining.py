@@ -190,7 +190,7 @@ def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monke
 def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each batch writes its rows twice; of the table's old files none ever went."""
+    """Each batch replaces the one before in a table of its own, whose old files never went."""
     import pyarrow as pa
     from deltalake import write_deltalake
 
@@ -213,14 +213,21 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     rows = sorted(map(str, read_rows(path, "true")))
     book = sent.Book(tables.work(), topic_id)
 
-    dry = act(tables.work(), None, NOW, sure=False).tables
-    assert [(one.table, one.joined, one.before.stored > one.before.files) for one in dry] == [("published", 1, True)]
-    [done] = act(tables.work(), None, NOW, sure=True).tables
-    assert (done.joined, done.after.files) == (1, done.before.files - 1)
-    assert done.after.stored == done.after.files, "what older versions held is gone"
+    dry = act(tables.work(), None, NOW, sure=False).tables[:2]
+    assert [(one.table, one.joined, one.before.stored > one.before.files) for one in dry] == [
+        ("published", 1, False),
+        ("_sending", 0, True),
+    ]
+    settled, sending, commits = act(tables.work(), None, NOW, sure=True).tables
+    assert (settled.joined, settled.after.files) == (1, settled.before.files - 1)
+    assert (sending.joined, sending.before.files, sending.after.files) == (0, 1, 1)
+    assert (commits.table, commits.joined > 0) == ("_commits", True)
+    for done in (settled, sending, commits):
+        assert done.after.stored == done.after.files, "what older versions held is gone"
     assert sorted(map(str, read_rows(path, "true"))) == rows
-    sending = {**row, "slice": sent.SENDING, "of_slice": pieces[2].key, "number": 0}
-    book.begin(pa.Table.from_pylist([sending], sent.schema()), {pieces[2].key: 1}, 9)
+    numbered = {**row, "slice": pieces[2].key, "number": 0}
+    batch = sent.sending_schema().remove(sent.sending_schema().get_field_index("batch"))
+    book.begin(pa.Table.from_pylist([numbered], batch), {pieces[2].key: 1}, 9)
     with pytest.raises(SupersededAttemptError):
         book.write_down()
     tables.publish(pieces[2])
@@ -256,7 +263,7 @@ def test_the_time_of_a_version_is_its_own_where_another_commit_follows(tmp_path:
 
 @pytest.mark.slow
 def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files become fewer, rows and proofs stay, an old version stays readable, and the checks stay green."""
+    """Files become fewer, rows and commit records stay, an old version stays readable, and the checks stay green."""
     monkeypatch.setattr("assets.raw.LEAST_RECORDS_A_TASK", 1)  # so that a slice has several files
     monkeypatch.setattr("highwater.upkeep.FEWEST_FILES", 2)
     monkeypatch.setattr("orchestration.operating.maintaining.FOLD_FROM", 2)

@@ -1,8 +1,9 @@
 """Slices over many Kafka partitions, in files that Spark wrote: readers without a JVM see what Spark sees.
 
-The record of a commit grows with its partitions. From 2,048 bytes on Spark's Parquet files lacked the count of nulls of
-that column; deltalake takes a missing count for zero, and left out every row of such a file where a query asked for
-nulls: checks and audit turned red, `locate` told a gap, and `erase` reported success for a key that it had not seen.
+The record of a commit grows with the partitions of its slice. Spark's Parquet files lack the count of nulls of a column
+with values of 2,048 bytes or more. deltalake takes a missing count for zero, so a query for nulls leaves out every row
+of such a file: checks and audit turned red, `locate` reported a gap, and `erase` reported success for a key that it had
+not seen.
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ OURS = "our session"
 
 
 def write_by_spark(spark: SparkSession, path: str) -> None:
-    """Replace the files of a table, which a test wrote without Spark, by one of Spark's for each slice."""
-    rows: Any = DeltaTable(path).to_pyarrow_table()
+    """Replace the files of a table, which a test wrote without Spark, by one of Spark's for each of its partitions."""
+    table = DeltaTable(path)
+    rows: Any = table.to_pyarrow_table()
     frame = spark.createDataFrame(rows)
-    if "slice" not in frame.columns:
-        frame.write.format("delta").mode("overwrite").save(path)
+    by = table.metadata().partition_columns
+    if by:
+        frame.repartition(*by).write.format("delta").mode("overwrite").partitionBy(*by).save(path)
     else:
-        frame.repartition("slice").write.format("delta").mode("overwrite").partitionBy("slice").save(path)
+        frame.write.format("delta").mode("overwrite").save(path)
 
 
 class Wide(World):
@@ -69,16 +72,14 @@ class Wide(World):
         if self.is_written:
             return
         super().write()
-        for table in COLUMNS:
+        for table in (*COLUMNS, COMMITS):
             write_by_spark(self.spark, self.lake.path("orders", table))
         self.is_written = True
 
     def spark_counts(self, table: str) -> dict[str, int]:
         path = self.lake.path("orders", table)
         rows = self.spark.read.format("delta").load(path)
-        rows = (
-            rows.withColumnRenamed("updated_by_slice", "slice") if table == "current" else rows.where("proof IS NULL")
-        )
+        rows = rows.withColumnRenamed("updated_by_slice", "slice") if table == "current" else rows
         found = rows.groupBy("slice").count()
         return {row["slice"]: row["count"] for row in found.collect()}
 
@@ -155,7 +156,7 @@ def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pyte
 def test_the_events_of_a_slice_over_many_partitions_are_published(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Publication failed: it saw none of the events that the slice's commit counts."""
+    """Publication failed: it saw none of the events that the commit record of the slice counts."""
     log = Log()
     monkeypatch.setattr(published, "Transactions", log)
     shape = Shape(300, 1, {"max.message.bytes": "1000000"})
@@ -165,7 +166,8 @@ def test_the_events_of_a_slice_over_many_partitions_are_published(
     ranges: dict[str, Any] = {f"p{partition}": (0, 1) for partition in range(300)}
     one = tables.plan(0, **ranges)
     tables.decide(one, [Event(partition, 0, f"o{partition}") for partition in range(300)])
-    write_by_spark(spark, tables.lake.path("orders", "events"))
+    for table in ("events", COMMITS):
+        write_by_spark(spark, tables.lake.path("orders", table))
     tables.publish(one)
     assert {record.place for record in log.records} == {(partition, 0) for partition in range(300)}
 
@@ -220,6 +222,31 @@ def test_a_read_that_misses_rows_is_an_error_and_not_an_absence(
     hide(monkeypatch, REST[rest])
     with pytest.raises(IncompleteReadError):
         HIDDEN[asked](world)
+
+
+@pytest.mark.parametrize("asked", ["locate", "explain", "rebuild-ledger"])
+def test_a_commit_record_that_is_missed_is_an_error_and_not_an_absence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """A read of `_commits` may leave out records; the table's log names the slice."""
+    world = World(tmp_path, stream=STREAM)
+    world.write()
+    hide(monkeypatch, (COMMITS,))
+    with pytest.raises(IncompleteReadError, match=f"did not return .*{FIRST.key}"):
+        HIDDEN[asked](world)
+
+
+def test_a_ledger_is_not_rebuilt_without_the_record_of_a_slice_that_has_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file names such a slice; the log of `_commits` counts its record."""
+    world = World(tmp_path, stream=STREAM)
+    world.rows["raw"] = [row for row in world.rows["raw"] if row["slice"] != FIRST.key]
+    world.write()
+    HIDDEN["rebuild-ledger"](world)
+    hide(monkeypatch, (COMMITS,))
+    with pytest.raises(IncompleteReadError, match=f"/{COMMITS}/ did not return all rows"):
+        HIDDEN["rebuild-ledger"](world)
 
 
 @pytest.mark.parametrize("table", ["events", "rejects"])

@@ -33,8 +33,10 @@ from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from orchestration.checking import metrics_checks
 from orchestration.sensing.standing import attempts
+from resources.commit_log import replace_slices
 from resources.lake import Lake
 from resources.ledger import Ledger
+from resources.small_tables import create
 from tests.plain_minutes import STATUSES, minutes_of
 from tests.support import with_milliseconds
 
@@ -74,7 +76,6 @@ class Measured:
     def decide(self, ordinal: int, *events: Event) -> None:
         """What the stage of events commits."""
         import pyarrow as pa
-        from deltalake import write_deltalake
 
         self.attempts[ordinal] += 1
         piece = self.piece(ordinal)
@@ -82,13 +83,10 @@ class Measured:
             self.ledger.add([piece])
         rows = [_columns(piece, event) for event in events]
         proof = Proof(piece, self.attempts[ordinal], len(events), {"events": len(events)})
-        write_deltalake(
-            self.lake.path("orders", "events"),
-            pa.Table.from_pylist([*with_milliseconds(rows), {"slice": piece.key, "proof": proof.to_json()}], EVENTS),
-            partition_by=["slice"],
-            mode="overwrite",
-            predicate=f"slice = '{piece.key}'",
-        )
+        if self.lake.table("orders", "events") is None:
+            create(self.lake.path("orders", "events"), EVENTS)
+        made = pa.Table.from_pylist([*with_milliseconds(rows)], EVENTS)
+        replace_slices(self.lake.table_at("orders", "events"), made, [piece.key], [proof], "")
         self.held[ordinal] = events
 
     def work(self, *ordinals: int, **changes: Any) -> Work:
@@ -107,12 +105,12 @@ class Measured:
 
     def table(self) -> dict[datetime, dict[str, Any]]:
         rows = self.rows("*")
-        dropped = {"slice", "minute", "linked", "proof"}
+        dropped = {"slice", "minute", "linked"}
         found = {row["minute"]: {n: v for n, v in row.items() if n not in dropped} for row in rows}
         assert len(found) == len(rows), "a minute stands twice"
         return found
 
-    def rows(self, columns: str, where: str = "proof IS NULL") -> list[dict[str, Any]]:
+    def rows(self, columns: str, where: str = "true") -> list[dict[str, Any]]:
         import pyarrow as pa
         from deltalake import DeltaTable, QueryBuilder
 
@@ -150,7 +148,6 @@ def _schema() -> Any:
             ("event_time", pa.timestamp("us", "UTC")),
             ("status", pa.string()),
             ("amount", pa.decimal128(12, 2)),
-            ("proof", pa.string()),
         ]
     )
 
@@ -363,18 +360,22 @@ def test_days_that_stay_as_they_are_are_not_written(measured: Measured) -> None:
     measured.decide(1, Event("late", 1, 2 * 24 * 3600 + 11 * 3600 + 1800))
     measured.measure(1)
     last = measured.commits()[0]["operationMetrics"]
-    assert (last["num_added_files"], last["num_removed_files"]) == (2, 1)
+    assert (last["num_added_files"], last["num_removed_files"]) == (1, 1)
     measured.see()
 
 
-def test_a_proof_stands_in_the_commit_of_its_minutes(measured: Measured) -> None:
+def test_the_commit_of_minutes_records_the_slice_and_its_minutes(measured: Measured) -> None:
     measured.decide(0, Event("o1", 1, 0), Event("o2", 1, 60))
-    measured.measure(0)
-    [row] = measured.rows("slice, proof", "proof IS NOT NULL")
-    proof = Proof.from_json(row["proof"])
+    measured.measure(0, run="r1")
+    [proof] = measured.lake.committed("orders", "metrics").values()
     assert (proof.key, proof.attempt, proof.rows) == (measured.piece(0).key, 1, 2)
-    told = json.loads(measured.commits()[0]["userMetadata"])
-    assert [one["slice"] for one in told["highwater"]] == [proof.key]
+    noon = round(NOON.timestamp()) // 60
+    assert proof.extra == {"minutes": [noon, noon + 1]}
+    written = json.loads(measured.commits()[0]["userMetadata"])["highwater"]
+    assert written["run"] == "r1"
+    assert [Proof.from_plain(one) for one in written["records"]] == [proof]
+    [record] = measured.lake.commits("orders", "metrics").records.values()
+    assert record.version == measured.lake.table_at("orders", "metrics").version()
 
 
 def test_slices_that_were_decided_before_the_table_came_are_taken_in_at_once(measured: Measured) -> None:

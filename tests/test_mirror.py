@@ -1,6 +1,7 @@
 """The mirror's ticks: what the group holds after each, and what it cost to know.
 
-Ledger and lake are real; the lake holds proofs alone. The group's coordinator is played where no broker is needed.
+Ledger and lake are real; the lake holds commit records, and rows of rejects alone. The group's coordinator is played
+where no broker is needed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dev.planted import plant
 from dev.processes import wait_until
 from highwater.declaration import Limits, Stream
 from highwater.errors import (
@@ -50,18 +52,17 @@ TIER = STREAM.tier_topics[0]
 
 
 def prove(lake: Lake, stream: str, pieces: Sequence[Slice], *tables: str, attempt: int = 1, rejects: int = 0) -> None:
-    """Let slices stand in tables of the lake, with so many rejects each."""
+    """Commit slices to tables of the lake, each with the same number of rejects."""
     import pyarrow as pa
-    from deltalake import write_deltalake
 
     for table in tables:
         if table == "current":
             commit_current(lake, stream, {piece.key: attempt for piece in pieces})
             continue
         rows = rejects if table in {"rejects", "dlq"} else 0
-        proofs = [Proof(piece, attempt, rows).to_json() for piece in pieces]
-        data = pa.table({"slice": [piece.key for piece in pieces], "proof": proofs})
-        write_deltalake(lake.path(stream, table), data, mode="append", partition_by="slice")
+        keys = [piece.key for piece in pieces] * rows
+        data = pa.table({"slice": pa.array(keys, pa.string()), "retries": pa.array([0] * len(keys), pa.int32())})
+        plant(lake.path(stream, table), data, [Proof(piece, attempt, rows) for piece in pieces])
 
 
 @dataclass
@@ -377,7 +378,7 @@ def test_what_the_coordinator_refuses_is_told_in_our_words(name: str, kind: type
 
 
 class Real:
-    """A stream on a real broker with a group of its own; slices are planned by the planner, proofs written by hand."""
+    """A stream on a real broker with a group of its own; the planner plans slices, the test commits them."""
 
     def __init__(self, bootstrap: str, topic: str, folder: Path) -> None:
         self.bootstrap = bootstrap

@@ -13,12 +13,12 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from assets import kept, published, sent
+from assets import accepted_copies, kept, published, sent
 from assets.marks import needless_groups
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.declaration import Field
 from highwater.envelope import Origin
-from highwater.errors import KAFKA, RetractionError
+from highwater.errors import KAFKA, RetractionError, SupersededAttemptError
 from highwater.plans import Generation
 from highwater.publishing import Copy, second_deliveries
 from highwater.slices import Slice
@@ -31,6 +31,8 @@ from orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run, publ
 from orchestration.sensing.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
 from orchestration.sensing.ticks import Tick, run_requests
 from resources.breakers import Acceptance
+from resources.commit_log import TABLE as COMMITS
+from resources.delta import query
 from resources.dlq_topics import Shape
 from tests.accepted import NOON, Broken, Event, Log, Tables
 from tests.support import failed_by, make_stream
@@ -341,12 +343,15 @@ def test_what_waits_for_its_turn_is_told_from_what_was_lost(scene: Scene, monkey
     assert red() == {}, "decided anew"
     tables.publish(first)
     assert red() == {}, "its rows stay those of the decision before"
+    scene.decide(second, 2, 3)
+    tables.publish(second)
+    assert red() == {}
 
-    table = DeltaTable(tables.lake.path("orders", "published"))
-    table.delete(f"proof IS NOT NULL AND slice IN ('{first.key}', '{retried.key}')")
+    log_of_commits = DeltaTable(tables.lake.path("orders", COMMITS))
+    log_of_commits.delete(f"\"table\" = 'published' AND slice IN ('{first.key}', '{retried.key}')")
     gone = "rows, and the commit that they came with is gone: restore the table"
     assert red() == {first.key: f"the slice has 2 {gone}", retried.key: f"the slice has 1 {gone}"}
-    table.delete(f"slice IN ('{first.key}', '{retried.key}')")
+    DeltaTable(tables.lake.path("orders", "published")).delete(f"slice IN ('{first.key}', '{retried.key}')")
     assert red() == {first.key: f"the slice is not published, and {second.key} behind it is: restore the table"}
 
 
@@ -378,6 +383,148 @@ def test_values_with_a_field_that_came_between_decision_and_publication_are_comp
     assert verdict().passed
     DeltaTable(tables.lake.path("orders", "events")).update({"customer_id": "NULL"}, predicate="origin_offset = 1")
     assert (verdict().passed, verdict().text) == (False, "1 sent with another value")
+
+
+def publish_and_die(monkeypatch: pytest.MonkeyPatch, tables: Tables, *pieces: Slice) -> None:
+    """Die when the commit of `published` is done, while `_sending` still has the batch that it settled."""
+    commit = sent._commit
+
+    def killed(*given: Any, **named: Any) -> None:
+        commit(*given, **named)
+        raise Broken("settled")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sent, "_commit", killed)
+        with pytest.raises(Broken, match="settled"):
+            tables.publish(*pieces)
+
+
+def test_a_batch_that_is_settled_is_not_settled_a_second_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
+    tables, lake, stream = scene.tables, scene.tables.lake, scene.tables.stream
+    pieces = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
+    for n, piece in enumerate(pieces):
+        scene.decide(piece, 2 * n, 2 * n + 1)
+    publish_and_die(monkeypatch, tables, *pieces)
+    written_down = sent.Sending.from_json(query(lake.table_at("orders", sent.SENDING), BATCHES)[0]["batch"])
+    assert written_down.slices.keys() == {pieces[0].key}
+    assert sent.batch_of(lake, stream) == sent.Sending(1, "orders.accepted", "T" * 22)
+    assert sent.under_way(lake, stream) == set()
+    settled, version = lake.committed_at("orders", sent.TABLE, [pieces[0].key])
+    tables.publish(*pieces)
+    assert not [line for line in tables.lines if "broke off" in line]
+    assert lake.committed_at("orders", sent.TABLE, [pieces[0].key]) == (settled, version + 1)
+    assert [record.place[1] for record in scene.log.records] == [0, 1, 2, 3]
+
+
+BATCHES = "SELECT batch FROM t WHERE batch IS NOT NULL"
+
+
+def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_commit(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settled a second time, its second delivery stood as before, and the topic lacked a content of the events."""
+    tables = scene.tables
+    pieces = [scene.plan(n, p0=(n, n + 1)) for n in range(3)]
+    same = [Event(0, n, "o1", minute=n) for n in range(2)]
+    for piece, event in zip(pieces, [*same, Event(0, 2, "o2")], strict=True):
+        tables.decide(piece, [event])
+    tables.publish(*pieces[:2])
+    tables.decide(pieces[0], [replace(same[0], changes={"status": "paid"})])
+    tables.decide(pieces[1], same[1:])
+    publish_and_die(monkeypatch, tables, *pieces[:2])
+    keys = [piece.key for piece in pieces]
+
+    def again() -> bool:
+        return tables.lake.committed("orders", sent.TABLE, keys)[keys[1]].attempt == sent.LOOK_AGAIN
+
+    assert again()
+    tables.publish(pieces[2])
+    assert again()
+    tables.publish(*pieces)
+    assert [record.place[1] for record in scene.log.records] == [0, 0, 2, 1]
+    attempts = tables.lake.committed("orders", "events", keys)
+    assert [*sent.as_decided(tables.lake, tables.stream, keys, {k: p.attempt for k, p in attempts.items()})] == keys
+
+
+def test_a_batch_without_records_leaves_the_one_before_it_settled(scene: Scene) -> None:
+    """It is not written down, and its number comes again."""
+    tables, log = scene.tables, scene.log
+    piece = scene.plan(0, p0=(0, 2))
+    scene.decide(piece, 0, 1)
+    tables.publish(piece)
+    scene.decide(piece, 0, 1)
+    tables.publish(piece)
+    assert (len(log.records), sent.under_way(tables.lake, tables.stream)) == (2, set())
+    assert tables.lake.committed("orders", sent.TABLE, [piece.key])[piece.key].attempt == 2
+    scene.decide(piece, 0, 1, status="paid")
+    log.breaks = f"committed {log.commits + 1}"
+    with pytest.raises(Broken):
+        tables.publish(piece)
+    assert sent.under_way(tables.lake, tables.stream) == {piece.key}
+    tables.publish(piece)
+    assert sent.under_way(tables.lake, tables.stream) == set()
+    assert [record.headers.get("highwater.revision") for record in log.records] == [None, None, "1", "1"]
+
+
+def test_a_batch_that_sent_nothing_is_over_where_a_decision_was_first(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may take its records for sent: decisions that reject them were refused until the next publication."""
+    tables = scene.tables
+    piece = scene.plan(0, p0=(0, 2))
+    scene.decide(piece, 0, 1)
+    see_done = published._see_done
+
+    def decided_meanwhile(*given: Any) -> None:
+        see_done(*given)
+        scene.decide(piece, 0, status="paid")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(published, "_see_done", decided_meanwhile)
+        with pytest.raises(SupersededAttemptError):
+            tables.publish(piece)
+    assert sent.batch_of(tables.lake, tables.stream) == sent.Sending(1, "orders.accepted", "T" * 22)
+    assert sent.under_way(tables.lake, tables.stream) == set()
+    assert kept._reached(tables.work(piece), [piece.key]) == []
+    tables.publish(piece)
+    assert [record.place[1] for record in scene.log.records] == [0]
+
+
+def test_a_batch_that_begins_while_an_erasure_looks_stops_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = scene.tables
+    piece = scene.plan(0, p0=(0, 2))
+    scene.decide(piece, 0, 1)
+    tables.publish(piece)
+    scene.decide(piece, 0, 1, status="paid")
+
+    def begun(*_: object) -> None:
+        scene.log.breaks = f"committed {scene.log.commits + 1}"
+        with pytest.raises(Broken):
+            tables.publish(piece)
+
+    version = tables.lake.table_at("orders", sent.TABLE).version()
+    monkeypatch.setattr(accepted_copies, "forget", begun)
+    with pytest.raises(SupersededAttemptError, match=f"{piece.key}: a publication of them is under way"):
+        sent.forget(tables.work(), {piece.key: {Origin("orders", 0, 0, 1)}})
+    assert tables.lake.table_at("orders", sent.TABLE).version() == version
+
+
+def test_what_is_settled_while_a_decision_looks_is_seen(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the table before the batch missed both, and what was sent could be rejected."""
+    tables = scene.tables
+    piece = scene.plan(0, p0=(0, 2))
+    scene.decide(piece, 0, 1)
+    scene.log.breaks = "committed 1"
+    with pytest.raises(Broken):
+        tables.publish(piece)
+
+    def settled_first(*given: Any) -> set[str]:
+        tables.publish(piece)
+        return sent.under_way(*given)
+
+    monkeypatch.setattr(kept, "under_way", settled_first)
+    assert kept._reached(tables.work(piece), [piece.key]) == [piece.key]
 
 
 KEYS = [f"t@{n:07}" for n in range(5)]

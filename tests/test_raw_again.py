@@ -13,6 +13,7 @@ import pytest
 
 from assets import raw
 from assets.work import Work
+from dev.planted import plant
 from highwater.plans import Generation
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
@@ -29,16 +30,15 @@ MINE, OTHER, OLD = (Slice("orders", "orders", "A", 0, n, {0: OffsetRange(9 * n, 
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     """Of a run that has committed one of three slices; another run, and a version that told no run, the others."""
     import pyarrow as pa
-    from deltalake import write_deltalake
 
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
     ledger.open_generation(Generation("orders", "orders", "A", 0, {0: 0}, NOW))
     runs = [(MINE, "this"), (OTHER, "another"), (OLD, "")]
     ledger.add([piece for piece, _ in runs])
     ledger.next_attempts([piece.key for piece, _ in runs])
-    proofs = [Proof(piece, 1, 9, run=run).to_json() for piece, run in runs]
-    rows = pa.table({"slice": [piece.key for piece, _ in runs], "proof": proofs})
-    write_deltalake(lake.path("orders", "raw"), rows, partition_by="slice")
+    records = [(piece.key, piece.ranges[0].start + n) for piece, _ in runs for n in range(9)]
+    rows = pa.table({"slice": [key for key, _ in records], "offset": [offset for _, offset in records]})
+    plant(lake.path("orders", "raw"), rows, [Proof(piece, 1, 9, run=run) for piece, run in runs])
     monkeypatch.setattr(raw, "have_table", lambda *_: None)
     nothing: Any = None  # neither Spark nor Kafka is asked
     kafka: Any = SimpleNamespace(spark_options=dict)

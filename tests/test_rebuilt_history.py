@@ -14,6 +14,7 @@ import pytest
 
 from assets import raw
 from assets.work import Work
+from dev.planted import plant
 from highwater.errors import DependencyAwayError
 from highwater.history import Fingerprint, digest
 from highwater.plans import Generation
@@ -60,11 +61,9 @@ class Deployed:
 
     def commit(self, *pieces: Slice, past: bool = True) -> None:
         import pyarrow as pa
-        from deltalake import write_deltalake
 
-        proofs = [Proof(piece, 1, None, past=past).to_json() for piece in pieces]
-        rows = {"slice": [piece.key for piece in pieces], "proof": proofs}
-        write_deltalake(self.lake.path("orders", "raw"), pa.table(rows), mode="append", partition_by="slice")
+        none = pa.table({"slice": pa.array([], pa.string())})
+        plant(self.lake.path("orders", "raw"), none, [Proof(piece, 1, None, past=past) for piece in pieces])
 
     def rebuild(self) -> list[str]:
         lines: list[str] = []
@@ -84,7 +83,7 @@ def look_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rebuilt_ledger_knows_the_epochs_and_the_last_records(tmp_path: Path) -> None:
-    """A fingerprint stands in the proof of the slice that holds its record, and counts for the plans behind it too."""
+    """The commit record of the slice that holds a record has its fingerprint, which counts for later plans too."""
     first = a_slice(0, {0: (0, 9), 1: (0, 4)}, epochs={0: 1, 1: 7}, marks={0: mark(8), 1: mark(3)})
     second = a_slice(1, {0: (9, 20), 1: (4, 4)}, epochs={0: 2, 1: 7}, marks={0: mark(19), 1: mark(3)})
     after = a_slice(3, {0: (25, 30), 1: (4, 4)}, epochs={0: 3, 1: 7}, marks={0: mark(29), 1: mark(3)})
@@ -109,7 +108,7 @@ def test_a_fingerprint_goes_into_no_other_generation() -> None:
     assert [one.marks for one in found.slices] == [before.marks, {1: mark(8)}]
 
 
-def test_a_proof_of_an_older_version_is_read_and_named(tmp_path: Path) -> None:
+def test_a_commit_record_without_a_past_is_read_and_named(tmp_path: Path) -> None:
     deployed = Deployed(tmp_path, Plain("nowhere:1"))
     deployed.commit(a_slice(0, {0: (0, 9)}, epochs={0: 1}), past=False)
     assert any("of 1 slices no leader epochs stand in the proofs" in line for line in deployed.rebuild())

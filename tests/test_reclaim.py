@@ -215,7 +215,7 @@ def test_until_it_is_decided_anew_a_record_that_was_taken_back_is_its_slices_aga
 
 
 def test_a_ledger_that_counts_anew_goes_on_above_what_decisions_saw(taking: Taking) -> None:
-    """A rebuilt one knows no acts; the proofs in the lake have their numbers."""
+    """A rebuilt one knows no acts; the commit records in the lake have their numbers."""
     world = taking.world
     counts = world.proofs["events"][FIRST.key].counts
     world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 5})

@@ -16,7 +16,7 @@ import pytest
 from assets import dlq, rejects
 from assets.dlq_sending import Reject
 from assets.work import nothing
-from highwater.errors import DependencyAwayError, SupersededAttemptError, TemporaryError
+from highwater.errors import DependencyAwayError, SupersededAttemptError, TemporaryError, UnbalancedError
 from resources.dlq_topics import Shape
 from resources.transactions import Mark
 from tests.accepted import Event, Log, Tables
@@ -191,11 +191,18 @@ def test_a_slice_that_was_decided_anew_meanwhile_is_not_published(early: ReadBef
 
 
 def test_a_slice_that_rejects_hold_no_more_waits_for_them(early: ReadBefore) -> None:
-    def forget() -> None:
-        early.tables.lake.table_at("orders", "rejects").delete(f"slice = '{early.piece.key}'")
+    def restore() -> None:
+        early.tables.lake.table_at("orders", "rejects").restore(0)
 
     with pytest.raises(TemporaryError, match=f"orders/rejects does not hold {re.escape(early.piece.key)}"):
-        early.published(forget)
+        early.published(restore)
+
+
+def test_rejects_of_which_rows_were_deleted_are_not_published(early: ReadBefore) -> None:
+    log = Fenced(lambda: early.tables.lake.table_at("orders", "rejects").delete("origin_offset = 1"))
+    with pytest.raises(UnbalancedError, match="another number of rows than its commit recorded") as caught:
+        early.publish(log)
+    assert (caught.value.stored, caught.value.found, log.records) == (3, 2, [])
 
 
 def test_rejects_that_are_gone_once_they_are_to_be_sent_are_an_error(early: ReadBefore) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import write_deltalake
 
 from assets.commit import Standing, commit_until_settled
 from assets.work import Work
+from dev.planted import plant
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 from resources.lake import Lake
@@ -22,8 +22,8 @@ def test_a_slice_that_stands_is_told_with_the_version_in_which_it_does(tmp_path:
     pieces = [Slice("orders", "orders", "A", 0, n, {0: OffsetRange(n, n + 1)}, datetime.now(UTC)) for n in range(2)]
     lake = Lake(str(tmp_path / "lake"))
     for piece in pieces:
-        rows = pa.table({"slice": [piece.key], "proof": [Proof(piece, 1, 0, {"lost": 1}).to_json()]})
-        write_deltalake(lake.path("orders", "raw"), rows, mode="append", partition_by="slice")
+        rows = pa.table({"slice": pa.array([], pa.string())})
+        plant(lake.path("orders", "raw"), rows, [Proof(piece, 1, 0, {"lost": 1})])
     said: list[str] = []
     nobody: Any = None
     work = Work(make_stream("orders"), pieces, nobody, lake, nobody, nobody, said.append)

@@ -145,16 +145,16 @@ class Step:
             monkeypatch.setattr(Erasures, name, self.dying(getattr(Erasures, name), before, after))
 
     def held(self, work: Work, proofs: Mapping[str, Proof]) -> list[dict[str, Any]]:
-        """The rows as the versions have them that the proofs name."""
+        """The rows of the versions that the commit records name."""
         import pyarrow as pa
         from deltalake import DeltaTable, QueryBuilder
 
         rows = []
         for key, proof in proofs.items():
             table = DeltaTable(work.lake.path("orders", "raw"), version=proof.counts[AGED_FROM])
-            sql = f"SELECT * FROM t WHERE proof IS NULL AND slice = '{key}'"
+            sql = f"SELECT * FROM t WHERE slice = '{key}'"
             rows += pa.table(QueryBuilder().register("t", table).execute(sql)).to_pylist()
-        return [{name: value for name, value in row.items() if name != "proof"} for row in rows]
+        return rows
 
     def commit(
         self, work: Work, standing: Standing, rows: Sequence[Any], proofs: Sequence[Proof], *, records: Sequence[int]

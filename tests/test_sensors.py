@@ -1,4 +1,4 @@
-"""What a tick does, on a real broker, a real ledger and an instance of its own; the lake is filled by commit records alone."""
+"""What a tick does, on a real broker, a real ledger and an instance of its own; the lake has commit records alone."""
 
 from __future__ import annotations
 

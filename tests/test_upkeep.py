@@ -20,6 +20,7 @@ from dagster._core.execution.asset_backfill import AssetBackfillData
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 
+from dev.planted import plant
 from highwater.declaration import Accepted, Upkeep
 from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, UnknownSliceError
 from highwater.proof import Proof
@@ -106,7 +107,7 @@ def test_an_upkeep_that_keeps_nothing_is_refused(upkeep: Upkeep) -> None:
 
 
 class Deployment:
-    """Slices that are whole in a lake of proofs, with a live key each, two thirds of which the stream keeps."""
+    """Slices without rows that all tables hold, with a live key each; the stream keeps two thirds of the keys."""
 
     def __init__(self, root: Path, instance: dg.DagsterInstance, slices: int) -> None:
         self.instance = instance
@@ -128,15 +129,13 @@ class Deployment:
 
     def _fill(self, table: str, slices: list[Slice], attempt: int = 1) -> None:
         import pyarrow as pa
-        from deltalake import write_deltalake
 
         if table == "current":
             commit_current(self.lake, "orders", {s.key: attempt for s in slices})
             return
-        rows = {"slice": [s.key for s in slices], "proof": [Proof(s, attempt, 0).to_json() for s in slices]}
-        rows |= {name: pa.nulls(len(slices), pa.string()) for name in ("reason", "next_topic")}
-        few = ["slice"] if len(self.keys) < 100 else None  # thousands of files would take longer than the test
-        write_deltalake(self.lake.path("orders", table), pa.table(rows), mode="overwrite", partition_by=few)
+        rows = pa.table({name: pa.array([], pa.string()) for name in ("slice", "reason", "next_topic")})
+        proofs = [Proof(s, attempt, 0) for s in slices]
+        plant(self.lake.path("orders", table), rows, proofs, replace=True)
 
     @property
     def resources(self) -> Any:
@@ -247,11 +246,9 @@ def test_runs_that_name_no_live_key_go_with_their_logs_when_they_are_old(
     assert delete_runs(ours.instance, kept, later, sure=True) is None
 
 
-def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> None:
     """Never one that a run or a backfill names, or of a slice that is not whole; plan, ledger and lake stay."""
     ours, old = large, 1_000
-    # Its tables are not laid out by slices, as they are everywhere else.
-    monkeypatch.setattr("orchestration.sensing.forgotten.sizes", lambda *_: {})
     assert ours.newest == Upkeep().live_slices
     running = ours.run_of(ours.keys[10], ours.keys[12])
     ours.backfill_of(ours.keys[20], ours.keys[2_500])

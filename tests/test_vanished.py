@@ -338,7 +338,7 @@ def test_behind_a_loss_the_rest_of_the_tier_is_read_first(waits: Written, tmp_pa
     long_ago = now - LONG_TIERS[0] * 1.2 - timedelta(minutes=3)
     hole = replace(hole, recorded_at=long_ago)
     earlier = Written(tmp_path / "earlier")
-    earlier.rows = waits.rows
+    earlier.rows, earlier.proofs = waits.rows, waits.proofs
     earlier.ledger.open_generation(Generation("orders", TIER_TOPIC, "A", 0, {0: 0}, NOW))
     earlier.ledger.record_loss([hole])
     assert earlier.ends().stranded == {TIER_TOPIC: 6}

@@ -16,6 +16,7 @@ from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from dev.compare import SHAPES
 from dev.compare_versions import NUMBERS, OF_THE_DATA, compare_versions, wrong_versions
+from dev.planted import plant as plant_table
 from highwater.declaration import Severity, Transitions
 from highwater.envelope import Origin
 from highwater.slices import SliceKey
@@ -34,7 +35,7 @@ from orchestration.checking.version_checks import (
     version_checks,
 )
 from orchestration.checking.version_questions import SAMPLES, STREAM, Scope
-from resources import lake
+from resources import commit_log
 from resources.lake import Lake
 from tests.version_tables import (
     BEGIN,
@@ -347,23 +348,23 @@ def test_a_slice_is_held_against_those_around_it_and_a_tier_against_all(monkeypa
 
 
 @pytest.mark.parametrize(("below", "proofs_of"), [({}, [False]), ({"origin_partition": 1}, [False, True])])
-def test_proofs_of_slices_that_cannot_matter_are_not_read(
+def test_records_of_slices_that_cannot_matter_are_not_read(
     planted: Planted, monkeypatch: pytest.MonkeyPatch, below: dict[str, int], proofs_of: list[bool]
 ) -> None:
     """They are as many as there are slices. Of a key that moved, though, the missing version may lie before all."""
     monkeypatch.setattr(version_questions, "SLICES_AROUND", 0)
     asked: list[str] = []
 
-    def proofs_where(table: DeltaTable, where: str) -> dict[str, Proof]:
-        asked.append(where)
-        return lake.proofs_where(table, where)
+    def proofs_from(table: DeltaTable, topic: str, since: str) -> dict[str, Proof]:
+        asked.append(since)
+        return commit_log.proofs_from(table, topic, since)
 
-    monkeypatch.setattr(missing_versions, "proofs_where", proofs_where)
+    monkeypatch.setattr(missing_versions, "proofs_from", proofs_from)
     planted.events += [event(24, 1, "x", **below), event(25, 3, "x")]
     planted.write()
     found = missing_checks(planted.lake, ORDERS, [THIRD])[MISSING][THIRD]
     assert found.numbers["may_still_come"] == found.numbers["missing"] == 1
-    everything = ["slice >=" not in where for where in asked]
+    everything = [since == "" for since in asked]
     assert everything == [whole for whole in proofs_of for _ in ("events", "rejects")]
 
 
@@ -415,19 +416,19 @@ def test_dagster_gets_the_samples_as_a_table(planted: Planted) -> None:
 def test_versions_may_be_times(tmp_path: Path) -> None:
     """A time was compared with the number of the first version once, and the check could not be asked at all."""
     import pyarrow as pa
-    from deltalake import write_deltalake
 
     planted = Planted(tmp_path)
     planted.write()
     table = planted.lake.table("orders", "events")
     assert table is not None
     rows = table.to_pyarrow_table()
-    times = pa.array([None if n is None else BEGIN + timedelta(hours=n) for n in rows["version"].to_pylist()])
+    times = pa.array([BEGIN + timedelta(hours=n) for n in rows["version"].to_pylist()])
     rows = rows.set_column(rows.schema.get_field_index("version"), "version", times.cast(pa.timestamp("us", "UTC")))
     fields = {"account_id": "order_id", "payment_id": "order_id", "currency": "status", "booked_at": "event_time"}
     for ours, theirs in fields.items():
         rows = rows.append_column(ours, rows[theirs])
-    write_deltalake(planted.lake.path("payments", "events"), rows, partition_by=["slice"])
+    proofs = planted.lake.committed("orders", "events").values()
+    plant_table(planted.lake.path("payments", "events"), rows, proofs)
     with_states = replace(PAYMENTS, transitions=Transitions("currency", "placed", {"placed": ("paid",)}))
     found = version_checks(planted.lake, PAYMENTS, [FIRST, SECOND])
     assert version_checks(planted.lake, with_states, [FIRST, SECOND]).keys() == found.keys()

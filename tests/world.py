@@ -350,11 +350,11 @@ class World:
         """Write the tables as they are now."""
         import pyarrow as pa
 
+        # Commit records of an earlier call would count on.
+        for table in ("current", commit_log.TABLE):
+            shutil.rmtree(self.lake.path("orders", table), ignore_errors=True)
         for table, rows in self.rows.items():
             if table == "current":
-                # Commit records of an earlier call would count on.
-                shutil.rmtree(self.lake.path("orders", table), ignore_errors=True)
-                shutil.rmtree(self.lake.path("orders", commit_log.TABLE), ignore_errors=True)
                 attempts = {key: proof.attempt for key, proof in self.proofs[table].items()}
                 counted = {key: proof.rows for key, proof in self.proofs[table].items()}
                 made = pa.Table.from_pylist(with_milliseconds(rows), self._schema(table))

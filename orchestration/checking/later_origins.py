@@ -102,7 +102,7 @@ def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among
     """For each slice, or for the stream, the keys whose content in `current` is not that of the earliest origin.
 
     Args:
-        tables: events as `e`, `current` as `c`, and for the whole stream `_commits` as `k`.
+        tables: events as `e`, `current` as `c`, and for the whole stream those of `slices_in_sql`.
         stream: the stream.
         among: the events that are compared.
 

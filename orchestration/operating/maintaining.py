@@ -186,6 +186,8 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
         outlived = rule.outlived(stream.upkeep.horizon, read, now)
         task = _Task(work, name, table, busy, whole_hours(stream.upkeep.horizon), outlived, sure)
         found.append(_maintained(task))
+        if sure and name in tables_of(stream):
+            complete(task.table, Pieces(work.ledger))  # entries without records may be cleaned from now on
     retained = retain(work, instance, now, sure=sure)
     keys = retire(instance, work.ledger, work.lake, stream, now, sure=sure) if instance else None
     runs = delete_runs(instance, stream, now, sure=sure) if instance else None

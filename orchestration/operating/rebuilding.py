@@ -33,6 +33,7 @@ from highwater.slices import OffsetRange, Slice, SliceKey
 from highwater.upkeep import Key, candidates
 from orchestration.operating.retiring import PAGE
 from orchestration.sensing.standing import attempts_of, committed
+from resources.commit_log import ensure_all_records_seen
 from resources.delta import count_in, ensure_all_rows_seen, query
 
 if TYPE_CHECKING:
@@ -238,6 +239,8 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
             found=f"no commit of {unread[0]}",
             remedy="nothing was rebuilt; see IncompleteReadError in the runbook",
         )
+    if (table := lake.table(stream.name, "raw")) is not None:
+        ensure_all_records_seen(table)  # a slice without rows has no file that names it
     marked = [one.slice_key for one in parse_groups(kafka.groups()).values()]
     highest_seen = highest([*raw, *known, *marked])
     found = rebuilt(stream, [proof.piece for proof in raw.values()], highest_seen, now)

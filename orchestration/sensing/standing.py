@@ -15,7 +15,7 @@ from highwater.tables import stages_of
 from orchestration.checking.later_origins import CLASS, IS_LATER, RULE, Among, later_origins
 from orchestration.checking.verdicts import Attempts, Counted, Verdict, conserved, in_order
 from orchestration.checking.version_questions import SAMPLES, Found, Scope, portions
-from resources.commit_log import log_of, proofs_in, slices_in_sql
+from resources.commit_log import proofs_in, slices_in_sql
 from resources.delta import has_column, query, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -191,10 +191,8 @@ def highest_versions(lake: Lake, stream: Stream, standing: Attempts, *, conflict
     moving = [key for key, attempt in decided.items() if standing.current.get(key) != attempt]
     # After a RESTORE of events `current` holds slices that events lack.
     moving += standing.current.keys() - decided.keys()
-    log = log_of(events)
-    if log is None:
-        return Compared(0, Found())
-    slices, tables = slices_in_sql(events), {"e": events, "c": current, "k": log}
+    of_commits, slices = slices_in_sql(events)
+    tables = {"e": events, "c": current, **of_commits}
     keys, found = 0, Found()
     unsettled = slice_is_one_of(moving) if moving else "false"
     for scope in portions(events, Scope(None)):

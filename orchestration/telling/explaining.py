@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from highwater.errors import IncompleteReadError
 from highwater.gaps import offsets_in
 from highwater.plans import left_to_read
 from highwater.retention import aged
@@ -260,12 +261,16 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
 
     Raises:
         UnknownSliceError: it was never planned.
+        IncompleteReadError: a table has files of the slice, and a read of the commit records did not return its commit.
         DependencyAwayError: the ledger or the lake could not be read.
     """
     [piece] = ledger.get([key])
-    proofs = committed(lake, stream, [key])
-    standing = attempts_of(lake, stream, proofs, [key])
+    # The sizes first: a commit between the two reads has its record.
     sizes = {table: lake.sizes(stream.name, table, [key]).get(key) for table in BY_SLICE}
+    proofs = committed(lake, stream, [key])
+    for table in BY_SLICE:
+        _ensure_record_seen(stream, table, key, sizes[table], proofs[table])
+    standing = attempts_of(lake, stream, proofs, [key])
     commits = [_commit(table, proofs[table].get(key), sizes[table]) for table in BY_SLICE]
     lost = [loss for loss in ledger.losses(stream.name) if left_to_read(piece, [loss]) != piece]
     leases = ledger.leases()
@@ -307,6 +312,16 @@ def _erased(ledger: Ledger, stream: Stream, key: str, *, by_age: bool) -> list[s
         for one in ledger.erasures.slices([key]).get(key, ())
         if one.by_age is by_age
     ]
+
+
+def _ensure_record_seen(stream: Stream, table: str, key: str, size: Size | None, proofs: Mapping[str, Proof]) -> None:
+    if size is not None and size.bytes and key not in proofs:
+        raise IncompleteReadError(
+            f"a read of {table} of {stream.name} did not return the commit of {key}",
+            stored="files of the slice by the table's log",
+            found="no commit of it",
+            remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
+        )
 
 
 def _commit(table: str, proof: Proof | None, size: Size | None) -> Commit:
