@@ -158,6 +158,7 @@ class _Run:
         work, batch = self.work, book.sending.attempt
         kept = work.ledger.publications([book.sending.topic]).get(book.sending.topic)
         _see_same_table(work, book, mark, kept)
+        book.have_sending()
         known = [(one.attempt, one.sent) for one in (mark, kept) if one is not None]
         if book.sending.slices:
             count = max((count for attempt, count in known if attempt == batch), default=0)
@@ -353,12 +354,13 @@ def _see_same_table(work: Work, book: sent.Book, mark: Mark | None, kept: Public
             f"shall be sent again, kafka-consumer-groups --delete --group {group}",
         )
     latest = max((one.attempt for one in (mark, kept) if one is not None), default=0)
-    if batch and latest > batch:
+    # A mark of this table without a batch: `_sending` is gone.
+    if (batch or mark is not None) and latest > batch:
         raise ConfigurationError(
             f"the table {TABLE} of {work.stream.name} is older than what was sent",
             stored=f"batch {latest} was sent",
             found=f"the table ends with batch {batch}",
-            remedy="restore the table's newest version: an older one would send events again",
+            remedy=f"restore the newest version of it and of {sent.SENDING}: an older one would send events again",
         )
 
 

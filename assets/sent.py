@@ -91,6 +91,7 @@ class Sending:
         topic_id: of that topic.
         total: records in it.
         slices: for each slice the attempt of its decision, in the order of publication.
+        settled: a slice of an earlier batch, with the number of that batch: `published` has it, or is an older version.
     """
 
     attempt: int
@@ -98,10 +99,11 @@ class Sending:
     topic_id: str
     total: int = 0
     slices: Mapping[str, int] = field(default_factory=dict)
+    settled: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The written form."""
-        return json.dumps({"format": FORMAT, **vars(self), "slices": dict(self.slices)}, separators=(",", ":"))
+        return json.dumps({"format": FORMAT, **vars(self)}, separators=(",", ":"), default=dict)
 
     @classmethod
     def from_json(cls, text: str) -> Sending:
@@ -109,7 +111,8 @@ class Sending:
         plain = json.loads(text)
         if plain.get("format") != FORMAT:
             raise ValueError(f"batch of format {plain.get('format')!r}; this version reads format {FORMAT}")
-        return cls(plain["attempt"], plain["topic"], plain["topic_id"], plain["total"], plain["slices"])
+        names = ("attempt", "topic", "topic_id", "total", "slices", "settled")
+        return cls(*(plain[name] for name in names))
 
 
 def complete(proofs: Mapping[str, Proof]) -> dict[str, Proof]:
@@ -222,20 +225,40 @@ def batch_of(lake: Lake, stream: Stream) -> Sending | None:
     """The batch that is under way, or was the last one: that one has no slices. None if there was none.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyAwayError: the lake could not be read, or `_sending` is gone.
     """
     # In this order: a batch that begins between the two is seen, and one that is settled between them counts as open.
     table, sending = (open_table(lake.path(stream.name, name)) for name in (TABLE, SENDING))
-    return None if sending is None or table is None else _batch_in(sending, table)
+    if table is None:
+        return None
+    if batch := _batch_in(sending, table):
+        return batch
+    if last := _last_settled(table):
+        raise DependencyAwayError(
+            f"the table {SENDING} of {stream.name} is gone, so what is being sent is not known",
+            stored=f"batch {last} is settled in {TABLE}",
+            remedy="restore it; or wait for the next publication, which makes it anew if Kafka has no later batch",
+        )
+    return None
 
 
-def _batch_in(sending: DeltaTable, table: DeltaTable) -> Sending | None:
+def _batch_in(sending: DeltaTable | None, table: DeltaTable) -> Sending | None:
+    """The batch in `_sending`, if that goes with the table: one that was deleted and created again has another ID."""
+    if sending is None or sending.metadata().description != id_of(table):
+        return None
     found = query(sending, "SELECT batch FROM t WHERE batch IS NOT NULL")
     if not found:
         return None
     batch = Sending.from_json(str(found[0]["batch"]))
-    settled = any(one.extra.get(BATCH) == batch.attempt for one in proofs_in(table, [*batch.slices]).values())
-    return replace(batch, total=0, slices={}) if settled else batch
+    settled = [key for key, one in proofs_in(table, [*batch.slices]).items() if one.extra.get(BATCH) == batch.attempt]
+    if not settled:
+        return batch
+    return replace(batch, total=0, slices={}, settled={settled[0]: batch.attempt})
+
+
+def _last_settled(table: DeltaTable) -> int:
+    """The number of the last batch that the commits of `published` settled; 0 for none."""
+    return max((proof.extra.get(BATCH, 0) for proof in proofs_in(table).values()), default=0)
 
 
 @dataclass(frozen=True)
@@ -266,10 +289,10 @@ class Book:
         self._topic, self._topic_id = work.stream.publishes.topic, topic_id
         path = work.lake.path(work.stream.name, TABLE)
         self._table: DeltaTable = opened(path, schema(), "what was sent to the topic of accepted events")
-        self._sending: DeltaTable = opened(
-            work.lake.path(work.stream.name, SENDING), sending_schema(), self.identity, partition_by=()
-        )
-        self.sending = _batch_in(self._sending, self._table) or Sending(0, self._topic, self._topic_id)
+        self._sending = open_table(self._path_of_sending)
+        found = _batch_in(self._sending, self._table)
+        self.sending = found or Sending(_last_settled(self._table), self._topic, self._topic_id)
+        self._ensure_holds(self.sending.settled)
         self.before = accepted_copies.opened(work.lake, work.stream)
         # The number of the batch in `_sending`. Without records a batch has no place there, and its number comes again.
         self._in_sending = self.sending.attempt
@@ -278,6 +301,27 @@ class Book:
         # What is settled of the one before, until it is committed.
         self._settled: _Settled | None = None
         self._see_same_topic()
+
+    @property
+    def _path_of_sending(self) -> str:
+        return self._work.lake.path(self._work.stream.name, SENDING)
+
+    def _ensure_holds(self, settled: Mapping[str, int]) -> None:
+        """Validate that the table holds what an earlier batch left in it.
+
+        Raises:
+            ConfigurationError: somebody restored an older version of it.
+        """
+        held = proofs_in(self._table, [*settled])
+        for key, batch in settled.items():
+            found = held[key].extra.get(BATCH, 0) if key in held else 0
+            if found < batch:
+                raise ConfigurationError(
+                    f"the table {TABLE} of {self._work.stream.name} is older than what was sent",
+                    stored=f"batch {batch} was settled, with {key}",
+                    found=f"batch {found} of that slice",
+                    remedy="restore the table's newest version: an older one would send events again",
+                )
 
     @property
     def identity(self) -> str:
@@ -360,6 +404,11 @@ class Book:
         self.commit_settled()
         self._write_down([], self.sending)
 
+    def have_sending(self) -> None:
+        """Create `_sending` where it was lost; the caller has seen that no batch that broke off was in it."""
+        if self._sending is None and self.sending.attempt:
+            self._write_down([], self.sending)
+
     def left_out(self, keys: Collection[str]) -> set[tuple[str, Origin]]:
         """The second deliveries of slices, by slice and origin."""
         if not keys:
@@ -370,7 +419,8 @@ class Book:
     def begin(self, rows: pa.Table, slices: Mapping[str, int], batch: int) -> None:
         """Take up a batch, which `write_down` writes; one without any record is only kept in mind."""
         total = len(rows) - rows["number"].null_count
-        self.sending = Sending(batch, self._topic, self._topic_id, total, dict(slices))
+        settled = self.sending.settled
+        self.sending = Sending(batch, self._topic, self._topic_id, total, dict(slices), settled)
         self._taken_up = rows
 
     def write_down(self) -> None:
@@ -429,6 +479,7 @@ class Book:
             version = _commit(self._work, self._table, settled.rows, settled.proofs)
             if self.version != version:  # another writer was next, and what is taken up does not rest on its commit
                 self._table.load_as_version(version)
+            self.sending = replace(self.sending, settled={next(iter(settled.proofs)): self._in_sending})
         else:
             self._write_down([], settled.batch)
         self._settled = None
@@ -441,6 +492,8 @@ class Book:
         numbered = [part.append_column("batch", pa.nulls(len(part), pa.string())) for part in rows]
         with _turn(self._work):
             self._ensure_newest()
+            if self._sending is None or self._sending.metadata().description != self.identity:
+                self._sending = opened(self._path_of_sending, sending_schema(), self.identity, partition_by=())
             replace_all(self._sending, pa.concat_tables([*numbered, batch]), unlike=UNLIKE)
         self._sending.update_incremental()
         self._in_sending = sending.attempt
@@ -461,6 +514,7 @@ class Book:
             )
 
     def _written_down(self) -> pa.Table:
+        assert self._sending is not None, "a batch that is not taken up was read there"
         names = ", ".join(f'"{name}"' for name in sending_schema().names if name != "batch")
         found = query_arrow({"t": self._sending}, f"SELECT {names} FROM t WHERE batch IS NULL")
         return found.cast(sending_schema().remove(sending_schema().get_field_index("batch")))

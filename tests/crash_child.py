@@ -258,7 +258,7 @@ def _patch_commit(table: str, around: Callable[[Path, Send], int]) -> None:
     """Put something around the first commit of a table."""
     once: list[str] = []
     for module in (commit, current):
-        real = module.commit_slices
+        real = vars(module)["commit_slices"]
 
         def patched(target: Any, *given: Any, _real: Any = real, **named: Any) -> int:
             *before, write = given
@@ -276,7 +276,7 @@ def _patch_commit(table: str, around: Callable[[Path, Send], int]) -> None:
             version: int = _real(target, *before, watched, **named)
             return version
 
-        module.commit_slices = patched  # type: ignore[assignment]
+        vars(module)["commit_slices"] = patched
 
 
 def _while_watched(watch: Iterator[None], send: Send) -> int:
@@ -348,7 +348,7 @@ def _after_answer(task: Task, table: Path, send: Send) -> int:
 
 def _slow_rows(table: str, *, seconds: int) -> None:
     """Let the table's commits take some seconds on the server, in a job."""
-    real = commit.write_slices
+    real = vars(commit)["write_slices"]
 
     def slow(path: str, rows: Any, *given: Any, **named: Any) -> None:
         if Path(path).name == table:
@@ -356,7 +356,7 @@ def _slow_rows(table: str, *, seconds: int) -> None:
             rows = rows.crossJoin(rows.sparkSession.range(1).where(sleep).drop("id"))
         real(path, rows, *given, **named)
 
-    commit.write_slices = slow
+    vars(commit)["write_slices"] = slow
 
 
 def _slow_winners(*, seconds: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -716,6 +717,44 @@ def test_a_mark_that_expired_is_known_from_the_ledger_and_one_that_was_lost_ther
         connection.execute(ledger_schema.publications.delete())
     tables.publish(piece)
     assert places(log.records) == [(0, n) for n in range(6)]
+
+
+def test_a_restored_table_sends_nothing_again(tables: Tables, log: Log) -> None:
+    """The number of the last batch is in another table, which a RESTORE leaves as it is."""
+    pieces = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
+    versions = []
+    for n, piece in enumerate(pieces[:3]):
+        tables.decide(piece, orders(0, 2 * n, 2 * n + 2))
+        tables.publish(piece)
+        versions.append(tables.lake.table_at("orders", "published").version())
+    tables.decide(pieces[3], orders(0, 6, 8))
+    tables.lake.table_at("orders", "published").restore(versions[0])
+    with pytest.raises(ConfigurationError, match="older than what was sent"):
+        tables.publish(pieces[3])
+    assert places(log.records) == [(0, n) for n in range(6)]
+    tables.lake.table_at("orders", "published").restore(versions[1])
+    tables.publish(pieces[3])  # what the last batch sent is in `_sending`, and is settled from there
+    assert places(log.records) == [(0, n) for n in range(8)]
+    assert sent.proofs(tables.lake, tables.stream, [piece.key for piece in pieces]).keys() == {p.key for p in pieces}
+
+
+def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(tables: Tables, log: Log) -> None:
+    """A missing table was taken for no batch: records of one that had broken off went out twice."""
+    first, second = (tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2))
+    tables.decide(first, orders(0, 0, 2))
+    tables.publish(first)
+    [(name, mark)] = log.marks.items()
+    tables.decide(second, orders(0, 2, 4))
+    shutil.rmtree(tables.lake.path("orders", sent.SENDING))
+    with pytest.raises(DependencyAwayError, match="what is being sent is not known"):
+        sent.under_way(tables.lake, tables.stream)
+    log.marks[name] = replace(mark, attempt=mark.attempt + 1, sent=1)
+    with pytest.raises(ConfigurationError, match="older than what was sent"):
+        tables.publish(second)
+    log.marks[name] = mark
+    tables.publish(second)
+    assert places(log.records) == [(0, n) for n in range(4)]
+    assert sent.under_way(tables.lake, tables.stream) == set()
 
 
 def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Tables, log: Log) -> None:

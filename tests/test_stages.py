@@ -679,7 +679,8 @@ def test_current_holds_the_winners_of_the_events_after_every_step(bench: Bench) 
     every = ("c1", "c2", "c3")
     versions = [("o1", 2, "c2"), ("o2", 3, "c3"), ("o1", 1, "c1"), ("o2", 3, "c1"), ("o1", 3, "c3"), ("o3", 1, "c2")]
     versions += [("o2", 1, "c1"), ("o1", 3, "c1"), ("o3", 2, "c2"), ("o2", 2, "c2"), ("o1", 2, "c1"), ("o3", 1, "c2")]
-    bench.send(*[order_message(key, version, customer_id=of) for key, version, of in versions])
+    states = {1: "placed", 2: "paid", 3: "refunded"}
+    bench.send(*[order_message(key, n, customer_id=of, status=states[n]) for key, n, of in versions])
     slices = [bench.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(6)]
     merged: set[str] = set()
     steps = (
