@@ -475,7 +475,7 @@ def test_the_page_of_tables_has_the_columns_in_their_order(title: str) -> None:
     }[title]
     listed = [name for name in columns_listed(title) if name not in {"malformed", "invalid", "unresolved"}]
 
-    assert listed == with_fields(columns_of(code), stream) + (["proof"] if title != "current" else [])
+    assert listed == with_fields(columns_of(code), stream)
 
 
 def test_the_page_of_tables_has_the_columns_of_metrics() -> None:
@@ -559,14 +559,14 @@ def test_metrics_equal_the_query_over_events(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
-def test_the_page_of_tables_has_every_field_of_a_proof() -> None:
+def test_the_page_of_tables_has_every_field_of_a_commit_record() -> None:
     from datetime import UTC, datetime
 
     from highwater.proof import Proof
     from highwater.slices import OffsetRange, Slice
 
     piece = Slice("s", "t", "id", 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
-    table = section("docs/tables.md", "The proof").split("| in | `counts` holds |")[0]
+    table = section("docs/tables.md", "The commit record").split("| in | `counts` holds |")[0]
     listed = {name for row in rows(table) for name in spans(row[0])}
 
     assert listed == set(Proof(piece, attempt=1, rows=1, past=True, run="r").to_plain())

@@ -408,7 +408,7 @@ def test_a_batch_that_is_settled_is_not_settled_a_second_time(scene: Scene, monk
     publish_and_die(monkeypatch, tables, *pieces)
     written_down = sent.Sending.from_json(query(lake.table_at("orders", sent.SENDING), BATCHES)[0]["batch"])
     assert written_down.slices.keys() == {pieces[0].key}
-    assert sent.batch_of(lake, stream) == sent.Sending(1, "orders.accepted", "T" * 22, settled={piece.key: 1})
+    assert sent.batch_of(lake, stream) == sent.Sending(1, "orders.accepted", "T" * 22, settled={pieces[0].key: 1})
     assert sent.under_way(lake, stream) == set()
     settled, version = lake.committed_at("orders", sent.TABLE, [pieces[0].key])
     tables.publish(*pieces)
