@@ -22,7 +22,7 @@ from assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord
 from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError
-from resources.delta import slice_is_one_of
+from resources.delta import commit_info, slice_is_one_of
 from resources.numbered_commits import close_intents, commit_slices, session_options
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at, table_in_sql
@@ -125,6 +125,7 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
         if behind:
             with clock.phase("commit"):
                 version = _merge(work, decided, behind, held, lease)
+    cost = _write_cost(work, version) if behind else {}
     merged = {proof.key for proof in behind}
     return [
         SliceReport(
@@ -135,9 +136,34 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
             counts=dict(decided.proofs[piece.key].counts),
             seconds=dict(clock.seconds),
             note=None if piece.key in merged else "already followed the events",
+            measures={**cost, **_freshness(decided.proofs[piece.key])} if piece.key in merged else {},
         )
         for piece in work.slices
     ]
+
+
+# What a MERGE says of itself in Delta's log, by the names under which Dagster plots it.
+_COST = {
+    "write/rows_inserted": "numTargetRowsInserted",
+    "write/rows_updated": "numTargetRowsUpdated",
+    "write/rows_deleted": "numTargetRowsDeleted",
+    "write/rows_copied": "numTargetRowsCopied",
+    "write/bytes": "numTargetBytesAdded",
+    "write/files_replaced": "numTargetFilesRemoved",
+}
+
+
+def _write_cost(work: Work, version: int) -> dict[str, float]:
+    """What the commit of a version wrote, for all slices of the run together; empty where Delta does not say."""
+    said = commit_info(work.lake.table_at(work.stream.name, TABLE), version) or {}
+    metrics = said.get("operationMetrics") or {}
+    return {name: float(metrics[key]) for name, key in _COST.items() if key in metrics}
+
+
+def _freshness(decided: Proof) -> dict[str, float]:
+    """How old the newest event of a slice is as `current` gets it, in seconds; empty without events."""
+    last = decided.counts.get("last_event_us")
+    return {} if last is None else {"freshness_seconds": time.time() - last / 1_000_000}
 
 
 def _merge(work: Work, decided: Standing, behind: Sequence[Proof], held: Committed, lease: Lease) -> int:

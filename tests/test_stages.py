@@ -330,6 +330,18 @@ def test_current_follows_events_and_repeats_nothing(taken: Taken) -> None:
     assert taken.bench.versions("current") == before
 
 
+def test_current_shows_what_its_commit_wrote_and_how_fresh_it_is(taken: Taken) -> None:
+    rows = taken.bench.rows("current")
+    brought = {row["updated_by_slice"] for row in rows}
+    for report in taken.reports["current"]:
+        assert report.measures["write/rows_inserted"] == len(rows)
+        assert report.measures["write/rows_copied"] == 0
+        assert report.measures["write/bytes"] > 0
+        # The events happened before they were sent.
+        assert ("freshness_seconds" in report.measures) == (report.counts["events"] > 0)
+        assert report.piece.key not in brought or report.measures["freshness_seconds"] > 0
+
+
 def test_a_late_starter_cannot_overwrite_a_younger_commit(taken: Taken) -> None:
     """A query whose Connect client was killed once committed 12 s later, after the retry; replaceWhere is no fence."""
     bench, piece = taken.bench, taken.slices["bytes"]
