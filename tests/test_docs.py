@@ -115,7 +115,6 @@ def test_every_variable_of_ours_is_in_the_page_of_configuration() -> None:
     code = "".join(f.read_text() for folder in CODE for f in sorted((REPOSITORY / folder).rglob("*.py")))
     # Names that are assigned as constants; the markers of errors are no variables.
     read = set(re.findall(r'^[A-Z_]+ = "(HIGHWATER_[A-Z_]+)"$', code, re.MULTILINE)) - {
-        "HIGHWATER_SUPERSEDED",
         "HIGHWATER_DIVERGED",
         "HIGHWATER_UNCONVERTED_TIMESTAMP",
     }
@@ -501,6 +500,23 @@ def test_the_page_of_tables_has_the_columns_of_published() -> None:
     assert listed == sent.schema().names
 
 
+def test_the_page_of_tables_has_the_columns_of_a_batch_under_way() -> None:
+    from assets import sent
+
+    [first, *others] = rows(section("docs/tables.md", "_sending"))
+
+    assert spans(first[0]) == ["published"]
+    assert [*sent.schema().names, *(name for row in others for name in spans(row[0]))] == sent.sending_schema().names
+
+
+def test_the_page_of_tables_has_every_field_of_a_batch() -> None:
+    from assets.sent import Sending
+
+    [batch] = re.findall(r'`(\{"format": 1, "attempt".*?)`', section("docs/tables.md", "_sending"))
+
+    assert re.findall(r'"(\w+)":', batch) == [*json.loads(Sending(1, "t", "id").to_json())]
+
+
 def test_the_page_of_tables_has_the_columns_of_erasures() -> None:
     from assets import erased
 
@@ -591,6 +607,40 @@ def test_the_page_of_tables_has_the_columns_of_commits() -> None:
 
     listed = [name for row in rows(section("docs/tables.md", "Commits")) for name in spans(row[0])]
     assert sorted(listed) == sorted(commit_log.schema().names)
+
+
+def test_the_queries_over_commits_take_the_newest_commit_of_a_slice(tmp_path: Path) -> None:
+    from datetime import UTC, datetime
+
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
+
+    from dev.planted import plant
+    from highwater.proof import Proof
+    from highwater.slices import OffsetRange, Slice
+
+    pieces = [
+        Slice("orders", "orders", "A" * 22, 0, n, {0: OffsetRange(n * 10, n * 10 + 10)}, datetime.now(UTC))
+        for n in (41, 42)
+    ]
+    none = pa.table({"slice": pa.array([], pa.string())})
+    for table, attempt, kept in (("raw", 1, pieces), ("events", 2, pieces), ("events", 3, pieces[1:])):
+        plant(str(tmp_path / table), none, [Proof(piece, attempt, 10 - attempt) for piece in kept])
+    view, *queries = (part.split("\n", 1)[1] for part in sql_block("VIEW newest").strip().rstrip(";").split(";\n"))
+    newest = view.partition(" AS\n")[2].replace("delta.`/path/to/lake/orders/_commits`", "t")
+    log = QueryBuilder().register("t", DeltaTable(str(tmp_path / "_commits")))
+    asked = [f"WITH newest AS ({newest}) {query}".replace("`", '"') for query in queries]
+    ranges, runs, counts = (pa.table(log.execute(query)).to_pylist() for query in asked)
+
+    first, second = ([{"partition": 0, "start": n, "end": n + 10}] for n in (410, 420))
+    assert [(row["table"], row["slice"][-2:], row["ranges"]) for row in ranges] == [
+        ("events", "41", first),
+        ("events", "42", second),
+        ("raw", "41", first),
+        ("raw", "42", second),
+    ]
+    assert {(row["table"], row["attempt"]) for row in runs} == {("raw", 1), ("events", 3)}
+    assert [(row["table"], row["slices"], row["rows"]) for row in counts] == [("events", 2, 15), ("raw", 2, 18)]
 
 
 # Rules
