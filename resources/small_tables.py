@@ -87,11 +87,6 @@ def create(
                 raise
 
 
-def has_rows(table: DeltaTable) -> bool:
-    """Whether the table holds anything."""
-    return bool(table.file_uris())
-
-
 def replace_partitions(
     table: DeltaTable,
     rows: pa.Table,

@@ -74,7 +74,7 @@ def test_plans_are_adapted_again_after_a_small_commit_unless_spark_is_away() -> 
         assert session.conf.get(ADAPTIVE) == "false"
     assert session.conf.get(ADAPTIVE) == "true"
     for text, after in (
-        ("HIGHWATER_SUPERSEDED: orders@0000007 stands at attempt 2", "true"),
+        ("ConcurrentTransactionException: another commit took the number", "true"),
         ("StatusCode.UNAVAILABLE", "false"),
     ):
         with pytest.raises(OSError, match=re.escape(text)), _as_planned(session):

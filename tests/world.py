@@ -372,7 +372,7 @@ class World:
 
     def _schema(self, table: str) -> Any:
         if table in COLUMNS:
-            return schema_of(COLUMNS[table], plain=table == "current")
+            return schema_of(COLUMNS[table])
         return sent.schema() if table == "published" else minute_rows.schema(self.stream)
 
     def verdicts(self, keys: Iterable[str] = ()) -> dict[str, dict[str, Verdict]]:
@@ -432,8 +432,8 @@ def headers_of(offset: int) -> list[dict[str, object]]:
     return [{"key": name, "value": value} for name, value in envelope.headers()]
 
 
-def schema_of(columns: str, *, plain: bool = False) -> Any:
-    """The schema of a table that is declared in Spark's SQL, with the column `proof` unless it is plain."""
+def schema_of(columns: str) -> Any:
+    """The schema of a table that is declared in Spark's SQL."""
     import pyarrow as pa
 
     kinds = {

@@ -87,7 +87,7 @@ def _disagreement(raw: Proof, events: Proof, rejects: Proof) -> str | None:
     if rejects.attempt != events.attempt:
         return f"rejects belong to attempt {rejects.attempt}, events to attempt {events.attempt}"
     if raw.piece.ranges != events.piece.ranges or raw.piece.ranges != rejects.piece.ranges:
-        return "the proofs name different offsets"
+        return "the commit records name different offsets"
     return None
 
 

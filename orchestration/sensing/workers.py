@@ -5,8 +5,8 @@ what is asked for again (`orchestration.sensing.requests`), or leases as such (`
 
 Dagster's default launcher cannot ask a worker whether it lives: worker and code server killed together leave a run
 started for ever, and with it its place in the queue and in its pool. Nothing rests on it that a worker without a lease
-is dead: one that stood still, or lost the ledger, goes on beside its successor, and the attempt numbers of commits and
-the fences of publications keep it from doing anything twice (ADR 2, ADR 11).
+is dead: one that stood still, or lost the ledger, goes on beside its successor, and the numbers of commits and
+the fences of publications keep it from doing anything twice (ADR 22, ADR 11).
 """
 
 from __future__ import annotations
