@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from highwater.commit_records import CommitRecord, to_user_metadata
 from resources.commit_log import complete
+from resources.numbered_commits import Pieces
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +54,6 @@ def commit_current(
     else:
         write_deltalake(path, rows, mode="append", commit_properties=properties)
     if records:
-        pieces = {} if ledger is None else {piece.key: piece for piece in ledger.get([*attempts])}
+        pieces = {} if ledger is None else Pieces(ledger)
         version = lake.table_at(stream, "current").version()
         complete(lake.table_at(stream, "current"), pieces, [replaced(one, version=version) for one in records])
