@@ -319,7 +319,8 @@ def have_table(work: Work, table: str, columns: str, searched: Sequence[str], *,
     path = work.lake.path(work.stream.name, table)
     create_table(work.spark, path, columns, searched, partial(commit_lock, work, table), plain=plain)
     if work.ledger.intents.of(work.stream.name, table):
-        with suppress(LeaseHeldError), commit_turn(work, table, wait=0.0):  # else a run is at work on it
+        # A run at work on the table, or one that just committed, leaves nothing to settle.
+        with suppress(LeaseHeldError, SupersededAttemptError), commit_turn(work, table, wait=0.0):
             close_intents(target_of(work, table))
 
 
