@@ -159,7 +159,7 @@ def _ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others
     recorded = _recorded(log, opened, "true", short=True)[0] if last >= 0 else []
     known = {record.slice_key for record in [*recorded, *others]}
     missing = sorted(sizes(opened).keys() - known) if _is_by_slice(opened) else []
-    if missing or not known:
+    if missing or (not known and opened.file_uris()):
         raise DependencyAwayError(
             f"commit records of {opened.table_uri} are gone",
             stored=f"its log no longer has what follows version {last}, the last one in {TABLE}",

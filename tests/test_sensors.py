@@ -92,7 +92,8 @@ class Ticking:
         import pyarrow as pa
 
         proofs = [Proof(s, attempt, rows, counts) for s in slices]
-        table_rows = pa.table({"slice": pa.array([s.key for s in slices] * rows, pa.string())})
+        keys = [s.key for s in slices] * rows
+        table_rows = pa.table({"slice": pa.array(keys, pa.string()), "n": pa.array(range(len(keys)), pa.int64())})
         for table in tables:
             if table == "current":
                 commit_current(self.lake, self.stream.name, {s.key: attempt for s in slices})
