@@ -27,9 +27,9 @@ from highwater.commit_records import (
 from highwater.errors import DependencyAwayError, SupersededAttemptError
 from highwater.proof import Proof
 from resources.delta import (
+    add_actions,
     commit_info,
     ensure_all_read,
-    in_columns,
     open_table,
     query,
     rows_by_slice,
@@ -277,7 +277,7 @@ def last_recorded(log: DeltaTable | None, opened: DeltaTable) -> int:
     """The last version of a table that `_commits` has, by the statistics of its files; -1 for none."""
     if log is None:
         return -1
-    actions = in_columns(log.get_add_actions(flatten=True))
+    actions = add_actions(log)
     columns = ("partition.table", "min.table_id", "max.table_id", "max.version")
     mine, last, is_sure = id_of(opened), -1, set(columns) <= {*actions.column_names}
     rows = zip(*(actions[name].to_pylist() for name in columns), strict=True) if is_sure else ()
@@ -437,7 +437,7 @@ def complete(
 def _join_files(log: DeltaTable, name: str) -> None:
     """Join the small files of one table's records when they are many: a look at all slices opens each of them."""
     log.update_incremental()
-    mine = in_columns(log.get_add_actions(flatten=True))["partition.table"].to_pylist().count(name)
+    mine = add_actions(log)["partition.table"].to_pylist().count(name)
     if mine > MOST_FILES:
         compact(log, [("table", "=", name)])
 

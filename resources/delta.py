@@ -154,6 +154,18 @@ def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
     return builder.execute(sql)
 
 
+def add_actions(table: DeltaTable) -> pa.Table:
+    """The files of a table as it was opened, with their statistics, by its log.
+
+    Raises:
+        DependencyAwayError: the log could not be read.
+    """
+    try:
+        return in_columns(table.get_add_actions(flatten=True))
+    except Exception as error:
+        raise _unreadable([str(table.table_uri)], error) from error
+
+
 def in_columns(told: Any) -> pa.Table:
     """What deltalake answers, as a table of Arrow's; `pa.table` would load pandas first, for half a second."""
     import pyarrow as pa
@@ -179,7 +191,7 @@ def sizes(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Siz
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    actions = in_columns(table.get_add_actions(flatten=True)).select(["partition.slice", "num_records", "size_bytes"])
+    actions = add_actions(table).select(["partition.slice", "num_records", "size_bytes"])
     if keys is not None:
         actions = actions.filter(pc.is_in(actions["partition.slice"], pa.array(keys, pa.string())))
     whole = pc.ScalarAggregateOptions(skip_nulls=False)
@@ -219,7 +231,7 @@ def ensure_all_read(table: DeltaTable, seen: int) -> None:
     Raises:
         IncompleteReadError: the query saw fewer.
     """
-    counts = in_columns(table.get_add_actions(flatten=True))["num_records"].to_pylist()
+    counts = add_actions(table)["num_records"].to_pylist()
     logged = sum(count for count in counts if count is not None)
     if seen < logged:
         raise IncompleteReadError(

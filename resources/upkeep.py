@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from highwater.errors import SupersededAttemptError
 from highwater.upkeep import Part
-from resources.delta import commit_info, in_columns, reading, slice_is_one_of
+from resources.delta import add_actions, commit_info, reading, slice_is_one_of
 from resources.small_tables import storage
 from resources.spark import delta_errors
 from resources.spark_tables import table_in_sql
@@ -57,7 +57,7 @@ def parts_of(table: DeltaTable) -> list[Part]:
 
 def _files(table: DeltaTable) -> Iterator[tuple[str, int]]:
     """Partition and size of each file of the version now."""
-    found = in_columns(table.get_add_actions(flatten=True))
+    found = add_actions(table)
     sizes = found["size_bytes"].to_pylist()
     by = _partition_column(table)
     keys = [WHOLE] * len(sizes) if by is None else found[f"partition.{by}"].to_pylist()
@@ -70,7 +70,7 @@ def _partition_column(table: DeltaTable) -> str | None:
 
 def _live(table: DeltaTable) -> Iterator[tuple[str, int]]:
     """Path, as the log writes it, and size of each file of the version now."""
-    columns = in_columns(table.get_add_actions(flatten=True)).select(["path", "size_bytes"]).to_pydict()
+    columns = add_actions(table).select(["path", "size_bytes"]).to_pydict()
     yield from zip(columns["path"], columns["size_bytes"], strict=True)
 
 

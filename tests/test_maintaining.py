@@ -266,7 +266,6 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     """Files become fewer, rows and commit records stay, an old version stays readable, and the checks stay green."""
     monkeypatch.setattr("assets.raw.LEAST_RECORDS_A_TASK", 1)  # so that a slice has several files
     monkeypatch.setattr("highwater.upkeep.FEWEST_FILES", 2)
-    monkeypatch.setattr("orchestration.operating.maintaining.FOLD_FROM", 2)
     bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
     bench.send(*[order_message(f"o{n}", 1) for n in range(9)])
     slices = [bench.plan(0, p0=(0, 6)), bench.plan(1, p0=(6, 8)), bench.plan(2, p0=(8, 9))]
