@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+from highwater.commit_records import from_user_metadata
 from highwater.declaration import Limits
 from orchestration.sensing.requests import RANGE_END, RANGE_START
 from orchestration.stream_assets import TABLES, table_key, topic_key
@@ -147,9 +147,8 @@ def test_a_backfill_from_the_page_is_one_run_and_one_commit_a_table_for_each_con
     for table in COMMITTED:
         commits = deployment.commits(table.name)
         assert len(commits) - before[table.name] == 2, table.name
-        written = [
-            [proof["slice"] for proof in json.loads(one["userMetadata"])["highwater"]["records"]] for one in commits[:2]
-        ]
+        said = [from_user_metadata(one["userMetadata"], 0, None) for one in commits[:2]]
+        written = [[record.slice_key for record in records] for records in said]
         assert sorted(map(sorted, written)) == ranges
     read = _records_read(spark_server, deployment.stream.topic)[len(read_before) :]
     assert sum(read) == 10 * 4, "each record is read from Kafka once, although it is counted and then written"
