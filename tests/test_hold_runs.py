@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+from highwater.commit_records import from_user_metadata
 from highwater.holding import Release
 from orchestration.stream_assets import table_key
 from tests.support import Bench, customers, order_message, read_topic
@@ -40,9 +40,10 @@ def decided_in_order(bench: Bench) -> list[str]:
     from deltalake import DeltaTable
 
     history = DeltaTable(bench.lake.path("orders", "events")).history()
-    commits = [json.loads(one["userMetadata"])["highwater"] for one in reversed(history) if one.get("userMetadata")]
-    assert all(len(commit) == 1 for commit in commits)
-    return [commit[0]["slice"] for commit in commits]
+    commits = [from_user_metadata(one.get("userMetadata"), 0, None) for one in reversed(history)]
+    written = [records for records in commits if records]
+    assert all(len(records) == 1 for records in written)
+    return [records[0].slice_key for records in written]
 
 
 def test_a_held_slice_keeps_back_what_follows_and_raw_goes_on(holding: Bench) -> None:

@@ -117,6 +117,10 @@ class Watched:
         return {} if found is None else dict(found.ends)
 
 
+# Twenty rounds, of which the first one usually suffices.
+MOST_SECONDS = 240.0
+
+
 @pytest.mark.parametrize("seconds", [20.0, pytest.param(600.0, marks=pytest.mark.long)])
 def test_leaders_that_are_away_are_no_loss(
     cluster: EmbeddedCluster, tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch
@@ -136,8 +140,9 @@ def test_leaders_that_are_away_are_no_loss(
     wait_until(begun, 60, "the first plan")
     [before] = watched.ledger.generations("orders", TOPIC)
     watched.errors.clear()
-    deadline, round_ = time.monotonic() + seconds, 0
-    while time.monotonic() < deadline:
+    began, round_ = time.monotonic(), 0
+    # On a busy machine a look may take as long as brokers are away: rounds go on until one has seen it.
+    while (took := time.monotonic() - began) < seconds or (not watched.unled and took < MOST_SECONDS):
         away = chance.sample(cluster.brokers, 2)
         for broker in away:
             broker.kill() if round_ % 2 == 0 else stop(broker, signal.SIGSTOP)
