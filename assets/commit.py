@@ -339,12 +339,18 @@ def reports(
     """
     sizes = work.lake.sizes(work.stream.name, table, work.keys)
     found = [report_of(piece, proofs[piece.key], sizes.get(piece.key), version, clock, notes) for piece in work.slices]
+    log_reports(work, found, clock)
+    return found
+
+
+def log_reports(work: Work, found: Sequence[SliceReport], clock: Clock) -> None:
+    """Log what a stage committed, with its rate, and the slices that it left as they were."""
     if done := [report.rows for report in found if report.note is None]:
         seconds = max(sum(clock.seconds.values()), 1e-9)
         work.log(f"committed {len(done)} slices, {sum(done):,} rows, {sum(done) / seconds:,.0f} rows/s")
-    for key, note in notes.items():
-        work.log(f"{key}: {note}")
-    return found
+    for report in found:
+        if report.note is not None:
+            work.log(f"{report.piece.key}: {report.note}")
 
 
 def report_of(

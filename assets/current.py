@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assets import commit, events
-from assets.commit import Clock, commit_turn, have_table, require_newer, target_of
+from assets.commit import Clock, commit_turn, have_table, log_reports, require_newer, target_of
 from assets.events import require
 from assets.origins import MILLISECONDS, TIMESTAMP
 from assets.parsing import field_columns, quoted, sql_type
@@ -127,7 +127,7 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
                 version = _merge(work, decided, behind, held, lease)
     cost = _write_cost(work, version) if behind else {}
     merged = {proof.key for proof in behind}
-    return [
+    found = [
         SliceReport(
             piece=piece,
             attempt=decided.attempt(piece.key),
@@ -140,6 +140,8 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
         )
         for piece in work.slices
     ]
+    log_reports(work, found, clock)
+    return found
 
 
 # What a MERGE says of itself in Delta's log, by the names under which Dagster plots it.

@@ -123,9 +123,12 @@ def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deploymen
         for stage in COMMITTED:
             for record in instance.fetch_materializations(table_key(deployment.stream, stage.name), limit=5).records:
                 metadata = record.asset_materialization.metadata
-                slices = [row["slice"] for row in read_rows(deployment.lake.path("orders", stage.name))]
-                assert metadata["dagster/partition_row_count"].value == slices.count(record.partition_key)
-                assert (int(str(metadata["bytes"].value)) > 0) == (slices.count(record.partition_key) > 0)
+                # A row of current belongs to no slice alone: it shows the events that it took into account.
+                source = "events" if stage.name == "current" else stage.name
+                slices = [row["slice"] for row in read_rows(deployment.lake.path("orders", source))]
+                rows = slices.count(record.partition_key)
+                assert metadata["dagster/partition_row_count"].value == rows
+                assert stage.name == "current" or (int(str(metadata["bytes"].value)) > 0) == (rows > 0)
                 assert metadata["lag_at_planning"].value == planned[record.partition_key].lag
 
 
