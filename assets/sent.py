@@ -237,7 +237,7 @@ def batch_of(lake: Lake, stream: Stream) -> Sending | None:
         raise DependencyAwayError(
             f"the table {SENDING} of {stream.name} is gone, so what is being sent is not known",
             stored=f"batch {last} is settled in {TABLE}",
-            remedy="restore it; or wait for the next publication, which makes it anew if Kafka has no later batch",
+            remedy="restore it; or wait for the next publication, which creates it again if Kafka has no later batch",
         )
     return None
 

@@ -386,7 +386,7 @@ def _restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]
         f"which version of {path} its version {at} restored is no longer known",
         stored=f"RESTORE to {parameters.get('datetime') or parameters.get('timestamp')}",
         found="that version is not in the table's log any more",
-        remedy="restore the table once more, VERSION AS OF a version that its log has; then run highwater maintain",
+        remedy="restore the table again, VERSION AS OF a version that its log has; then run highwater maintain",
     )
 
 

@@ -64,10 +64,6 @@ class Target:
         """The table as it is now, without a JVM."""
         return self.lake.table_at(self.stream, self.table)
 
-    def committed(self, keys: Sequence[str] | None = None) -> Committed:
-        """The slices in the table now."""
-        return self.lake.commits(self.stream, self.table, keys)
-
 
 def close_intents(target: Target) -> None:
     """Settle every open intent of a table: complete `_commits` where its write committed, close it where not.
