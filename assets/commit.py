@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +18,7 @@ from highwater.commit_records import CommitRecord, with_proof
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.log_fields import fields
 from resources.commit_log import committed_in
-from resources.delta import sizes
+from resources.delta import commit_info, rows_by_slice
 from resources.numbered_commits import Target, close_intents, commit_slices
 from resources.spark import is_connect
 from resources.spark_tables import create_table, write_slices
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from highwater.proof import Proof
     from highwater.slices import Slice
     from resources.commit_log import Committed
-    from resources.delta import Size
     from resources.leases import Lease
 
 # Conflicts with writers of other slices (compaction, a change of the table) pass; five tries are 1 + 2 + 4 + 8 s.
@@ -242,7 +241,7 @@ def commit_rows(
     held = committed_in(opened, keys)
     ensure_unchanged(table, standing, held, keys)
     # Without rows to replace Delta need not look for any.
-    replace = any(size.bytes for size in sizes(opened, keys).values())
+    replace = any(rows_by_slice(opened, keys).values())
     write = partial(write_slices, target.path, rows, keys, replace=replace, files=files, spread=spread, tasks=tasks)
     base = CommitRecord("", 0, None, batch="")
     return commit_slices(target, held, [with_proof(base, proof) for proof in proofs], work.run, write)
@@ -311,13 +310,13 @@ def commit_turn(work: Work, table: str, wait: float = 10 * LEASE_SECONDS) -> Abs
     return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=wait)
 
 
-def have_table(work: Work, table: str, columns: str, searched: Sequence[str], *, plain: bool = False) -> None:
+def have_table(work: Work, table: str, columns: str, searched: Sequence[str]) -> None:
     """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too.
 
     What a dead run left open is settled, so that the caller's first look finds its records.
     """
     path = work.lake.path(work.stream.name, table)
-    create_table(work.spark, path, columns, searched, partial(commit_lock, work, table), plain=plain)
+    create_table(work.spark, path, columns, searched, partial(commit_lock, work, table))
     if work.ledger.intents.of(work.stream.name, table):
         # A run at work on the table, or one that just committed, leaves nothing to settle.
         with suppress(LeaseHeldError, SupersededAttemptError), commit_turn(work, table, wait=0.0):
@@ -327,7 +326,7 @@ def have_table(work: Work, table: str, columns: str, searched: Sequence[str], *,
 def reports(
     work: Work, table: str, proofs: Mapping[str, Proof], notes: Mapping[str, str], clock: Clock, version: int
 ) -> list[SliceReport]:
-    """A report for each slice, in their order, with rows and bytes as the table's log has them now.
+    """A report for each slice, in their order, with the rows that the table has now.
 
     Args:
         work: the slices and the connections.
@@ -337,8 +336,10 @@ def reports(
         clock: seconds by phase.
         version: the version of the table after the commit; without one that in which the slices stand.
     """
-    sizes = work.lake.sizes(work.stream.name, table, work.keys)
-    found = [report_of(piece, proofs[piece.key], sizes.get(piece.key), version, clock, notes) for piece in work.slices]
+    rows = work.lake.rows_of(work.stream.name, table, work.keys)
+    cost = write_cost(work, table, version) if set(work.keys) - notes.keys() else {}
+    found = [report_of(piece, proofs[piece.key], rows.get(piece.key), version, clock, notes) for piece in work.slices]
+    found = [one if one.note is not None else replace(one, measures=cost) for one in found]
     log_reports(work, found, clock)
     return found
 
@@ -353,15 +354,32 @@ def log_reports(work: Work, found: Sequence[SliceReport], clock: Clock) -> None:
             work.log(f"{report.piece.key}: {report.note}")
 
 
+# What a commit says of itself in Delta's log, by the names under which Dagster plots it.
+_COST = {
+    "write/rows_inserted": ("numTargetRowsInserted",),
+    "write/rows_updated": ("numTargetRowsUpdated",),
+    "write/rows_deleted": ("numTargetRowsDeleted",),
+    "write/rows_copied": ("numTargetRowsCopied", "numCopiedRows"),
+    "write/bytes": ("numTargetBytesAdded", "numOutputBytes"),
+    "write/files": ("numTargetFilesAdded", "numFiles"),
+}
+
+
+def write_cost(work: Work, table: str, version: int) -> dict[str, float]:
+    """What the commit of a version wrote, for all of its slices together; empty where Delta does not say."""
+    said = commit_info(work.lake.table_at(work.stream.name, table), version) or {}
+    metrics = said.get("operationMetrics") or {}
+    return {name: float(metrics[key]) for name, keys in _COST.items() for key in keys if key in metrics}
+
+
 def report_of(
-    piece: Slice, proof: Proof, size: Size | None, version: int, clock: Clock, notes: Mapping[str, str]
+    piece: Slice, proof: Proof, rows: int | None, version: int, clock: Clock, notes: Mapping[str, str]
 ) -> SliceReport:
-    """What proof and log say of a slice; without a size it is folded into another partition."""
+    """What the commit record says of a slice, with the rows that the table has; those of the record if None."""
     return SliceReport(
         piece=piece,
         attempt=proof.attempt,
-        rows=(proof.rows if size is None or size.rows is None else size.rows) or 0,
-        bytes=size.bytes if size is not None else None,
+        rows=(proof.rows if rows is None else rows) or 0,
         delta_version=version,
         counts=dict(proof.counts),
         seconds=dict(clock.seconds),

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assets import commit, events
-from assets.commit import Clock, commit_turn, have_table, log_reports, require_newer, target_of
+from assets.commit import Clock, commit_turn, have_table, log_reports, require_newer, target_of, write_cost
 from assets.events import require
 from assets.origins import MILLISECONDS, TIMESTAMP
 from assets.parsing import field_columns, quoted, sql_type
@@ -22,7 +22,7 @@ from assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord
 from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError
-from resources.delta import commit_info, slice_is_one_of
+from resources.delta import slice_is_one_of
 from resources.numbered_commits import close_intents, commit_slices, session_options
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at, table_in_sql
@@ -90,7 +90,7 @@ def materialise(work: Work) -> list[SliceReport]:
         LeaseHeldError: other merges of the stream went on for too long; nothing was committed.
         DependencyAwayError: Spark, the ledger or the lake is away; nothing was committed, or the next run completes it.
     """
-    have_table(work, TABLE, columns(work.stream), SEARCHED, plain=True)
+    have_table(work, TABLE, columns(work.stream), SEARCHED)
     clock = Clock()
     for tries in range(1, TRIES + 1):
         try:
@@ -125,7 +125,7 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
         if behind:
             with clock.phase("commit"):
                 version = _merge(work, decided, behind, held, lease)
-    cost = _write_cost(work, version) if behind else {}
+    cost = write_cost(work, TABLE, version) if behind else {}
     merged = {proof.key for proof in behind}
     found = [
         SliceReport(
@@ -142,24 +142,6 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     ]
     log_reports(work, found, clock)
     return found
-
-
-# What a MERGE says of itself in Delta's log, by the names under which Dagster plots it.
-_COST = {
-    "write/rows_inserted": "numTargetRowsInserted",
-    "write/rows_updated": "numTargetRowsUpdated",
-    "write/rows_deleted": "numTargetRowsDeleted",
-    "write/rows_copied": "numTargetRowsCopied",
-    "write/bytes": "numTargetBytesAdded",
-    "write/files_replaced": "numTargetFilesRemoved",
-}
-
-
-def _write_cost(work: Work, version: int) -> dict[str, float]:
-    """What the commit of a version wrote, for all slices of the run together; empty where Delta does not say."""
-    said = commit_info(work.lake.table_at(work.stream.name, TABLE), version) or {}
-    metrics = said.get("operationMetrics") or {}
-    return {name: float(metrics[key]) for name, key in _COST.items() if key in metrics}
 
 
 def _freshness(decided: Proof) -> dict[str, float]:

@@ -171,7 +171,7 @@ def rebuild(work: Work) -> int:
         DependencyAwayError: Spark or the lake is away; nothing was written.
     """
     Look.take(work)  # before a table is made: without events there is nothing to make
-    have_table(work, TABLE, current.columns(work.stream), current.SEARCHED, plain=True)
+    have_table(work, TABLE, current.columns(work.stream), current.SEARCHED)
     for tries in range(1, current.TRIES + 1):
         try:
             with current.merge_lease(work):

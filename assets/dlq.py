@@ -54,7 +54,7 @@ COLUMNS = (
 )
 # Columns in which many rejects of a slice are alike.
 _ALIKE = (*ORIGIN[:-1], "reason", "slice", "first_failed_at", "next_topic")
-SEARCHED = ("origin_partition", "origin_offset", "reason", "next_topic")
+SEARCHED = ("slice", "origin_partition", "origin_offset", "reason", "next_topic")
 # In the proof: how many were sent of this decision; the other rows were published of earlier ones.
 SENT = "sent"
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.

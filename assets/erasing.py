@@ -28,8 +28,8 @@ from highwater.proof import Proof
 from highwater.retention import AGED_FROM, aged, records
 from highwater.slices import SliceKey
 from highwater.tables import COMMON
-from resources.commit_log import proofs_in
-from resources.delta import ensure_all_read, ensure_complete, query, query_all, sizes, slice_is_one_of
+from resources.commit_log import proofs_in, recorded_rows
+from resources.delta import ensure_all_read, ensure_complete, query, query_all, slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at
 
@@ -135,7 +135,7 @@ def _holders(table: DeltaTable, name: str, digest: str, keys: Sequence[str] | No
     if name == current.TABLE:
         ensure_all_read(table, seen.total())
     else:
-        ensure_complete(table, seen, sizes(table, keys))
+        ensure_complete(table, seen, recorded_rows(table, keys))
     return {str(row["found"]) for row in rows if row["mine"]}
 
 

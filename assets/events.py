@@ -42,6 +42,7 @@ ORIGIN_COLUMNS = (
 )
 # The last two tell what came back through the DLQ: few files have any of it, and there is a file a slice.
 SEARCHED = (
+    "slice",
     "origin_partition",
     "origin_offset",
     "origin_timestamp",
@@ -201,14 +202,14 @@ def _unfinishable(
     if not keys:
         return {}
     begun = {key: one.attempt for key, one in work.ledger.publications(keys).items()}
-    held, left = (work.lake.sizes(work.stream.name, table, keys) for table in (TABLE, "rejects"))
+    held, left = (work.lake.rows_of(work.stream.name, table, keys) for table in (TABLE, "rejects"))
     found = {}
     for key in keys:
         proof = standing.proofs[key]
         followed = rejected.attempt(key) == proof.attempt
         told = {
-            "events": (proof.rows, held[key].rows if key in held else None),
-            "rejects": (proof.counts["rejects"], left[key].rows if followed and key in left else None),
+            "events": (proof.rows, held.get(key)),
+            "rejects": (proof.counts["rejects"], left.get(key) if followed else None),
             "raw": (proof.counts["raw"], None if followed else records(read.proofs[key])),
         }
         wrong = [

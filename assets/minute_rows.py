@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, Minute, Sums, day_of, time_of
-from resources.delta import query, quoted, sizes, slice_is_one_of
+from resources.delta import query, quoted, slice_is_one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -138,7 +138,7 @@ def row_of(stream: Stream, day: str, minute: int, found: Minute) -> dict[str, An
 
 def newest_of(stream: Stream, table: DeltaTable) -> list[dict[str, Any]]:
     """The newest minutes, for a person: the latest first."""
-    days = sorted(sizes(table), reverse=True)
+    days = sorted({str(one["slice"]) for one in table.partitions()}, reverse=True)
     stored, found = Stored(stream, table), dict[int, Minute]()
     for day in days:
         found |= stored.on([day])

@@ -58,7 +58,7 @@ COLUMNS = (
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
 
-SEARCHED = ("partition", "offset", "timestamp")
+SEARCHED = ("slice", "partition", "offset", "timestamp")
 
 # A read is cut by offsets, not by partitions, into `TASKS` or more where there are enough: a partition that holds most
 # records still uses as many cores. Each task costs a consumer's start, 20 a quarter more than 4 at a million records.
@@ -654,9 +654,9 @@ def _one_read(
 
 
 def files_for(records: Sequence[int]) -> int:
-    """Data files for each slice at the most, of slices with so many records each that are committed together."""
-    most = max(records, default=0)
-    return max(1, math.ceil(most / (_records_a_task(most) if len(records) == 1 else RECORDS_A_FILE)))
+    """Data files at the most, of slices with so many records each that are committed together."""
+    total = sum(records)
+    return max(1, math.ceil(total / (_records_a_task(total) if len(records) == 1 else RECORDS_A_FILE)))
 
 
 def _records_a_task(offsets: int) -> int:

@@ -37,7 +37,7 @@ COLUMNS = (
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, next_topic STRING, first_failed_at TIMESTAMP, "
     "published_at TIMESTAMP"
 )
-SEARCHED = ("origin_partition", "origin_offset", "origin_timestamp", "reason")
+SEARCHED = ("slice", "origin_partition", "origin_offset", "origin_timestamp", "reason")
 # Of a reject that was published before a lost lake was rebuilt, when it was; else null.
 PUBLISHED_AT = "published_at"
 TRIES = 3
@@ -88,9 +88,9 @@ def _unbalanced(work: Work, decisions: Mapping[str, Proof], standing: Standing, 
     same = [key for key, proof in decisions.items() if standing.attempt(key) == proof.attempt]
     if not same:
         return set()
-    sizes = work.lake.sizes(work.stream.name, TABLE, same)
-    told = {key: size.rows for key, size in sizes.items() if published.attempt(key) != decisions[key].attempt}
-    return {key for key, rows in told.items() if rows is not None and rows != decisions[key].counts["rejects"]}
+    open_ = [key for key in same if published.attempt(key) != decisions[key].attempt]
+    there = work.lake.rows_of(work.stream.name, TABLE, open_)
+    return {key for key, rows in there.items() if rows != decisions[key].counts["rejects"]}
 
 
 def _proof(decision: Proof) -> Proof:

@@ -74,7 +74,6 @@ class SliceReport:
         attempt: the attempt whose commit stands in the table now.
         rows: rows of the slice in the stage's table.
         counts: further numbers by name, for example rejects by reason.
-        bytes: size of the slice's files in bytes, where it is known.
         delta_version: version of the table after the commit; where nothing was left to commit, the one in which the
             slice stands; -1 without a table.
         seconds: seconds by phase; of the whole run where slices are taken together.
@@ -89,7 +88,6 @@ class SliceReport:
     rows: int
     delta_version: int
     counts: Mapping[str, int] = field(default_factory=dict)
-    bytes: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     note: str | None = None
     samples: Sequence[Mapping[str, Any]] = ()

@@ -94,7 +94,7 @@ def _key_rows(world: World, keys: int) -> DataFrame:
 def _filled(world: World, bed: Bed, keys: int) -> None:
     """Make a `current` with so many keys, and a table with the same keys for the peer."""
     path = bed.lake.path(bed.stream.name, current.TABLE)
-    create_table(world.spark, path, current.columns(bed.stream), current.SEARCHED, nullcontext, plain=True)
+    create_table(world.spark, path, current.columns(bed.stream), current.SEARCHED, nullcontext)
     metadata = to_user_metadata([CommitRecord(f"{TOPIC}@0000000", 1, keys, "filled")], 0)
     _key_rows(world, keys).write.format("delta").mode("append").option("userMetadata", metadata).save(path)
     _key_rows(world, keys).write.format("delta").save(bed.lake.path("peer", "current"))
@@ -163,7 +163,7 @@ def growth_of_raw(world: World, rounds: int, records: int) -> Result:
         method=(
             "A slice of 1,000 records is read from Kafka and committed, then read back by its key, in a table that "
             "holds so many slices of one file each. The slices that are there are made by hand: their files are links "
-            "to few, and one commit adds them all, with no other statistics than the number of rows; so a checkpoint "
+            "to few, and one commit adds them all, with no other statistics than rows and slice; so a checkpoint "
             "of theirs is smaller than one of slices that were committed one by one, and no small commits lie before "
             f"it. Of {commits} commits in turn at least one writes a checkpoint, as each tenth version of a table "
             "does: the median is of a commit without, the mean bears its share."
@@ -205,12 +205,11 @@ def _link_slices(path: Path, slices: int) -> None:
     actions = [{"commitInfo": {"operation": "WRITE", "timestamp": 0}}]
     linked = file
     for n in range(LINKED, LINKED + slices):
-        folder = path / f"slice={TOPIC}@{n}"
-        folder.mkdir()
+        name = path / f"part-{n}.parquet"
         if n % LINKS_A_FILE:
-            os.link(linked, folder / "part.parquet")
+            os.link(linked, name)
         else:
-            linked = Path(shutil.copy(file, folder / "part.parquet"))
+            linked = Path(shutil.copy(file, name))
         actions.append({"add": _added(n, file.stat().st_size)})
     lines = "\n".join(json.dumps(action) for action in actions)
     (log / f"{newest + 1:020d}.json").write_text(lines + "\n")
@@ -236,10 +235,10 @@ def _record_slices(bed: Bed, slices: int) -> None:
 def _added(n: int, size: int) -> dict[str, object]:
     key = f"{TOPIC}@{n}"
     return {
-        "path": f"slice={key}/part.parquet",
-        "partitionValues": {"slice": key},
+        "path": f"part-{n}.parquet",
+        "partitionValues": {},
         "size": size,
         "modificationTime": 0,
         "dataChange": True,
-        "stats": json.dumps({"numRecords": 1000}),
+        "stats": json.dumps({"numRecords": 1000, "minValues": {"slice": key}, "maxValues": {"slice": key}}),
     }

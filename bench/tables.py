@@ -421,7 +421,9 @@ def write_log(path: str, pieces: Sequence[Slice]) -> None:
 
     plant(path, pa.table({"slice": pa.array([], pa.string())}))
     log = Path(path) / "_delta_log"
-    (log / f"{1:020d}.json").write_text("\n".join(map(json.dumps, map(_added, pieces))))
+    (log / f"{1:020d}.json").write_text(
+        "\n".join(json.dumps(_added(piece, partitioned=path.endswith("/published"))) for piece in pieces)
+    )
     table = DeltaTable(path)
     table.create_checkpoint()
     records = [CommitRecord(piece.key, 1, ROWS_A_FILE, "planted", "", 1, piece.planned_at) for piece in pieces]
@@ -430,12 +432,13 @@ def write_log(path: str, pieces: Sequence[Slice]) -> None:
     write_deltalake(log_path(table), pa.Table.from_pylist(rows, schema()), mode="append", partition_by=["table"])
 
 
-def _added(piece: Slice) -> dict[str, Any]:
+def _added(piece: Slice, *, partitioned: bool) -> dict[str, Any]:
     """A file as Delta's log tells of it."""
-    stats = {"numRecords": ROWS_A_FILE, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    bounds = {"minValues": {"slice": piece.key}, "maxValues": {"slice": piece.key}}
+    stats = {"numRecords": ROWS_A_FILE, **bounds, "nullCount": {}}
     file = {
-        "path": f"slice={quote(piece.key)}/part-{piece.ordinal}.parquet",
-        "partitionValues": {"slice": piece.key},
+        "path": f"{f'slice={quote(piece.key)}/' if partitioned else ''}part-{piece.ordinal}.parquet",
+        "partitionValues": {"slice": piece.key} if partitioned else {},
         "size": 20_000,
         "modificationTime": int(BEGIN.timestamp() * 1000) + piece.ordinal,
         "dataChange": True,

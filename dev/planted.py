@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from highwater.proof import Proof
 
 
+# These are partitioned by the column `slice`.
+WITHOUT_SPARK = ("metrics", "published")
+
+
 def plant(
     path: str, rows: pa.Table, proofs: Iterable[Proof] = (), *, replace: bool = False, recorded: bool = True
 ) -> None:
@@ -23,7 +27,7 @@ def plant(
 
     Args:
         path: the table.
-        rows: the rows, partitioned by `slice`.
+        rows: the rows; `metrics` and `published` are partitioned by `slice`.
         proofs: one for each slice that the commit holds.
         replace: the rows and records replace all that the table has.
         recorded: whether `_commits` has the records too, and not the table's log alone.
@@ -34,14 +38,13 @@ def plant(
     records = [with_proof(base, proof) for proof in proofs]
     metadata = {"userMetadata": to_user_metadata(records, 0, batch=base.batch, replaces=replace)}
     properties = CommitProperties(custom_metadata=metadata)
+    by = ["slice"] if path.rpartition("/")[2] in WITHOUT_SPARK else None
     if replace:
         write_deltalake(
-            path, rows, mode="overwrite", schema_mode="overwrite", partition_by=["slice"], commit_properties=properties
+            path, rows, mode="overwrite", schema_mode="overwrite", partition_by=by, commit_properties=properties
         )
     else:
-        write_deltalake(
-            path, rows, mode="append", schema_mode="merge", partition_by=["slice"], commit_properties=properties
-        )
+        write_deltalake(path, rows, mode="append", schema_mode="merge", partition_by=by, commit_properties=properties)
     opened = open_table(path)
     if recorded and opened is not None:
         complete(opened)

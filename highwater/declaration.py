@@ -226,12 +226,15 @@ class Upkeep:
         live_for: slices planned longer ago lose theirs as well; None for no such limit.
         horizon: data files that no version of a table younger than this needs are removed.
         runs_for: Dagster's runs that ended longer ago and name no live key are deleted; None keeps them.
+        cluster_by: columns of `events`, in whose order maintenance writes the rows that it gathers: readers that filter
+            by the first of them read few files.
     """
 
     live_slices: int = 2_000
     live_for: timedelta | None = None
     horizon: timedelta = LONGEST_HORIZON
     runs_for: timedelta | None = timedelta(days=30)
+    cluster_by: tuple[str, ...] = ("event_time",)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ def problems(stream: Stream) -> list[str]:
     found += _breaker_problems(stream.breaker)
     found += _accepted_problems(stream)
     found += _upkeep_problems(stream.upkeep)
+    found += _cluster_problems(stream)
     found += _retention_problems(stream.retention)
     if not found:
         found += _typed_problems(stream)
@@ -197,6 +198,17 @@ def _accepted_problems(stream: Stream) -> list[str]:
     if accepted.horizon < timedelta(0):
         found.append("publishes: the horizon cannot be negative")
     return found
+
+
+# Columns of `events` beside the declared fields that rows may be ordered by.
+_CLUSTERED = frozenset({"key", "version", "event_time", "origin_partition", "origin_offset", "origin_timestamp"})
+
+
+def _cluster_problems(stream: Stream) -> list[str]:
+    known = {field.name for field in stream.fields} | _CLUSTERED
+    unknown = [name for name in stream.upkeep.cluster_by if name not in known]
+    found = [f"upkeep: cluster_by names {', '.join(unknown)}, which events do not have"] if unknown else []
+    return found if stream.upkeep.cluster_by else ["upkeep: cluster_by must name a column or more"]
 
 
 def _upkeep_problems(upkeep: Upkeep) -> list[str]:

@@ -139,6 +139,61 @@ def to_compact(parts: Iterable[Part], busy: Collection[str]) -> list[str]:
     return found
 
 
+# What readers of Parquet expect of a file.
+TARGET_BYTES = 128 * 1024 * 1024
+# The slices of so many files stand in the text of one statement.
+FILES_A_GROUP = 5_000
+
+
+@dataclass(frozen=True)
+class File:
+    """A data file of a table of slices, by the table's log.
+
+    Args:
+        path: as the log has it.
+        size: in bytes.
+        first: the least slice in it.
+        last: the greatest.
+    """
+
+    path: str
+    size: int
+    first: str
+    last: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Small files that are joined by one commit."""
+
+    files: tuple[File, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Their size."""
+        return sum(file.size for file in self.files)
+
+
+def to_merge(files: Iterable[File]) -> list[Group]:
+    """The small files that are joined, slices beside each other together, within what one maintenance rewrites.
+
+    The last group of few files waits until there are more.
+    """
+    small = sorted((file for file in files if file.size < SMALL_BYTES), key=lambda file: (file.first, file.path))
+    found: list[Group] = []
+    mine: list[File] = []
+    rewritten = 0
+    for file in small:
+        mine.append(file)
+        rewritten += file.size
+        if rewritten > MOST_BYTES:
+            return found
+        if sum(one.size for one in mine) >= TARGET_BYTES or len(mine) == FILES_A_GROUP:
+            found.append(Group(tuple(mine)))
+            mine = []
+    return [*found, Group(tuple(mine))] if len(mine) >= FEWEST_FILES else found
+
+
 @dataclass(frozen=True)
 class Key:
     """A live key of Dagster.

@@ -58,8 +58,6 @@ def _of_slice(report: SliceReport, together: int) -> Metadata:
         found["lag_at_planning"] = dg.MetadataValue.int(report.piece.lag)
     if report.delta_version >= 0:
         found["delta_version"] = dg.MetadataValue.int(report.delta_version)
-    if report.bytes is not None:
-        found["bytes"] = dg.MetadataValue.int(report.bytes)
     if report.note:
         found["note"] = dg.MetadataValue.text(report.note)
     if report.samples:

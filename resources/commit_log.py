@@ -30,10 +30,11 @@ from resources.delta import (
     add_actions,
     commit_info,
     ensure_all_read,
+    ensure_complete,
     open_table,
     query,
     rows_by_slice,
-    sizes,
+    slices_in,
     text_in_sql,
 )
 from resources.small_tables import append_at, compact, create, replace_partitions
@@ -158,7 +159,7 @@ def _ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others
     """
     recorded = _recorded(log, opened, "true", short=True)[0] if last >= 0 else []
     known = {record.slice_key for record in [*recorded, *others]}
-    missing = sorted(sizes(opened).keys() - known) if _is_by_slice(opened) else []
+    missing = sorted(slices_in(opened) - known) if "slice" in {field.name for field in opened.schema().fields} else []
     if missing or (not known and opened.file_uris()):
         raise DependencyAwayError(
             f"commit records of {opened.table_uri} are gone",
@@ -166,11 +167,6 @@ def _ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others
             found=f"files of {len(missing):,} slices without a record: {', '.join(missing[:5])}" if missing else None,
             remedy=f"restore {TABLE} beside the table, from the time of its newest commit; nothing is written before",
         )
-
-
-def _is_by_slice(opened: DeltaTable) -> bool:
-    """Whether the partitions of a table are slices: those of `metrics` are days, and `current` has none."""
-    return opened.metadata().partition_columns == ["slice"] and _name(opened) != "metrics"
 
 
 def proofs_of(found: Committed) -> dict[str, Proof]:
@@ -184,16 +180,10 @@ def proofs_in(table: DeltaTable, keys: Collection[str] | None = None) -> dict[st
 
 
 def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
-    """The proofs, with the rows from the table's log where the commit leaves them to it."""
+    """The proofs, with the rows counted in the table where the commit was made before they were known."""
     unknown = [key for key, proof in proofs.items() if proof.rows is None]
-    return {**proofs, **{key: replace(proofs[key], rows=rows) for key, rows in _rows_of(table, unknown).items()}}
-
-
-def _rows_of(table: DeltaTable, keys: Sequence[str]) -> dict[str, int]:
-    found = sizes(table, keys) if keys else {}
-    silent = [key for key, size in found.items() if size.rows is None]
-    counted = rows_by_slice(table, silent) if silent else {}
-    return {key: counted.get(key, 0) if size.rows is None else size.rows for key, size in found.items()}
+    counted = rows_by_slice(table, unknown)
+    return {**proofs, **{key: replace(proofs[key], rows=rows) for key, rows in counted.items()}}
 
 
 def has_records(table: DeltaTable) -> bool:
@@ -221,6 +211,24 @@ def ensure_all_records_seen(table: DeltaTable) -> None:
         ensure_all_read(log, row["n"])
 
 
+def ensure_all_rows_seen(table: DeltaTable, keys: Collection[str] | None = None) -> None:
+    """Validate that a filtered query sees all rows of slices, or of the table: only then does absence mean anything.
+
+    Raises:
+        IncompleteReadError: the query sees fewer rows than the commits of the slices, or the table's log, count (I15).
+        DependencyAwayError: the storage could not be read.
+    """
+    if keys is None:
+        slices_in(table)
+    else:
+        ensure_complete(table, rows_by_slice(table, keys), recorded_rows(table, keys))
+
+
+def recorded_rows(table: DeltaTable, keys: Collection[str] | None = None) -> dict[str, int | None]:
+    """The rows of slices as they were counted at their commit; None where a run died before it recorded them."""
+    return {key: one.rows for key, one in committed_in(table, keys, short=True).records.items()}
+
+
 def held_in(table: DeltaTable) -> set[str]:
     """The keys of all slices in a table as it was opened."""
     return set(committed_in(table, short=True).records)
@@ -234,8 +242,7 @@ def written(table: DeltaTable) -> dict[str, Written]:
     """
     records = committed_in(table, short=True).records
     unknown = [key for key, one in records.items() if one.rows is None]
-    logged = sizes(table) if unknown else {}
-    rows = {key: logged[key].rows if key in logged else 0 for key in unknown}
+    rows = rows_by_slice(table, unknown)
     return {
         key: Written(one.rows if one.rows is not None else rows[key], _milliseconds(one.committed_at))
         for key, one in records.items()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -173,56 +172,28 @@ def in_columns(told: Any) -> pa.Table:
     return pa.RecordBatchReader.from_stream(told).read_all()
 
 
-@dataclass(frozen=True)
-class Size:
-    """Rows and bytes of a slice by the table's log; the rows are None where a file came without statistics."""
-
-    rows: int | None
-    bytes: int
-
-
-def sizes(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Size]:
-    """The sizes of slices by the table's log; no data file is opened.
-
-    Args:
-        table: as it was opened.
-        keys: the slices; one without a file has no rows and no bytes. All slices with files if None.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    actions = add_actions(table).select(["partition.slice", "num_records", "size_bytes"])
-    if keys is not None:
-        actions = actions.filter(pc.is_in(actions["partition.slice"], pa.array(keys, pa.string())))
-    whole = pc.ScalarAggregateOptions(skip_nulls=False)
-    found = actions.group_by("partition.slice").aggregate([("num_records", "sum", whole), ("size_bytes", "sum")])
-    by_slice = {
-        row["partition.slice"]: Size(row["num_records_sum"], row["size_bytes_sum"]) for row in found.to_pylist()
-    }
-    return by_slice if keys is None else {key: by_slice.get(key, Size(0, 0)) for key in keys}
-
-
 def rows_in(table: DeltaTable) -> int:
     """About how many rows a table has, by its log: those of files without statistics are left out."""
-    return sum(size.rows or 0 for size in sizes(table).values())
+    return sum(count or 0 for count in add_actions(table)["num_records"].to_pylist())
 
 
-def rows_by_slice(table: DeltaTable, keys: Sequence[str]) -> dict[str, int]:
-    """The rows of slices, counted in the table's files."""
+def rows_by_slice(table: DeltaTable, keys: Collection[str]) -> dict[str, int]:
+    """The rows of slices, counted in the table's files; 0 for a slice without any."""
+    if not keys:
+        return {}
     found = query(table, f"SELECT slice, count(*) AS rows FROM t WHERE {slice_is_one_of(keys)} GROUP BY slice")
-    return {str(row["slice"]): int(str(row["rows"])) for row in found}
+    return {**dict.fromkeys(keys, 0), **{str(row["slice"]): int(str(row["rows"])) for row in found}}
 
 
-def ensure_all_rows_seen(table: DeltaTable, keys: Sequence[str] | None = None) -> None:
-    """Validate that a filtered query sees all rows of slices, or of the table: only then does absence mean anything.
+def slices_in(table: DeltaTable) -> set[str]:
+    """The slices that rows of a table name, by a read of all rows.
 
     Raises:
-        IncompleteReadError: the query sees fewer rows than the table's log counts (I15).
-        DependencyAwayError: the storage could not be read.
+        IncompleteReadError: the query saw fewer rows than the table's log counts.
     """
-    where = "true" if keys is None else slice_is_one_of(keys)
-    rows = query(table, f"SELECT slice, count(*) AS n FROM t WHERE {where} GROUP BY slice")
-    ensure_complete(table, {str(row["slice"]): int(row["n"]) for row in rows}, sizes(table, keys))
+    found = query(table, "SELECT slice, count(*) AS rows FROM t GROUP BY slice")
+    ensure_all_read(table, sum(int(row["rows"]) for row in found))
+    return {str(row["slice"]) for row in found}
 
 
 def ensure_all_read(table: DeltaTable, seen: int) -> None:
@@ -242,17 +213,17 @@ def ensure_all_read(table: DeltaTable, seen: int) -> None:
         )
 
 
-def ensure_complete(table: DeltaTable, seen: Mapping[str, int], logged: Mapping[str, Size]) -> None:
-    """Compare the rows that a query saw of each slice with the table's log, where that has statistics.
+def ensure_complete(table: DeltaTable, seen: Mapping[str, int], recorded: Mapping[str, int | None]) -> None:
+    """Compare the rows that a query saw of each slice with what its commit recorded, where that is known.
 
     Raises:
         IncompleteReadError: the query saw fewer.
     """
-    for key, size in logged.items():
-        if size.rows is not None and seen.get(key, 0) < size.rows:
+    for key, rows in recorded.items():
+        if rows is not None and seen.get(key, 0) < rows:
             raise IncompleteReadError(
                 f"a read of {table.table_uri} did not return all rows of {key}",
-                stored=f"{size.rows:,} rows by the table's log",
+                stored=f"{rows:,} rows by its commit",
                 found=f"{seen.get(key, 0):,} rows",
                 remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError
 from resources.commit_log import Committed, committed_in, held_in, proofs_of, sized
-from resources.delta import Size, is_table, open_table, sizes
+from resources.delta import is_table, open_table, rows_by_slice, slices_in
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -114,20 +114,21 @@ class Lake:
         opened = self.table(stream, table)
         return set() if opened is None else held_in(opened)
 
-    def slices_with_files(self, stream: str, table: str) -> set[str]:
-        """The keys of the slices that have rows in a table by Delta's log alone, whatever the commit records say.
+    def slices_in(self, stream: str, table: str) -> set[str]:
+        """The slices that rows of a table name, whatever the commit records say.
+
+        Raises:
+            IncompleteReadError: fewer rows were read than the table's log counts.
+            DependencyAwayError: the lake could not be read.
+        """
+        opened = self.table(stream, table)
+        return set() if opened is None else slices_in(opened)
+
+    def rows_of(self, stream: str, table: str, keys: Sequence[str]) -> dict[str, int]:
+        """The rows of slices, counted in a table's files; empty without a table.
 
         Raises:
             DependencyAwayError: the lake could not be read.
         """
         opened = self.table(stream, table)
-        return set() if opened is None else set(sizes(opened))
-
-    def sizes(self, stream: str, table: str, keys: Sequence[str]) -> dict[str, Size]:
-        """Rows and bytes of slices by the table's log; empty without a table.
-
-        Raises:
-            DependencyAwayError: the lake could not be read.
-        """
-        opened = self.table(stream, table)
-        return {} if opened is None else sizes(opened, keys)
+        return {} if opened is None else rows_by_slice(opened, keys)

@@ -18,7 +18,7 @@ from highwater.commit_records import CommitRecord, from_user_metadata, number_of
 from highwater.errors import SupersededAttemptError, UnknownSliceError
 from resources import commit_log
 from resources.commit_log import APP, Committed, id_of, number_in
-from resources.delta import query, sizes, text_in_sql
+from resources.delta import query, rows_by_slice, text_in_sql
 from resources.spark import close, delta_errors
 
 if TYPE_CHECKING:
@@ -180,10 +180,9 @@ def commit_slices(
 
 
 def _counted(opened: DeltaTable, records: Sequence[CommitRecord]) -> list[CommitRecord]:
-    """The records, with the rows that the table's log has where nobody counted them before the write."""
-    unknown = [one.slice_key for one in records if one.rows is None and one.proof is not None]
-    found = sizes(opened, unknown) if unknown else {}
-    return [replace(one, rows=found[one.slice_key].rows) if one.slice_key in found else one for one in records]
+    """The records, with the rows that are in the table."""
+    counted = rows_by_slice(opened, [one.slice_key for one in records if one.proof is not None])
+    return [replace(one, rows=counted.get(one.slice_key, one.rows)) for one in records]
 
 
 @contextmanager

@@ -30,9 +30,7 @@ TASKS = 8
 READS_A_WRITER = 2
 
 
-def create_table(
-    spark: SparkSession, path: str, columns: str, searched: Sequence[str], lock: Lock, *, plain: bool = False
-) -> None:
+def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str], lock: Lock) -> None:
     """Create a table if it is absent; first commits into a table that is not there yet would race.
 
     One that is there gets the columns that it lacks: a field that was added to the stream, or a column of a newer
@@ -43,11 +41,10 @@ def create_table(
         columns: the columns in SQL.
         searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
         lock: keeps out whoever commits to the table from another driver; it is taken when columns are to be added.
-        plain: the table has no partitions.
     """
     lacking = _lacking(path, columns)
     if lacking is None:
-        _create(path, spark.createDataFrame([], columns).schema.json(), searched, plain=plain)
+        _create(path, spark.createDataFrame([], columns).schema.json(), searched)
         lacking = _lacking(path, columns)
     for tries in range(1, CHANGE_TRIES + 1):
         if not lacking:
@@ -58,7 +55,7 @@ def create_table(
                 return
 
 
-def _create(path: str, schema: str, searched: Sequence[str], *, plain: bool) -> None:
+def _create(path: str, schema: str, searched: Sequence[str]) -> None:
     """Write a table's first version, not with Spark.
 
     Spark makes the log's folder first, and refuses a table where there is a folder: the second of two runs at once
@@ -69,7 +66,7 @@ def _create(path: str, schema: str, searched: Sequence[str], *, plain: bool) -> 
     create(
         path,
         Schema.from_json(schema),
-        partition_by=() if plain else ("slice",),
+        partition_by=(),
         configuration={"delta.dataSkippingStatsColumns": ",".join(searched)},
     )
 
@@ -172,8 +169,8 @@ def write_slices(
         keys: the slices.
         options: of the write: what its commit carries.
         replace: whether the table may hold rows of these slices. Without it Delta need not look: 0.5 s less.
-        files: data files to write for each slice at the most; 0 leaves the rows as they are spread.
-        spread: the column whose value picks the file where slices have several, or rows are gathered.
+        files: data files to write at the most; 0 leaves the rows as they are spread.
+        spread: the column whose value picks the file where a slice has several, or rows are gathered.
         tasks: how many tasks read the rows, where these come from where they are without a shuffle; of those that Spark
             holds, 1. One small slice of them is committed by a plan that Spark need not adapt.
 
@@ -183,7 +180,7 @@ def write_slices(
     """
     alone = len(keys) == 1
     with delta_errors(path):
-        writer = _laid_out(rows, files, spread, tasks or 1, alone=alone).write.format("delta").options(**options)
+        writer = _laid_out(rows, files, spread, tasks or 1, len(keys)).write.format("delta").options(**options)
         if replace:
             writer = writer.mode("overwrite").option("replaceWhere", slice_is_one_of(keys))
         else:
@@ -225,19 +222,18 @@ def table_in_sql(path: str) -> str:
     return f"{CATALOG}.delta.`{path.replace('`', '``')}`"
 
 
-def _laid_out(whole: DataFrame, files: int, spread: str, tasks: int, *, alone: bool) -> DataFrame:
-    """At the most so many files for each slice, and one by itself without a shuffle where few tasks can read it."""
+def _laid_out(whole: DataFrame, files: int, spread: str, tasks: int, slices: int) -> DataFrame:
+    """At the most so many files, and one slice by itself without a shuffle where few tasks can read it."""
     from pyspark.sql import functions as F
 
     if files == 0:
         return whole
-    if alone and files == 1:
+    if files == 1:
         return whole.repartition(1)  # after the tasks that read: one task would read partition after partition
     # By value, never by row number: a task that is run again must send every row where it went before.
-    if alone and tasks > READS_A_WRITER * files:
+    if slices > 1:
+        shares = F.pmod(F.xxhash64(spread), F.lit(-(-files // slices)))
+        return whole.repartition(files, "slice", shares)
+    if tasks > READS_A_WRITER * files:
         return whole.repartition(files, F.xxhash64(spread))
-    if alone:
-        return whole.coalesce(files)
-    if files == 1:
-        return whole.repartition("slice")
-    return whole.repartition("slice", F.pmod(F.xxhash64(spread), F.lit(files)))
+    return whole.coalesce(files)

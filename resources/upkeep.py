@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from highwater.errors import SupersededAttemptError
-from highwater.upkeep import Part
+from highwater.upkeep import File, Part
 from resources.delta import add_actions, commit_info, reading, slice_is_one_of
 from resources.small_tables import storage
 from resources.spark import delta_errors
@@ -45,6 +45,32 @@ class Stock:
     bytes: int
     stored: int
     stored_bytes: int
+
+
+def files_of(table: DeltaTable) -> list[File]:
+    """The files of a table of slices, by its log; those without statistics are left out."""
+    found = add_actions(table)
+    names = ("path", "size_bytes", "min.slice", "max.slice")
+    if not set(names) <= {*found.column_names}:
+        return []
+    rows = zip(*(found[name].to_pylist() for name in names), strict=True)
+    return [File(*row) for row in rows if None not in row]
+
+
+def slices_of(table: DeltaTable, files: Sequence[File]) -> list[str]:
+    """The slices that rows of some files name.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    import pyarrow.parquet as pq
+
+    storage_, found = _storage_of(table), set[str]()
+    with reading(str(table.table_uri)):
+        for file in files:
+            column = pq.read_table(unquote(file.path), columns=["slice"], filesystem=storage_)["slice"]
+            found |= {str(key) for key in column.unique().to_pylist()}
+    return sorted(found)
 
 
 def parts_of(table: DeltaTable) -> list[Part]:

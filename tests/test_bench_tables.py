@@ -22,7 +22,6 @@ from orchestration.checking.plan_checks import all_seams, offsets_as_planned
 from orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
 from orchestration.sensing.standing import attempts
 from resources.commit_log import proofs_in, written
-from resources.delta import sizes
 from resources.lake import Lake
 from resources.ledger import Ledger
 

@@ -19,13 +19,15 @@ from dagster._core.definitions.partitions.subset import DefaultPartitionsSubset
 from dagster._core.execution.asset_backfill import AssetBackfillData
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dev.planted import plant
 from highwater.declaration import Accepted, Upkeep
 from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, UnknownSliceError
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from highwater.upkeep import Horizon, Key, Part, candidates, to_compact
+from highwater.upkeep import SMALL_BYTES, TARGET_BYTES, File, Horizon, Key, Part, candidates, to_compact, to_merge
 from orchestration.cli.main import main
 from orchestration.operating import old_runs, retiring
 from orchestration.operating.old_runs import delete_runs
@@ -83,6 +85,35 @@ def test_small_files_are_joined_where_there_are_many() -> None:
 def test_what_one_maintenance_rewrites_is_bounded() -> None:
     part = Part("huge", (1_000,) * 9 + (15 * 1024**3,))
     assert to_compact([part, replace(part, key="huge too")], busy=()) == ["huge"]
+
+
+def files(*sizes: int, start: int = 0) -> list[File]:
+    keys = [f"orders@{n:07d}" for n in range(start, start + len(sizes))]
+    return [File(f"{key}.parquet", size, key, key) for key, size in zip(keys, sizes, strict=True)]
+
+
+def test_small_files_of_neighbours_are_merged_up_to_the_target() -> None:
+    tenth = TARGET_BYTES // 10
+    groups = to_merge(reversed(files(*[tenth] * 25)))
+    assert [len(group.files) for group in groups] == [11, 11], "what is left waits for more"
+    assert [file.first for file in groups[0].files] == [f"orders@{n:07d}" for n in range(11)]
+    assert to_merge(files(*[tenth] * 8)) == []
+    assert [len(group.files) for group in to_merge(files(*[1] * 9))] == [9]
+
+
+def test_files_that_are_large_enough_are_left_alone() -> None:
+    assert to_merge(files(*[SMALL_BYTES] * 50)) == []
+
+
+@given(st.lists(st.integers(1, 3 * SMALL_BYTES), max_size=80))
+def test_merged_files_are_few_for_their_bytes(sizes: list[int]) -> None:
+    """After maintenance the number of files follows the bytes, whatever slices wrote."""
+    groups = to_merge(files(*sizes))
+    merged = {file.path for group in groups for file in group.files}
+    assert len(merged) == sum(len(group.files) for group in groups), "each file once"
+    after = len(sizes) - len(merged) + sum(-(-group.bytes // TARGET_BYTES) for group in groups)
+    large = sum(size >= SMALL_BYTES for size in sizes)
+    assert after <= large + sum(sizes) / TARGET_BYTES + len(groups) + 8
 
 
 def test_the_oldest_plans_lose_their_keys_first() -> None:

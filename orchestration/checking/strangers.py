@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from assets.sent import TABLE as PUBLISHED
 from resources.commit_log import held_in
-from resources.delta import query, sizes
+from resources.delta import query, slices_in
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -32,7 +32,7 @@ def slices_there(lake: Lake, stream: Stream) -> dict[str, set[str]]:
         table = lake.table(stream.name, name)
         if table is None:
             continue
-        found[name] = held_in(table) | sizes(table).keys()
+        found[name] = held_in(table) | slices_in(table)
     if current := lake.table(stream.name, "current"):
         rows = query(current, "SELECT DISTINCT updated_by_slice AS slice FROM t")
         found["current"] = {str(row["slice"]) for row in rows}

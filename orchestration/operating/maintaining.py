@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any
 from assets import client_reads, discarded, erased, marks
 from assets.commit import LEASE_SECONDS, commit_lock
 from assets.foreign import DLQ_SEEN
+from assets.merging import merge
 from assets.metrics import TABLE as METRICS
 from assets.origins import SEEN
 from assets.sent import SENDING
 from assets.sent import TABLE as PUBLISHED
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.portions import portions
-from highwater.tables import tables_of
-from highwater.upkeep import LONGEST_RUN, PARTITIONS_A_COMMIT, RUN_RETRIES, Horizon, to_compact, whole_hours
+from highwater.tables import BY_SLICE, tables_of
+from highwater.upkeep import LONGEST_RUN, PARTITIONS_A_COMMIT, RUN_RETRIES, Horizon, to_compact, to_merge, whole_hours
 from orchestration.dependencies import see_lake_there
 from orchestration.operating.old_runs import OldRuns, delete_runs
 from orchestration.operating.retaining import Retained, retain
@@ -39,6 +40,7 @@ from resources.commit_log import complete
 from resources.numbered_commits import Pieces
 from resources.upkeep import (
     Stock,
+    files_of,
     join_files,
     join_small,
     parts_of,
@@ -231,6 +233,8 @@ def _maintained(task: _Task) -> TableReport:
     begin, before = time.monotonic(), stock_of(task.table)
     if task.name in WITHOUT_A_JVM:
         _gently(task, lambda: _join_small(task))
+    elif task.name in BY_SLICE:
+        _gently(task, lambda: _merge(task))
     else:
         _gently(task, lambda: _join(task))
     task.table.update_incremental()
@@ -256,6 +260,14 @@ def _join(task: _Task) -> None:
             with commit_lock(task.work, task.name):
                 join_files(task.work.spark, task.path, some)
         task.joined += len(some)
+
+
+def _merge(task: _Task) -> None:
+    """Join small files of slices, a group of neighbours at a time: writers take their turns in between."""
+    for group in to_merge(files_of(task.table)):
+        if task.sure:
+            merge(task.work, task.name, group)
+        task.joined += len(group.files)
 
 
 def _remove(task: _Task) -> int:

@@ -30,7 +30,8 @@ from highwater.slices import OffsetRange
 from orchestration.checking.origin_counts import count_parked
 from orchestration.dependencies import see_lake_there
 from orchestration.operating.redriving import headers_of, key_of, redrive
-from resources.delta import count_in, ensure_all_rows_seen, query
+from resources.commit_log import ensure_all_rows_seen
+from resources.delta import count_in, query
 from resources.vanished_topics import state_of, vanished
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from highwater.slices import OffsetRange, Slice, SliceKey
 from highwater.upkeep import Key, candidates
 from orchestration.operating.retiring import PAGE
 from orchestration.sensing.standing import attempts_of, committed
-from resources.commit_log import ensure_all_records_seen
-from resources.delta import count_in, ensure_all_rows_seen, query
+from resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
+from resources.delta import count_in, query
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -232,7 +232,7 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
     """
     proofs, now = committed(lake, stream), datetime.now(UTC)
     raw, dlq = proofs["raw"], proofs["dlq"]
-    if unread := sorted(lake.slices_with_files(stream.name, "raw") - raw.keys()):
+    if unread := sorted(lake.slices_in(stream.name, "raw") - raw.keys()):
         raise IncompleteReadError(
             f"a read of raw of {stream.name} did not return all slices that the table's log names",
             stored=f"{len(unread):,} more slices by the log",

@@ -29,7 +29,8 @@ from highwater.retention import aged
 from highwater.tables import stages_of
 from orchestration.checking.left_over import left_over, same
 from orchestration.operating.parked import Choice
-from resources.delta import ensure_all_rows_seen, query_all
+from resources.commit_log import ensure_all_rows_seen
+from resources.delta import query_all
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

@@ -31,7 +31,8 @@ from orchestration.checking.offset_queries import rows_in_raw
 from orchestration.operating.erasing import LEASE_SECONDS, lease_of
 from orchestration.operating.retiring import PAGE, complete, named_keys
 from orchestration.telling.taken_back import waiting
-from resources.delta import ensure_all_rows_seen, ensure_complete, query, query_all, sizes, slice_is_one_of
+from resources.commit_log import ensure_all_rows_seen, recorded_rows
+from resources.delta import ensure_complete, query, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -149,7 +150,7 @@ def _newest(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dic
     """The greatest timestamp of each slice's rows in milliseconds, and how many rows there are."""
     where = slice_is_one_of(keys)
     rows = query(table, f"SELECT slice, max(timestamp_ms) AS ms, count(*) AS n FROM t WHERE {where} GROUP BY slice")
-    ensure_complete(table, {row["slice"]: row["n"] for row in rows}, sizes(table, keys))
+    ensure_complete(table, {row["slice"]: row["n"] for row in rows}, recorded_rows(table, keys))
     return {row["slice"]: row["ms"] for row in rows}, {row["slice"]: row["n"] for row in rows}
 
 

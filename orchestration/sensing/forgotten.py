@@ -15,7 +15,7 @@ from assets.commit import Clock, report_of
 from highwater.proof import Proof
 from orchestration import metadata
 from orchestration.stream_assets import METRICS, table_key
-from resources.delta import sizes
+from resources.delta import rows_by_slice
 
 if TYPE_CHECKING:
     from assets.work import SliceReport
@@ -74,12 +74,12 @@ def reports(
         return []
     proofs = lake.committed(stream.name, DECISIONS.get(table, table), keys)
     opened = lake.table(stream.name, table)
-    # A file of `metrics` or `current` belongs to no slice.
-    sized = {} if opened is None or table in {METRICS.name, "current"} else sizes(opened, keys)
+    # A row of `metrics` or `current` belongs to no slice alone.
+    rows = {} if opened is None or table in {METRICS.name, "current"} else rows_by_slice(opened, keys)
     version = -1 if opened is None else opened.version()
 
     def proof_of(piece: Slice) -> Proof:
         proof, attempt = proofs.get(piece.key), attempts[piece.key]
         return proof if proof is not None and proof.attempt == attempt else Proof(piece, attempt, None, {})
 
-    return [report_of(piece, proof_of(piece), sized.get(piece.key), version, Clock(), {}) for piece in pieces]
+    return [report_of(piece, proof_of(piece), rows.get(piece.key), version, Clock(), {}) for piece in pieces]

@@ -23,7 +23,8 @@ from orchestration.dagster_home import answer
 from orchestration.sensing.standing import attempts_of, committed
 from orchestration.sensing.worker_leases import living
 from orchestration.telling.publication import of_slice
-from resources.delta import ensure_all_rows_seen, query, slice_is_one_of
+from resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
+from resources.delta import query, slice_is_one_of
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from orchestration.checking.verdicts import Attempts
     from orchestration.dagster_home import Opened
     from orchestration.telling.publication import Told
-    from resources.delta import Size
     from resources.given_up import GivenUp
     from resources.lake import Lake
     from resources.ledger import Ledger
@@ -53,7 +53,6 @@ class Commit:
     table: str
     attempt: int | None
     rows: int | None = None
-    bytes: int | None = None
     counts: Mapping[str, int] | None = None
 
 
@@ -199,9 +198,7 @@ class Explained:
 
     @property
     def _commits(self) -> list[list[str]]:
-        return [
-            [one.table, *map(number, (one.attempt, one.rows, one.bytes)), _counts(one.counts)] for one in self.commits
-        ]
+        return [[one.table, *map(number, (one.attempt, one.rows)), _counts(one.counts)] for one in self.commits]
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -265,13 +262,14 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
         DependencyAwayError: the ledger or the lake could not be read.
     """
     [piece] = ledger.get([key])
-    # The sizes first: a commit between the two reads has its record.
-    sizes = {table: lake.sizes(stream.name, table, [key]).get(key) for table in BY_SLICE}
+    # The rows first: a commit between the two reads has its record.
+    rows = {table: lake.rows_of(stream.name, table, [key]).get(key) for table in BY_SLICE}
     proofs = committed(lake, stream, [key])
     for table in BY_SLICE:
-        _ensure_record_seen(stream, table, key, sizes[table], proofs[table])
+        if key not in proofs[table]:
+            _ensure_not_committed(lake, stream, table, key, rows[table])
     standing = attempts_of(lake, stream, proofs, [key])
-    commits = [_commit(table, proofs[table].get(key), sizes[table]) for table in BY_SLICE]
+    commits = [_commit(table, proofs[table].get(key), rows[table]) for table in BY_SLICE]
     lost = [loss for loss in ledger.losses(stream.name) if left_to_read(piece, [loss]) != piece]
     leases = ledger.leases()
     of_dagster, unasked = (
@@ -314,21 +312,28 @@ def _erased(ledger: Ledger, stream: Stream, key: str, *, by_age: bool) -> list[s
     ]
 
 
-def _ensure_record_seen(stream: Stream, table: str, key: str, size: Size | None, proofs: Mapping[str, Proof]) -> None:
-    if size is not None and size.bytes and key not in proofs:
+def _ensure_not_committed(lake: Lake, stream: Stream, table: str, key: str, rows: int | None) -> None:
+    """Validate that a slice without a commit record was never committed.
+
+    Raises:
+        IncompleteReadError: it has rows, or not all commit records were read.
+    """
+    opened = lake.table(stream.name, table)
+    if opened is not None:
+        ensure_all_records_seen(opened)
+    if rows:
         raise IncompleteReadError(
             f"a read of {table} of {stream.name} did not return the commit of {key}",
-            stored="files of the slice by the table's log",
+            stored=f"{rows:,} rows of the slice",
             found="no commit of it",
             remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
         )
 
 
-def _commit(table: str, proof: Proof | None, size: Size | None) -> Commit:
+def _commit(table: str, proof: Proof | None, rows: int | None) -> Commit:
     if proof is None:
         return Commit(table, None)
-    rows = proof.rows if size is None or size.rows is None else size.rows
-    return Commit(table, proof.attempt, rows, None if size is None else size.bytes, proof.counts)
+    return Commit(table, proof.attempt, proof.rows if rows is None else rows, proof.counts)
 
 
 def _rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:

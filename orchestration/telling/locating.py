@@ -25,7 +25,8 @@ from highwater.reclaims import numbers, stale
 from highwater.retention import aged
 from highwater.slices import OffsetRange
 from orchestration.sensing.standing import attempts_of, committed
-from resources.delta import count_in, ensure_all_rows_seen, query, sizes, slice_is_one_of
+from resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
+from resources.delta import count_in, query, rows_by_slice, slice_is_one_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -147,10 +148,12 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     ]
     raw, proofs = lake.table(stream.name, "raw"), lake.committed(stream.name, "raw", [piece.key])
     if raw is None or piece.key not in proofs:
-        if raw is not None and sizes(raw, [piece.key])[piece.key].bytes:
+        if raw is not None:
+            ensure_all_records_seen(raw)
+        if raw is not None and rows_by_slice(raw, [piece.key])[piece.key]:
             raise IncompleteReadError(
                 f"a read of raw of {stream.name} did not return the commit of {piece.key}",
-                stored="files of the slice by the table's log",
+                stored="rows of the slice",
                 found="no commit",
                 remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
             )
