@@ -393,7 +393,7 @@ class Book:
             keys: the slices under which they are looked up; all of them if None.
         """
         same = " AND ".join(f"p.{name} = o.{name}" for name in ORIGIN)
-        where = "" if keys is None else f" WHERE p.{slice_is_one_of(keys)}"
+        where = "" if keys is None else f" WHERE {slice_is_one_of(keys, 'p.slice')}"
         asked = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same}{where}"
         found = _known(query_all({"p": self._whole, "e": events}, asked))
         return found if self.before is None else self.before.beside(found, events, origins)

@@ -305,9 +305,16 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST_ERROR = 500
 
 
-def slice_is_one_of(keys: Iterable[str]) -> str:
-    """The SQL predicate that picks whole slices, for `replaceWhere` and for reading."""
-    return f"slice IN ({', '.join(map(text_in_sql, keys))})"
+def slice_is_one_of(keys: Iterable[str], column: str = "slice") -> str:
+    """The SQL predicate that picks whole slices, for `replaceWhere` and for reading.
+
+    DataFusion skips no file by a list of more than twenty values, so the bounds are said too.
+    """
+    ordered = sorted(keys)
+    listed = f"{column} IN ({', '.join(map(text_in_sql, ordered))})"
+    if len(ordered) == 1:
+        return listed
+    return f"({column} >= {text_in_sql(ordered[0])} AND {column} <= {text_in_sql(ordered[-1])} AND {listed})"
 
 
 def text_in_sql(value: str) -> str:

@@ -91,7 +91,8 @@ def _judged(events: int, unlike: Sequence[_Unlike]) -> Verdict:
 
 def _of_main(raw: DeltaTable, events: DeltaTable, columns: Sequence[_Told], piece: Slice) -> tuple[int, list[_Unlike]]:
     """How many events of a slice were compared, and those that differ; a batch at a time."""
-    sql = _PAIRS.format(chosen=_chosen(columns), slices=slice_is_one_of([piece.key]))
+    mine = {f"{name}_slices": slice_is_one_of([piece.key], f"{name}.slice") for name in "er"}
+    sql = _PAIRS.format(chosen=_chosen(columns), **mine)
     compared, unlike = 0, list[_Unlike]()
     for batch in stream_batches({"raw": raw, "events": events}, sql):
         compared += batch.num_rows
@@ -105,7 +106,7 @@ _PAIRS = f"""
 SELECT {_ORIGIN}, r.value AS value, {{chosen}}
 FROM events e JOIN raw r ON e.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
      AND origin_partition = r."partition" AND origin_offset = r."offset"
-WHERE r.value IS NOT NULL AND e.{{slices}} AND r.{{slices}}
+WHERE r.value IS NOT NULL AND {{e_slices}} AND {{r_slices}}
 """
 
 

@@ -133,7 +133,11 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
     decided = proofs_in(events, keys)
     held = lake.commits(stream.name, "current", keys).records
     tables = {"e": events, "c": current}
-    sql = _UNLIKE_EVENTS.format(columns=_event_columns(stream, tables), slices=slice_is_one_of(keys))
+    sql = _UNLIKE_EVENTS.format(
+        columns=_event_columns(stream, tables),
+        slices=slice_is_one_of(keys),
+        updated=slice_is_one_of(keys, "updated_by_slice"),
+    )
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
     for row in query_all(tables, sql):
         wrong[row["slice"]].append({**told(row["problem"], Origin.of_row(row)), "key": row["key"]})
@@ -153,7 +157,7 @@ WITH brought AS (SELECT slice, {columns} FROM e WHERE {slices}),
                                 FROM brought) WHERE "#place" = 1),
      held AS (SELECT key, version, count(*) OVER (PARTITION BY key) AS "#rows"
               FROM c LEFT SEMI JOIN highest ON c.key = highest.key),
-     strange AS (SELECT updated_by_slice AS slice, {columns} FROM c WHERE updated_by_{slices}
+     strange AS (SELECT updated_by_slice AS slice, {columns} FROM c WHERE {updated}
                  EXCEPT SELECT * FROM brought)
 SELECT slice, key, origin_topic, origin_generation, origin_partition, origin_offset,
        'in current, and not an event of the slice' AS problem FROM strange

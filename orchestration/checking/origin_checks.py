@@ -120,7 +120,10 @@ def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice) -
 def _asked(
     tables: Mapping[str, DeltaTable], question: str, keys: Collection[str], **named: str
 ) -> list[dict[str, Any]]:
-    return query_all(tables, question.format(slices=slice_is_one_of(keys), **named)) if keys else []
+    if not keys:
+        return []
+    mine = {"slices": slice_is_one_of(keys)} | {f"{x}_slices": slice_is_one_of(keys, f"{x}.slice") for x in "xr"}
+    return query_all(tables, question.format(**mine, **named))
 
 
 # One pass, which finds what is in raw and nowhere, what is somewhere and not in raw, and what is there twice.
@@ -144,7 +147,7 @@ ORDER BY slice, origin_partition, origin_offset
 """
 _SAME_RECORD = """x.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
      AND origin_partition = r."partition" AND origin_offset = r."offset"
-WHERE x.{slices} AND r.{slices}"""
+WHERE {x_slices} AND {r_slices}"""
 # A declared key is the record's own.
 _ALTERED_EVENTS = f"""
 SELECT x.slice, {_ORIGIN} FROM events x JOIN raw r ON {_SAME_RECORD}
