@@ -113,8 +113,9 @@ def _readable_tables(lake: Lake, stream: Stream, digest: str) -> dict[str, Delta
     """The tables that exist, after a read of every row of those with keys."""
     tables = {name: lake.table(stream.name, name) for name in COMMON}
     there = {name: table for name, table in tables.items() if table is not None}
-    for name in there.keys() & {*KEYED}:
-        _holders(there[name], name, digest)
+    for name in KEYED:
+        if name in there:
+            _holders(there[name], name, digest)
     return there
 
 
@@ -122,20 +123,21 @@ def _holders(table: DeltaTable, name: str, digest: str, keys: Sequence[str] | No
     """The slices that rows of a key name, after a read of every row and no filter.
 
     Raises:
-        IncompleteReadError: fewer rows were read than the table's log counts.
+        IncompleteReadError: fewer rows were read than the table's log, or the commits of the slices, count.
     """
     is_mine = f"coalesce({_IS_KEY.format(digest=digest)}, false)"
-    where = "true" if keys is None or name == current.TABLE else slice_is_one_of(keys)
+    chosen = None if name == current.TABLE else keys  # a commit of current records the events that it took, not rows
+    where = "true" if chosen is None else slice_is_one_of(chosen)
     by = "updated_by_slice" if name == current.TABLE else "slice"
     # An aggregate over the keys: a mere count would be answered from the table's log.
     rows = query(table, f"SELECT {by} AS found, {is_mine} AS mine, count(*) AS n FROM t WHERE {where} GROUP BY 1, 2")
     seen = Counter[str]()
     for row in rows:
         seen[str(row["found"])] += int(row["n"])
-    if name == current.TABLE:
+    if chosen is None:
         ensure_all_read(table, seen.total())
     else:
-        ensure_complete(table, seen, recorded_rows(table, keys))
+        ensure_complete(table, seen, recorded_rows(table, chosen))
     return {str(row["found"]) for row in rows if row["mine"]}
 
 

@@ -103,7 +103,7 @@ class UnbalancedError(PermanentError):
 
 
 class IncompleteReadError(PermanentError):
-    """A read returned fewer rows than the table's log counts; nothing was concluded from what is absent (I15)."""
+    """A read returned fewer rows than the table's log or its commits count; nothing was concluded from it (I15)."""
 
 
 class BlockedError(PermanentError):

@@ -35,6 +35,7 @@ from resources.delta import (
     query,
     rows_by_slice,
     slices_in,
+    rows_of_all_slices,
     text_in_sql,
 )
 from resources.small_tables import append_at, compact, create, replace_partitions
@@ -159,7 +160,7 @@ def _ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others
     """
     recorded = _recorded(log, opened, "true", short=True)[0] if last >= 0 else []
     known = {record.slice_key for record in [*recorded, *others]}
-    missing = sorted(slices_in(opened) - known) if "slice" in {field.name for field in opened.schema().fields} else []
+    missing = sorted(slices_in(opened) - known) if _is_by_slice(opened) else []
     if missing or (not known and opened.file_uris()):
         raise DependencyAwayError(
             f"commit records of {opened.table_uri} are gone",
@@ -170,8 +171,20 @@ def _ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others
 
 
 def proofs_of(found: Committed) -> dict[str, Proof]:
-    """What the commits recorded of the slices, by slice key; `sized` adds rows that the commits leave to the log."""
-    return {key: one.proof for key, one in found.records.items() if one.proof is not None}
+    """What the commits recorded of the slices, by slice key; `sized` counts the rows that no record has.
+
+    A commit of rows that Spark counts while it writes them says nothing of their number; the record of it does.
+    """
+    return {
+        key: one.proof if one.proof.rows is not None else replace(one.proof, rows=one.rows)
+        for key, one in found.records.items()
+        if one.proof is not None
+    }
+def _is_by_slice(opened: DeltaTable) -> bool:
+    """Whether a table has slices in its column `slice`: that of `metrics` has days, and `current` has none."""
+    return _name(opened) != "metrics" and any(field.name == "slice" for field in opened.schema().fields)
+
+
 
 
 def proofs_in(table: DeltaTable, keys: Collection[str] | None = None) -> dict[str, Proof]:
@@ -215,7 +228,8 @@ def ensure_all_rows_seen(table: DeltaTable, keys: Collection[str] | None = None)
     """Validate that a filtered query sees all rows of slices, or of the table: only then does absence mean anything.
 
     Raises:
-        IncompleteReadError: the query sees fewer rows than the commits of the slices, or the table's log, count (I15).
+        IncompleteReadError: the query sees fewer rows than the commits of the slices, or the table's log, count; or
+            not all commit records could be read (I15).
         DependencyAwayError: the storage could not be read.
     """
     if keys is None:
@@ -224,9 +238,24 @@ def ensure_all_rows_seen(table: DeltaTable, keys: Collection[str] | None = None)
         ensure_complete(table, rows_by_slice(table, keys), recorded_rows(table, keys))
 
 
-def recorded_rows(table: DeltaTable, keys: Collection[str] | None = None) -> dict[str, int | None]:
-    """The rows of slices as they were counted at their commit; None where a run died before it recorded them."""
-    return {key: one.rows for key, one in committed_in(table, keys, short=True).records.items()}
+def recorded_rows(table: DeltaTable, keys: Collection[str]) -> dict[str, int]:
+    """The rows of slices as they were counted at their commit, to hold against what a query sees of them.
+
+    A run that dies between its commit and the record of it leaves no count. Then all rows of the table are read: the
+    table's log counts these.
+
+    Args:
+        table: as it was opened.
+        keys: the slices; one without a commit is left out.
+
+    Raises:
+        IncompleteReadError: not all commit records could be read, or not all rows.
+        DependencyAwayError: the storage could not be read.
+    """
+    ensure_all_records_seen(table)  # a missed record would take the evidence away together with the rows
+    records = committed_in(table, keys, short=True).records
+    counted = rows_of_all_slices(table) if any(one.rows is None for one in records.values()) else {}
+    return {key: counted.get(key, 0) if one.rows is None else one.rows for key, one in records.items()}
 
 
 def held_in(table: DeltaTable) -> set[str]:

@@ -185,15 +185,27 @@ def rows_by_slice(table: DeltaTable, keys: Collection[str]) -> dict[str, int]:
     return {**dict.fromkeys(keys, 0), **{str(row["slice"]): int(str(row["rows"])) for row in found}}
 
 
+def rows_of_all_slices(table: DeltaTable) -> dict[str, int]:
+    """The rows of each slice that rows of a table name, by a read of all rows and no filter.
+
+    Raises:
+        IncompleteReadError: the query saw fewer rows than the table's log counts.
+        DependencyAwayError: the storage could not be read.
+    """
+    found = query(table, "SELECT slice, count(*) AS rows FROM t GROUP BY slice")
+    rows = {str(row["slice"]): int(row["rows"]) for row in found}
+    ensure_all_read(table, sum(rows.values()))
+    return rows
+
+
 def slices_in(table: DeltaTable) -> set[str]:
     """The slices that rows of a table name, by a read of all rows.
 
     Raises:
         IncompleteReadError: the query saw fewer rows than the table's log counts.
+        DependencyAwayError: the storage could not be read.
     """
-    found = query(table, "SELECT slice, count(*) AS rows FROM t GROUP BY slice")
-    ensure_all_read(table, sum(int(row["rows"]) for row in found))
-    return {str(row["slice"]) for row in found}
+    return set(rows_of_all_slices(table))
 
 
 def ensure_all_read(table: DeltaTable, seen: int) -> None:
@@ -213,14 +225,14 @@ def ensure_all_read(table: DeltaTable, seen: int) -> None:
         )
 
 
-def ensure_complete(table: DeltaTable, seen: Mapping[str, int], recorded: Mapping[str, int | None]) -> None:
-    """Compare the rows that a query saw of each slice with what its commit recorded, where that is known.
+def ensure_complete(table: DeltaTable, seen: Mapping[str, int], recorded: Mapping[str, int]) -> None:
+    """Compare the rows that a query saw of each slice with what its commit recorded.
 
     Raises:
         IncompleteReadError: the query saw fewer.
     """
     for key, rows in recorded.items():
-        if rows is not None and seen.get(key, 0) < rows:
+        if seen.get(key, 0) < rows:
             raise IncompleteReadError(
                 f"a read of {table.table_uri} did not return all rows of {key}",
                 stored=f"{rows:,} rows by its commit",
@@ -306,11 +318,13 @@ _LONGEST_ERROR = 500
 
 
 def slice_is_one_of(keys: Iterable[str], column: str = "slice") -> str:
-    """The SQL predicate that picks whole slices, for `replaceWhere` and for reading.
+    """The SQL predicate that picks whole slices, for `replaceWhere` and for reading; of no slices it picks nothing.
 
     DataFusion skips no file by a list of more than twenty values, so the bounds are said too.
     """
     ordered = sorted(keys)
+    if not ordered:
+        return "false"
     listed = f"{column} IN ({', '.join(map(text_in_sql, ordered))})"
     if len(ordered) == 1:
         return listed

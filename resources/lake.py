@@ -90,7 +90,7 @@ class Lake:
     def committed(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, Proof]:
         """What the commits of the slices in a table recorded, by slice key; all of them when `keys` is None.
 
-        Of the slices that are named, the rows are given even where the commit leaves them to Delta's log.
+        Of the slices that are named, the rows are counted in the table where no record of the commit has them.
 
         Raises:
             DependencyAwayError: the lake could not be read.

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from assets import current, dlq, events, raw, rejects
 from assets.commit import target_of
+from dev.planted import plant
 from highwater.commit_records import (
     CommitRecord,
     attempts_of,
@@ -28,6 +29,8 @@ from highwater.commit_records import (
     to_user_metadata,
 )
 from highwater.errors import DependencyAwayError
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
 from resources import commit_log, numbered_commits
 from resources.commit_log import complete
 from resources.delta import query
@@ -41,10 +44,10 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
-    from highwater.slices import Slice
     from resources.intents import Intent
 
 ONE, TWO = "orders@0000000", "orders@0000001"
+PIECE = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 9)}, datetime(2026, 3, 1, tzinfo=UTC))
 
 
 @pytest.fixture
@@ -184,6 +187,42 @@ def between_commits() -> datetime:
     now = datetime.now(UTC)
     time.sleep(0.02)
     return now
+
+
+def clean_planted_log(path: str) -> None:
+    """Leave of a table's log what Delta leaves after 30 days, where `_commits` lacks an entry that held no slice."""
+    from deltalake import DeltaTable, write_deltalake
+
+    for _ in range(2):
+        write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 0), mode="append")
+    table = DeltaTable(path)
+    table.create_checkpoint()
+    for version in range(table.version()):
+        (Path(path) / "_delta_log" / f"{version:020d}.json").unlink()
+
+
+@pytest.mark.parametrize("table", ["raw", "metrics", "published"])
+def test_an_entry_that_was_cleaned_hides_no_slice_where_each_has_a_record(lake: Lake, table: str) -> None:
+    """The days of `metrics` were taken for slices without a record."""
+    import pyarrow as pa
+
+    path = lake.path("orders", table)
+    day_or_slice = "2026-03-01" if table == "metrics" else ONE
+    plant(path, pa.table({"slice": [day_or_slice], "value": ["a"]}), [Proof(PIECE, 1, 1)])
+    clean_planted_log(path)
+    assert lake.commits("orders", table).attempts == {ONE: 1}
+
+
+@pytest.mark.parametrize("table", ["raw", "published"])
+def test_rows_of_a_slice_without_a_record_are_an_error_where_an_entry_was_cleaned(lake: Lake, table: str) -> None:
+    """The entry may have been the slice's commit."""
+    import pyarrow as pa
+
+    path = lake.path("orders", table)
+    plant(path, pa.table({"slice": [ONE, TWO], "value": ["a", "b"]}), [Proof(PIECE, 1, 1)])
+    clean_planted_log(path)
+    with pytest.raises(DependencyAwayError, match=f"1 slices without a record: {TWO}"):
+        lake.commits("orders", table)
 
 
 def rows_of(key: str) -> pa.Table:

@@ -18,6 +18,7 @@ from dev.planted import plant
 from highwater.errors import DependencyAwayError
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
+from resources import commit_log
 from resources.commit_log import Written, written
 from resources.delta import query
 from resources.lake import Lake
@@ -38,7 +39,7 @@ def piece(ordinal: int) -> Slice:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    """A table with a slice of three rows and one of none, whose commit records leave their rows to the log."""
+    """A table with a slice of three rows and one of none, whose commit records have no count of rows."""
     import pyarrow as pa
 
     proofs = [Proof(piece(n), attempt=1, rows=None) for n in range(2)]
@@ -51,32 +52,41 @@ def lake(tmp_path: Path) -> Lake:
 def rows_of(lake: Lake) -> list[int | None]:
     keys = [piece(n).key for n in range(2)]
     found = lake.committed(STREAM, TABLE, keys)
-    sizes = lake.sizes(STREAM, TABLE, keys)
-    assert [sizes[key].bytes > 0 for key in keys] == [True, False]
-    assert lake.slices_with_files(STREAM, TABLE) == {keys[0]}
+    assert [lake.rows_of(STREAM, TABLE, [key]) for key in keys] == [{key: found[key].rows} for key in keys]
+    assert lake.slices_in(STREAM, TABLE) == {keys[0]}
     assert lake.holds(STREAM, TABLE) == {*keys}
     return [found[key].rows for key in keys]
 
 
-def test_the_log_has_the_rows_that_a_commit_record_leaves_to_it(lake: Lake) -> None:
+def test_rows_are_counted_where_a_commit_record_has_none(lake: Lake) -> None:
     assert rows_of(lake) == [3, 0]
 
 
 def test_a_slice_of_several_files_has_the_rows_of_all_and_the_time_of_its_commit(lake: Lake) -> None:
+    """Also where a file has rows of several slices."""
+    import pyarrow as pa
+
     path, keys = lake.path(STREAM, TABLE), [piece(n).key for n in range(2)]
-    assert written_of(path, keys[0]).rows == 3
+    assert [written_of(path, key).rows for key in keys] == [3, 0]
     log = Path(path) / "_delta_log" / f"{0:020d}.json"
-    (counts,) = (a["add"] for a in actions_of(log) if a.get("add", {}).get("partitionValues") == {"slice": keys[0]})
     [committed] = [action["commitInfo"] for action in actions_of(log) if "commitInfo" in action]
-    at_ms = counts["modificationTime"]
-    newer = {"path": "other.parquet", "modificationTime": at_ms + 7, "stats": json.dumps({"numRecords": 40})}
-    older = {"path": "last.parquet", "modificationTime": at_ms - 7, "stats": json.dumps({"numRecords": 500})}
-    write_actions(log.with_name(f"{1:020d}.json"), [{"add": {**counts, **newer}}, {"add": {**counts, **older}}])
-    assert written_of(path, keys[0]) == Written(543, committed["timestamp"])
-    assert written_of(path, keys[1]).rows == 0
-    unknown = {"path": "unknown.parquet", "stats": None}
-    write_actions(log.with_name(f"{2:020d}.json"), [{"add": {**counts, **unknown}}])
-    assert written_of(path, keys[0]).rows is None
+    plant(path, pa.table({"slice": [*keys] * 2, "value": ["d", "e", "f", "g"]}))
+    assert written_of(path, keys[0]) == Written(5, committed["timestamp"])
+    assert written_of(path, keys[1]).rows == 2
+
+
+@pytest.mark.parametrize("keys", [None, [piece(0).key]], ids=["of all slices", "of one"])
+def test_rows_that_were_counted_at_the_commit_are_not_counted_again(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, keys: list[str] | None
+) -> None:
+    """The query would have every slice of the table in its text, and its count would be held against itself."""
+    opened = lake.table_at(STREAM, TABLE)
+    log = commit_log.log_of(opened)
+    assert log is not None
+    log.update(updates={"rows": "7"}, predicate=f"slice = '{piece(0).key}'")
+    log.update(updates={"rows": "0"}, predicate=f"slice = '{piece(1).key}'")
+    monkeypatch.setattr(commit_log, "rows_by_slice", lambda _, unknown: dict.fromkeys(unknown, -1))
+    assert lake.committed(STREAM, TABLE, keys)[piece(0).key].rows == 7
 
 
 def written_of(path: str, key: str) -> Written:
