@@ -121,7 +121,9 @@ def _passed_over(stream: Stream, published: DeltaTable, waiting: Sequence[str]) 
 def _without_commit(published: DeltaTable, bare: Sequence[str]) -> dict[str, str]:
     """Slices with rows and no commit: they are only ever written together, also of a batch that broke off."""
     rows = rows_by_slice(published, bare) if bare else {}
-    return {key: f"has {count:,} rows, and the commit that they came with is gone" for key, count in rows.items()}
+    return {
+        key: f"has {count:,} rows, and the commit that they came with is gone" for key, count in rows.items() if count
+    }
 
 
 def _unlike_commit(piece: Slice, sent: Proof, there: Mapping[str, int]) -> list[str]:

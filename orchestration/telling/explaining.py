@@ -238,7 +238,7 @@ def _run_plain(run: Run) -> dict[str, Any]:
     return {**vars(run), "began": str(run.began), "alive_until": alive}
 
 
-_COMMITS = ["table", "attempt", "rows", "bytes", "counts"]
+_COMMITS = ["table", "attempt", "rows", "counts"]
 
 
 def _counts(counts: Mapping[str, int] | None) -> str:
