@@ -22,8 +22,10 @@ from orchestration.checking.plan_checks import all_seams, offsets_as_planned
 from orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
 from orchestration.sensing.standing import attempts
 from resources.commit_log import proofs_in, written
+from resources.delta import rows_in
 from resources.lake import Lake
 from resources.ledger import Ledger
+from resources.upkeep import files_of
 
 
 def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +79,9 @@ def test_a_long_log_has_a_record_and_a_file_of_each_slice(tmp_path: Path) -> Non
     table = DeltaTable(path)
     expected = {one.key: tables.ROWS_A_FILE for one in pieces}
     assert {key: one.rows for key, one in written(table).items()} == expected
-    assert {key: one.rows for key, one in sizes(table).items()} == expected
+    assert [(file.first, file.last) for file in sorted(files_of(table), key=lambda file: file.first)] == [
+        (one.key, one.key) for one in pieces
+    ]
+    assert rows_in(table) == len(pieces) * tables.ROWS_A_FILE
     last = pieces[-3:]
     assert proofs_in(table, [one.key for one in last]) == {one.key: Proof(one, 1, tables.ROWS_A_FILE) for one in last}

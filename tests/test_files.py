@@ -1,4 +1,4 @@
-"""How many data files a slice has, and whether its records are gathered for them."""
+"""How many data files a commit writes, and whether its records are gathered for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _Read, files_for
 from highwater.slices import OffsetRange, Slice
-from highwater.upkeep import FEWEST_FILES
+from highwater.upkeep import FEWEST_FILES, SMALL_BYTES, File, to_merge
 from resources.spark_tables import READS_A_WRITER, TASKS, _laid_out
 
 
@@ -26,20 +26,28 @@ from resources.spark_tables import READS_A_WRITER, TASKS, _laid_out
         ([400_000], 8),
         ([2_000_000], 8),
         ([2_000_001], 9),
-        ([100_000, 1], 1),
-        ([200_000, 1], 2),
+        ([5_000] * 20, 1),
+        ([99_999, 1], 1),
+        ([100_000, 1], 2),
+        ([100_000] * 20, 20),
+        ([0, 0], 1),
     ],
 )
-def test_a_slice_by_itself_has_a_file_a_task_and_one_of_several_a_file_for_every_100_000(
+def test_a_slice_by_itself_has_a_file_a_task_and_several_together_a_file_for_every_100_000(
     records: list[int], files: int
 ) -> None:
+    """Twenty small slices are one file: a file for each would be what maintenance joins again."""
     assert files_for(records) == files
 
 
-@pytest.mark.parametrize("records", [[MOST_RECORDS_A_TASK * TASKS], [8 * RECORDS_A_FILE, 1]])
-def test_what_a_slice_was_written_as_is_not_joined(records: list[int]) -> None:
-    """The files would be rewritten for nothing, and kept twice for a week."""
-    assert files_for(records) < FEWEST_FILES
+@pytest.mark.parametrize("records", [[MOST_RECORDS_A_TASK * TASKS], [8 * RECORDS_A_FILE - 1, 1]])
+def test_the_files_of_one_commit_wait_for_those_of_others(records: list[int]) -> None:
+    """Joined by themselves, they would be rewritten for little, and again with their neighbours."""
+    count, key = files_for(records), "orders@0000000"
+    assert count > 1
+    small = [File(f"{number}.parquet", SMALL_BYTES - 1, key, key) for number in range(FEWEST_FILES)]
+    assert to_merge(small[:count]) == []
+    assert [len(group.files) for group in to_merge(small)] == [FEWEST_FILES]
 
 
 @pytest.mark.parametrize(
@@ -59,24 +67,56 @@ def test_a_partition_is_read_by_a_task_or_more(
     assert _Read(rows, {piece.key: piece}, again).tasks([piece.key]) == tasks
 
 
+class Frame:
+    """Stands for a DataFrame; records how its rows are spread over files."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def repartition(self, *by: Any) -> Frame:
+        self.calls.append(("repartition", *by))
+        return self
+
+    def coalesce(self, files: int) -> Frame:
+        self.calls.append(("coalesce", files))
+        return self
+
+
+HASHED = ("hash", "offset")
+
+
 @pytest.mark.parametrize(
-    ("files", "tasks", "alone", "way"),
+    ("files", "tasks", "slices", "way"),
     [
-        (1, 24, True, "repartition"),
-        (2, 4, True, "coalesce"),
-        (2, 2 * READS_A_WRITER + 1, True, "repartition"),
-        (8, 9, True, "coalesce"),
-        (2, 4, False, "repartition"),
+        (0, 24, 20, []),
+        (1, 24, 1, [("repartition", 1)]),
+        (1, 24, 20, [("repartition", 1)]),
+        (2, 4, 1, [("coalesce", 2)]),
+        (2, 2 * READS_A_WRITER + 1, 1, [("repartition", 2, HASHED)]),
+        (8, 9, 1, [("coalesce", 8)]),
+        (2, 4, 20, [("repartition", 2, "slice", ("mod", HASHED, 1))]),
+        (9, 24, 2, [("repartition", 9, "slice", ("mod", HASHED, 5))]),
     ],
-    ids=["small", "a few partitions", "many partitions", "large", "of several"],
+    ids=[
+        "as it is spread",
+        "small",
+        "many small ones",
+        "a few partitions",
+        "many partitions",
+        "large",
+        "of several",
+        "of several large ones",
+    ],
 )
-def test_a_slice_is_gathered_where_a_writer_would_read_many_partitions_one_after_another(
-    *, files: int, tasks: int, alone: bool, way: str, monkeypatch: pytest.MonkeyPatch
+def test_a_commit_gathers_its_rows_where_a_writer_would_read_many_partitions_one_after_another(
+    files: int, tasks: int, slices: int, way: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    functions: Any = Mock()
-    monkeypatch.setattr("pyspark.sql.functions.xxhash64", functions)
-    monkeypatch.setattr("pyspark.sql.functions.pmod", functions)
-    monkeypatch.setattr("pyspark.sql.functions.lit", functions)
-    rows: Any = Mock()
-    _laid_out(rows, files, "offset", tasks, alone=alone)
-    assert [call[0] for call in rows.method_calls] == [way]
+    """Rows of several slices go to one file for each declared size, and by value: a task that runs again sends each
+    row where it went before.
+    """
+    monkeypatch.setattr("pyspark.sql.functions.xxhash64", lambda column: ("hash", column))
+    monkeypatch.setattr("pyspark.sql.functions.pmod", lambda hashed, shares: ("mod", hashed, shares))
+    monkeypatch.setattr("pyspark.sql.functions.lit", lambda value: value)
+    rows: Any = Frame()
+    _laid_out(rows, files, "offset", tasks, slices)
+    assert rows.calls == way
