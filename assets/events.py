@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from assets import raw
 from assets.admission import end_probe, see_admitted, see_within_limit
 from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, have_table, let_go
+from assets.dlq_copies import COPIED_AT
 from assets.holding import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
 from assets.kept import exposed, kept, see_kept
 from assets.origins import DLQ, TIMESTAMP, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
@@ -53,6 +54,8 @@ SEARCHED = (
     "reclaims",
 )
 REASONS = (MALFORMED, INVALID, UNRESOLVED)
+# What a record is beside its origin.
+PAYLOAD = ("key", "value", "headers")
 
 
 def columns(stream: Stream) -> str:
@@ -114,6 +117,8 @@ def _materialise(work: Work, read: Standing) -> list[SliceReport]:
     see_admitted(work, [piece for piece in work.slices if piece.key not in kept], standing.proofs)
     found = commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing, published, read))
     _see_as_measured(work, found)
+    if work.classified is not None:
+        work.classified.committed({report.piece.key: report.attempt for report in found if report.note is None})
     end_holds(work)
     return found
 
@@ -241,7 +246,7 @@ def _see_as_measured(work: Work, found: Sequence[SliceReport]) -> None:
 
 @dataclass(frozen=True)
 class _Decision:
-    """The split of some slices, held by Spark until it is committed.
+    """The split of some slices, held by Spark until it is committed, or until the run's rejects are.
 
     Args:
         work: the connections.
@@ -291,7 +296,7 @@ class _Decision:
         """What is rejected and was not left to the DLQ before."""
         from pyspark.sql import functions as F
 
-        return self.rows.where(_alive() & F.col("reason").isNotNull() & F.col("anew"))
+        return self.rows.where(is_rejected() & F.col("anew"))
 
     def see_kept(self, keys: Sequence[str]) -> None:
         """See that all that was sent of slices stays an event."""
@@ -302,12 +307,20 @@ class _Decision:
         return kept(self.work, lambda: self.see_kept(mine)) if mine else nullcontext(nothing)
 
     def release(self) -> None:
-        self.rows.unpersist()
+        if self.work.classified is None:
+            self.rows.unpersist()
 
 
 def _nothing() -> dict[str, int]:
     names = ("raw", "events", "tombstones", "superseded", "rejects", *(f"rejects_{reason}" for reason in REASONS))
     return dict.fromkeys(names, 0)
+
+
+def is_rejected() -> Column:
+    """Whether a classified record is a reject."""
+    from pyspark.sql import functions as F
+
+    return _alive() & F.col("reason").isNotNull()
 
 
 def _alive() -> Column:
@@ -330,7 +343,9 @@ def _decide(
         fated = with_fate(work, rows, slices, seen, published)
         reason = F.coalesce("held_reason", "reason")
         told = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)
-        rows = _without_payload(work.stream, told).persist()
+        rows = _needed(work.stream, told).persist()
+        if work.classified is not None:
+            work.classified.keep(rows, {piece.key: published.attempt(piece.key) for piece in slices})
         try:
             told_of = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
             # Before it is looked what was sent: of the others nothing is sent after that look.
@@ -385,16 +400,24 @@ def raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:
     return rows.where(slice_is_one_of([s.key for s in slices]))
 
 
-def _without_payload(stream: Stream, rows: DataFrame) -> DataFrame:
-    """What the decision needs of the judged rows: less for Spark to hold."""
+def _needed(stream: Stream, rows: DataFrame) -> DataFrame:
+    """What is needed of the judged rows: of a reject all, of others less for Spark to hold."""
     from pyspark.sql import functions as F
 
     fields = [F.col(f"field_{f.name}") for f in stream.fields]
+    own = (*TIMESTAMP, "retries", "reclaims", "superseded", "reason", COPIED_AT)
     tombstone, anew = F.col("value").isNull().alias("tombstone"), F.col("held_reason").isNull().alias("anew")
-    own = (*TIMESTAMP, "retries", "reclaims", "superseded", "reason")
-    names = [F.col(name) for name in ("slice", *ORIGIN, *own)]
-    held = [F.col("detail"), holding(stream).alias(HOLDS)] if stream.ordered else []
-    return rows.select(*names, tombstone, anew, *held, *fields)
+    return rows.select(
+        *[F.col(name) for name in ("slice", *ORIGIN, *own)],
+        tombstone,
+        anew,
+        F.coalesce("held_detail", "detail").alias("detail"),
+        F.col("held_next_topic"),
+        F.coalesce("held_first_failed_at", "first_failed_at").alias("first_failed_at"),
+        *[F.when(F.col("reason").isNotNull(), F.col(name)).alias(name) for name in PAYLOAD],
+        *([holding(stream).alias(HOLDS)] if stream.ordered else []),
+        *fields,
+    )
 
 
 def _measure(stream: Stream, rows: DataFrame) -> DataFrame:

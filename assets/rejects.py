@@ -18,6 +18,7 @@ from assets.holding import parked_slices
 from assets.origins import DLQ, first_of_each, with_fate, with_origins
 from assets.parsing import PERMANENT, UNRESOLVED, judged
 from assets.work import SliceReport, Work
+from highwater.balancing import balanced
 from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.proof import Proof
@@ -54,11 +55,15 @@ def materialise(work: Work) -> list[SliceReport]:
     have_table(work, TABLE, COLUMNS, SEARCHED)
     for tries in range(1, TRIES + 1):
         try:
-            return _follow_decision(work, require(work, events.TABLE), Standing.read(work, TABLE), Clock())
+            found = _follow_decision(work, require(work, events.TABLE), Standing.read(work, TABLE), Clock())
         except SupersededAttemptError:
             if tries == TRIES:
                 raise
             work.log("rejects: another run committed meanwhile; looking again")
+        else:
+            if work.classified is not None:
+                work.classified.release()
+            return found
     raise AssertionError("unreachable")
 
 
@@ -143,6 +148,42 @@ def _commit(work: Work, rows: DataFrame, decisions: Sequence[Proof], standing: S
 def _rows(
     work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: Standing
 ) -> DataFrame:
+    """The rejects of decisions: as this run classified them, or else what their events left over."""
+    from pyspark.sql import functions as F
+
+    with_rejects = [d for d in decisions if d.counts["rejects"]]
+    if not with_rejects:
+        return work.spark.createDataFrame([], COLUMNS)
+    found = _classified(work, with_rejects, published)
+    if found is None:
+        found = _classified_again(work, with_rejects, raw_version, events_version, published)
+    return found.select(
+        *origin_columns({d.key: d.attempt for d in with_rejects}),
+        "reason",
+        F.col("reason").isin(sorted(PERMANENT)).alias("permanent"),
+        "detail",
+        *events.PAYLOAD,
+        F.coalesce("held_next_topic", _next_topic(work.stream, parked_slices(work))).alias("next_topic"),
+        F.coalesce("first_failed_at", F.current_timestamp()).alias("first_failed_at"),
+        F.col(COPIED_AT).alias(PUBLISHED_AT),
+    )
+
+
+def _classified(work: Work, decisions: Sequence[Proof], published: Standing) -> DataFrame | None:
+    """The rejects as this run classified them; None where another run decided, or the run began again."""
+    from pyspark.sql import DataFrame as Frame
+
+    if work.classified is None:
+        return None
+    attempts = {d.key: d.attempt for d in decisions}
+    frames = work.classified.of(attempts, {key: published.attempt(key) for key in attempts})
+    mine = [rows.where(slice_is_one_of(attempts)).where(events.is_rejected()) for rows in frames]
+    return balanced(Frame.unionByName, mine) if mine else None
+
+
+def _classified_again(
+    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: Standing
+) -> DataFrame:
     """Raw minus the committed events, the tombstones and the superseded, judged once more for the reason.
 
     All are read at the versions in which the decisions were found, so what another run commits meanwhile does not
@@ -151,25 +192,14 @@ def _rows(
     """
     from pyspark.sql import functions as F
 
-    with_rejects = [d for d in decisions if d.counts["rejects"]]
-    if not with_rejects:
-        return work.spark.createDataFrame([], COLUMNS)
-    found = judged(work, _left_over(work, with_rejects, raw_version, events_version, published))
-    reason = F.coalesce("held_reason", "reason", F.lit(UNRESOLVED))
-    detail = F.coalesce("held_detail", "detail", F.lit("unknown when the slice was decided, known since"))
-    told = found.withColumns({"reason": reason, "detail": detail})
-    permanent = F.col("reason").isin(sorted(PERMANENT))
-    return told.select(
-        *origin_columns({d.key: d.attempt for d in with_rejects}),
-        "reason",
-        permanent.alias("permanent"),
-        "detail",
-        "key",
-        "value",
-        "headers",
-        F.coalesce("held_next_topic", _next_topic(work.stream, parked_slices(work))).alias("next_topic"),
-        F.coalesce("held_first_failed_at", "first_failed_at", F.current_timestamp()).alias("first_failed_at"),
-        F.col(COPIED_AT).alias(PUBLISHED_AT),
+    found = judged(work, _left_over(work, decisions, raw_version, events_version, published))
+    unknown = F.lit("unknown when the slice was decided, known since")
+    return found.withColumns(
+        {
+            "reason": F.coalesce("held_reason", "reason", F.lit(UNRESOLVED)),
+            "detail": F.coalesce("held_detail", "detail", unknown),
+            "first_failed_at": F.coalesce("held_first_failed_at", "first_failed_at"),
+        }
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from assets.classified import Classified
     from highwater.declaration import Stream
     from highwater.slices import Slice
     from resources.kafka import Kafka
@@ -47,6 +48,7 @@ class Work:
 
     The slices are taken together: one read, one commit. `log` gets progress as plain sentences. `before_commit` raises
     when what the commit rests on holds no more, such as a lease. `run` is the run's id, empty outside of Dagster.
+    `classified` is what the stages of a run share; without it each classifies records by itself.
     """
 
     stream: Stream
@@ -58,6 +60,7 @@ class Work:
     log: Callable[[str], None]
     before_commit: Callable[[], None] = nothing
     run: str = ""
+    classified: Classified | None = None
 
     @property
     def keys(self) -> list[str]:

@@ -5,12 +5,15 @@ What belongs here: these four benchmarks and their peers. What does not: growth 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from assets import current, events, parsing, raw, rejects
+from assets.classified import Classified
 from assets.origins import with_origins
+from assets.work import nothing
 from bench.harness import Result, Row, Variant, Verdict, alternate, timed
 from bench.world import Bed, World, fill, last_slices, source, whole_topic
 from highwater.slices import OffsetRange
@@ -194,8 +197,11 @@ def whole_path(world: World, rounds: int, records: int) -> Result:
     )
 
 
-def _stream_everything(world: World, bed: Bed, pieces: list[Slice], records: int) -> None:
+def _stream_everything(
+    world: World, bed: Bed, pieces: list[Slice], records: int, began: Callable[[], object] = nothing
+) -> None:
     def each(batch: DataFrame, number: int) -> None:
+        began()
         _write_batch(world, bed, batch, number)
 
     (
@@ -248,18 +254,25 @@ def _merge(bed: Bed, rows: DataFrame, *, first: bool) -> None:
 
 
 SIZES = (1_000, 10_000, 100_000, 400_000)
+# Of the smallest size, against the peer: one of each to begin with, and then these.
+MICRO_BATCHES = 5
 
 
 def slice_sizes(world: World, rounds: int, records: int) -> Result:
-    """(i) One slice through all tables, at several sizes."""
+    """(i) One slice through all tables, at several sizes, and small slices against micro-batches."""
     del records
-    stream = fill(world, "bench-i", max(SIZES))
+    stream, smallest = fill(world, "bench-i", max(SIZES)), min(SIZES)
 
     def variant(size: int) -> Variant:
         return _round(world, stream, 1, size, lambda bed, pieces: _take(world, bed, pieces))
 
     row = alternate("one slice", {f"{size:,} records": variant(size) for size in SIZES}, rounds)
     at_most = {size: size / row.median(f"{size:,} records") for size in SIZES}
+    variants = {
+        "Highwater": lambda _: _seconds_a_slice(world, stream, smallest),
+        "foreachBatch": lambda _: _seconds_a_micro_batch(world, stream, smallest),
+    }
+    again = alternate(f"{smallest:,} records, into tables that are there", variants, rounds)
     return Result(
         name="i",
         title="The size of a slice",
@@ -267,15 +280,48 @@ def slice_sizes(world: World, rounds: int, records: int) -> Result:
             "One slice through raw, events, rejects and current, into new tables. What a slice costs whatever it holds "
             "is the time of the smallest one. Records a second: "
             + ", ".join(f"{rate:,.0f} in slices of {size:,}" for size, rate in at_most.items())
-            + "."
+            + f". Then slices of {smallest:,}, each a run of its own, against micro-batches of the stream of (c): of "
+            f"{1 + MICRO_BATCHES} the first, which creates the tables, is not counted."
         ),
-        rows=[row],
+        rows=[row, again],
+        verdicts=[
+            Verdict(
+                "micro-batches that take as long as a slice",
+                1 / again.ratio("Highwater", "foreachBatch"),
+                0.9,
+                at_least=False,
+            )
+        ],
     )
 
 
+def _seconds_a_slice(world: World, stream: Any, records: int) -> float:
+    """How long a slice takes where tables are there, as a mean of several."""
+    bed = world.fresh(stream)
+    first, *others = last_slices(world, bed, 1 + MICRO_BATCHES, records)
+    _take(world, bed, [first])
+    begin = time.perf_counter()
+    for piece in others:
+        _take(world, bed, [piece])
+    took = time.perf_counter() - begin
+    bed.remove()
+    return took / MICRO_BATCHES
+
+
+def _seconds_a_micro_batch(world: World, stream: Any, records: int) -> float:
+    """How long a micro-batch of the peer takes from its beginning to the next one's, as a mean of several."""
+    bed = world.fresh(stream)
+    begins: list[float] = []
+    pieces = last_slices(world, bed, 2 + MICRO_BATCHES, records)
+    _stream_everything(world, bed, pieces, records, began=lambda: begins.append(time.perf_counter()))
+    bed.remove()
+    return (begins[-1] - begins[1]) / MICRO_BATCHES
+
+
 def _take(world: World, bed: Bed, pieces: list[Slice]) -> None:
+    work = replace(world.work(bed, pieces), classified=Classified())  # as the steps of a run share it
     for stage in (raw, events, rejects, current):
-        stage.materialise(world.work(bed, pieces))
+        stage.materialise(work)
 
 
 def skew(world: World, rounds: int, records: int) -> Result:

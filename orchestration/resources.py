@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import PrivateAttr
 
+from assets.classified import Classified
 from highwater.errors import HighwaterError
 from highwater.settings import Settings
 
@@ -138,6 +139,12 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
     """
 
     _session: object = PrivateAttr(default=None)
+    _classified: Classified = PrivateAttr(default_factory=Classified)
+
+    @property
+    def classified(self) -> Classified:
+        """What the steps of the run share of records that Spark holds for the session."""
+        return self._classified
 
     def session(self) -> "SparkSession":
         """The run's session."""
@@ -161,12 +168,14 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
         try:
             interrupt(session)  # type: ignore[arg-type]
         finally:
+            self._classified.release()
             close_session(session)  # type: ignore[arg-type]
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Let go of the server's session; a local one ends with its process."""
         del context
         session, self._session = self._session, None
+        self._classified.release()
         if session is not None:
             close_session(session)  # type: ignore[arg-type]
 

@@ -214,6 +214,8 @@ def work_of(
         kafka=given.kafka.open(),
         log=context.log.info,
         run=context.run.run_id,
+        # A resource in its place may share nothing.
+        classified=getattr(given.spark, "classified", None) if spark else None,
     )
 
 

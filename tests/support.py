@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import urllib.error
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assets import current, dlq, events, metrics, raw, rejects
+from assets.classified import Classified
 from assets.streams.orders import STREAM as ORDERS
 from assets.work import SliceReport, Work
 from dev.failing import failing
@@ -148,9 +150,16 @@ class Bench:
         return piece
 
     def materialise(self, *slices: Slice) -> dict[str, list[SliceReport]]:
-        """Take slices together through all stages of the stream."""
+        """Take slices together through all stages of the stream, which share what they classified, as in a run."""
         stages = (*STAGES, metrics) if self.stream.metrics else STAGES
-        return {stage.TABLE: self._tried_again(partial(stage.materialise, self.work(*slices))) for stage in stages}
+        work = self.work(*slices, classified=Classified())
+        return {stage.TABLE: self._tried_again(partial(stage.materialise, work)) for stage in stages}
+
+    def rejects_from_raw(self, *slices: Slice) -> list[dict[str, Any]]:
+        """The rows of rejects of these slices, as a run makes them that finds nothing classified; the table is new."""
+        shutil.rmtree(self.lake.path(self.stream.name, rejects.TABLE))
+        rejects.materialise(self.work(*slices))
+        return self.rows(rejects.TABLE)
 
     def _tried_again(self, materialise: Callable[[], list[SliceReport]]) -> list[SliceReport]:
         """As a run does: a dependency that does not answer in time, on a busy machine, is asked once more."""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from assets.undecided import DETAIL
 from dev.processes import wait_until
 from highwater import envelope
 from highwater.declaration import Accepted
-from highwater.envelope import Origin
+from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, OffsetsExpiredError
 from highwater.plans import Discard, Generation
 from highwater.routing import due_after, named, reads
@@ -289,6 +289,14 @@ def test_what_people_send_to_a_tier_settles_each_origin_once(retried: Bench) -> 
     assert [(row["origin_topic"], row["reason"]) for row in rows] == [(tier.stream.topic, "malformed")] * bad
     assert all("header highwater." in row["detail"] for row in rows)
     assert len(published(bench.bootstrap, bench.stream.parked_topic)) == 1 + bad
+    again = bench.rejects_from_raw(second)
+    assert sorted(map(told, again)) == sorted(map(told, rows)), "classified for the events or from raw, it is the same"
+
+
+def told(row: Mapping[str, Any]) -> tuple[object, ...]:
+    """What a row of rejects says of its record."""
+    names = ("retries", "reclaims", "reason", "permanent", "detail", "key", "value", "next_topic")
+    return *(row[name] for name in ORIGIN), *(row[name] for name in names), repr(row["headers"])
 
 
 # All that it knows is docs/dlq.md: it is run without this folder, and knows nothing of how we name the headers.

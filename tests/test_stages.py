@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from assets import commit, current, dlq, events, metrics, raw, rejects
+from assets.classified import Classified
 from assets.commit import Clock, Standing
 from highwater.declaration import Field
 from highwater.errors import (
@@ -438,6 +439,42 @@ def test_a_second_run_takes_over_the_split_although_the_reference_changed(bench:
     bench.materialise(*slices)
     assert origins(bench.rows("events")) == {(0, 0), (0, 2)}, "what was published is left to the DLQ"
     assert origins(bench.rows("rejects")) == {(0, 1), (0, 3)}
+
+
+def test_a_record_is_classified_once_in_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejects come from what the events were told from, and equal what raw gives to a run that begins behind them."""
+    bench.send(*[Message(b"o1", value) for value in BAD_VALUES.values()], order_message("o2", 1, customer_id="late"))
+    bench.send(order_message("o3", 1), Message(b"o4", None))
+    piece = bench.plan(0, p0=(0, len(BAD_VALUES) + 3))
+
+    def refused(*_: object) -> None:
+        raise AssertionError("records are classified a second time")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rejects, "judged", refused)
+        bench.materialise(piece)
+    rows = bench.rows("rejects")
+    assert len(rows) == len(BAD_VALUES) + 1
+    drop = {"first_failed_at"}
+    one, two = ([{**row, **dict.fromkeys(drop)} for row in found] for found in (rows, bench.rejects_from_raw(piece)))
+    assert sorted(one, key=repr) == sorted(two, key=repr)
+
+
+def test_what_another_run_decided_is_classified_again(bench: Bench) -> None:
+    bench.send(order_message("o1", 1, amount="twelve"), order_message("o2", 1))
+    piece = bench.plan(0, p0=(0, 2))
+    mine = bench.work(piece, classified=Classified())
+    for stage in (raw, events):
+        stage.materialise(mine)
+    rejects.materialise(bench.work(piece))
+    for stage in (dlq, current):
+        stage.materialise(bench.work(piece))
+    customers(bench.lake, ["c1"])
+    [theirs] = events.materialise(bench.work(piece))
+    assert theirs.attempt > 1
+    [report] = rejects.materialise(mine)
+    assert (report.attempt, report.rows, report.note) == (theirs.attempt, 1, None)
+    assert [row["attempt"] for row in bench.rows("rejects")] == [theirs.attempt]
 
 
 def test_rejects_are_what_the_decision_left_although_events_were_decided_anew(bench: Bench) -> None:
