@@ -87,7 +87,7 @@ class Batch(Protocol):
         """The proof that goes with a slice's rows."""
 
     def files(self, keys: Sequence[str]) -> int:
-        """Data files for each slice at the most, when these slices are committed together."""
+        """Data files at the most, when these slices are committed together."""
 
     def tasks(self, keys: Sequence[str]) -> int:
         """How many tasks read the rows of these slices; 1 where Spark holds them."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from assets.commit import commit_turn, target_of
-from highwater.errors import UnbalancedError
+from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.tables import BY_SLICE
 from highwater.upkeep import TARGET_BYTES
-from resources.delta import rows_in, slice_is_one_of
+from resources.commit_log import committed_in
+from resources.delta import add_actions, query, slice_is_one_of
 from resources.numbered_commits import commit_slices
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at
-from resources.upkeep import slices_of
+from resources.upkeep import files_of, slices_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from deltalake import DeltaTable
 
     from assets.work import Work
     from highwater.declaration import Stream
@@ -30,18 +32,22 @@ def cluster_columns(stream: Stream, table: str) -> tuple[str, ...]:
     return ("partition", "offset") if table == "raw" else ("origin_partition", "origin_offset")
 
 
-def merge(work: Work, table: str, group: Group) -> None:
+def merge(work: Work, table: str, group: Group) -> bool:
     """Rewrite the rows of the slices in some small files into files of the size that readers expect.
 
-    It is a numbered commit in the turn of the table's writers, and changes no row.
+    It is a numbered commit in the turn of the table's writers, and changes no row. A slice that has rows in other files
+    too stays as it is: to move it would rewrite those.
 
     Args:
         work: the connections.
         table: one of the tables by slice.
         group: the files.
 
+    Returns:
+        Whether there was anything to rewrite.
+
     Raises:
-        SupersededAttemptError: another writer was first; nothing was written.
+        SupersededAttemptError: another writer replaced one of the files, or was first; nothing was written.
         UnbalancedError: the table has another number of rows than before.
         LeaseHeldError: other writers went on for too long; nothing was written.
         DependencyAwayError: Spark, the ledger or the lake is away.
@@ -49,11 +55,13 @@ def merge(work: Work, table: str, group: Group) -> None:
     assert table in BY_SLICE, "the other tables have no column slice, or partitions of their own"
     with commit_turn(work, table) as lease, delta_errors(f"{table} of {work.stream.name}"):
         target = target_of(work, table)
-        held = target.committed([])
-        opened = work.lake.table_at(work.stream.name, table, held.version)
-        keys, before = slices_of(opened, group.files), rows_in(opened)
+        opened = target.opened()
+        keys, before = _movable(opened, group), _rows_in(opened)
+        if not keys:
+            return False
+        held = committed_in(opened, [])
         mine = rows_at(work.spark, target.path, held.version).where(slice_is_one_of(keys))
-        by, files = cluster_columns(work.stream, table), math.ceil(group.bytes / TARGET_BYTES)
+        by, files = cluster_columns(work.stream, table), max(1, round(group.bytes / TARGET_BYTES))
         gathered = mine.repartition(1) if files == 1 else mine.repartitionByRange(files, *by)
         ordered = gathered.sortWithinPartitions(*by)
 
@@ -64,10 +72,29 @@ def merge(work: Work, table: str, group: Group) -> None:
         lease.check()
         version = commit_slices(target, held, [], work.run, write)
     _ensure_same_rows(work, table, before, version)
+    return True
+
+
+def _movable(opened: DeltaTable, group: Group) -> list[str]:
+    """The slices in the files of a group that have no row in any other file.
+
+    Raises:
+        SupersededAttemptError: a file of the group is no longer the table's.
+    """
+    there = {file.path: file for file in files_of(opened)}
+    if any(file.path not in there for file in group.files):
+        raise SupersededAttemptError(
+            f"files of {opened.table_uri} were replaced before they were joined",
+            remedy="nothing: they are joined by the next maintenance",
+        )
+    mine = {file.path for file in group.files}
+    first, last = min(file.first for file in group.files), max(file.last for file in group.files)
+    beside = [file for file in there.values() if file.path not in mine and file.first <= last and file.last >= first]
+    return sorted(slices_of(opened, group.files) - slices_of(opened, beside))
 
 
 def _ensure_same_rows(work: Work, table: str, before: int, version: int) -> None:
-    after = rows_in(work.lake.table_at(work.stream.name, table, version))
+    after = _rows_in(work.lake.table_at(work.stream.name, table, version))
     if after != before:
         raise UnbalancedError(
             f"joining files of {table} of {work.stream.name} changed the number of its rows",
@@ -75,3 +102,12 @@ def _ensure_same_rows(work: Work, table: str, before: int, version: int) -> None
             found=f"{after:,} rows in version {version}",
             remedy=f"RESTORE the table to version {version - 1}, and report this",
         )
+
+
+def _rows_in(opened: DeltaTable) -> int:
+    """The rows of a table: by its log, or counted where somebody wrote a file without statistics."""
+    counts = add_actions(opened)["num_records"].to_pylist()
+    if None not in counts:
+        return sum(counts)
+    [row] = query(opened, "SELECT count(*) AS rows FROM t")
+    return int(row["rows"])

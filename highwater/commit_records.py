@@ -132,6 +132,12 @@ def number_of(text: str) -> int:
     return 0 if plain is None else int(plain["number"])
 
 
+def batch_of(text: str | None) -> str:
+    """The batch ID of the commit that carries this `userMetadata`; empty where the text is not ours."""
+    plain = _plain(text)
+    return "" if plain is None else str(plain["batch"])
+
+
 def replaces_table(text: str | None) -> bool:
     """Whether the commit that carries this `userMetadata` replaced the whole table."""
     plain = _plain(text)

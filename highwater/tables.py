@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from highwater.declaration import Stream
 
-# In these a slice is a partition of its own.
+# In these every row names its slice in a column.
 BY_SLICE = ("raw", "events", "rejects", "dlq")
 # What every stream has.
 COMMON = (*BY_SLICE, "current")

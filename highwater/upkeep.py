@@ -21,8 +21,7 @@ LONGEST_LEASES = timedelta(minutes=20)
 
 # Files below this size are worth being joined: a reader's price for a file is about that of reading so much.
 SMALL_BYTES = 16 * 1024 * 1024
-# A slice is written as eight files at the most, and left as it was written, up to two million offsets if a run takes it
-# by itself, and up to 800,000 among others.
+# A slice that a run takes by itself is written as eight files at the most, up to two million offsets.
 FEWEST_FILES = 9
 # Partitions in one OPTIMIZE, whose names stand in its text; and what one maintenance rewrites of a table at the most.
 PARTITIONS_A_COMMIT = 100
@@ -107,7 +106,7 @@ class Part:
     """A partition of a table by its log.
 
     Args:
-        key: the partition, a slice key; empty for a table without partitions.
+        key: the value of `slice`; empty for a table without partitions.
         files: the sizes of its files, in bytes.
     """
 
@@ -120,22 +119,17 @@ class Part:
         return tuple(size for size in self.files if size < SMALL_BYTES)
 
 
-def to_compact(parts: Iterable[Part], busy: Collection[str]) -> list[str]:
+def to_compact(parts: Iterable[Part]) -> list[str]:
     """The partitions whose files are joined: those with the most small files first, within what one maintenance does.
 
-    A file never holds two partitions, and a slice is a partition. So tables that hold one file a slice gain nothing.
-
-    Args:
-        parts: the table's partitions.
-        busy: slices that runs are working on; to join their files would make these runs commit twice.
+    A file never holds two partitions.
     """
     found, total = [], 0
     for part in sorted(parts, key=lambda part: (-len(part.small), part.key)):
         if len(part.small) < FEWEST_FILES or total + sum(part.files) > MOST_BYTES:
             continue
-        if part.key not in busy:
-            found.append(part.key)
-            total += sum(part.files)
+        found.append(part.key)
+        total += sum(part.files)
     return found
 
 
@@ -179,18 +173,19 @@ def to_merge(files: Iterable[File]) -> list[Group]:
 
     The last group of few files waits until there are more.
     """
-    small = sorted((file for file in files if file.size < SMALL_BYTES), key=lambda file: (file.first, file.path))
+    small = sorted((file for file in files if file.size < TARGET_BYTES // 2), key=lambda file: (file.first, file.path))
     found: list[Group] = []
     mine: list[File] = []
-    rewritten = 0
+    size = rewritten = 0
     for file in small:
-        mine.append(file)
-        rewritten += file.size
-        if rewritten > MOST_BYTES:
+        if rewritten + size + file.size > MOST_BYTES:
             return found
-        if sum(one.size for one in mine) >= TARGET_BYTES or len(mine) == FILES_A_GROUP:
+        mine.append(file)
+        size += file.size
+        if size >= TARGET_BYTES or len(mine) == FILES_A_GROUP:
             found.append(Group(tuple(mine)))
-            mine = []
+            rewritten += size
+            mine, size = [], 0
     return [*found, Group(tuple(mine))] if len(mine) >= FEWEST_FILES else found
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.commit_records import (
     CommitRecord,
+    batch_of,
     from_user_metadata,
     held_at,
     replaces_table,
@@ -34,8 +35,8 @@ from resources.delta import (
     open_table,
     query,
     rows_by_slice,
-    slices_in,
     rows_of_all_slices,
+    slices_in,
     text_in_sql,
 )
 from resources.small_tables import append_at, compact, create, replace_partitions
@@ -108,11 +109,13 @@ class Tail:
         records: the commit records in them.
         restores: see `held_at`.
         is_complete: Delta has cleaned none of the entries away.
+        batches: the version that each batch committed, by its ID; also of a batch without slices.
     """
 
     records: Sequence[CommitRecord]
     restores: Mapping[int, int]
     is_complete: bool = True
+    batches: Mapping[str, int] = field(default_factory=dict)
 
 
 def committed_in(opened: DeltaTable, keys: Collection[str] | None = None, *, short: bool = False) -> Committed:
@@ -170,6 +173,11 @@ def _ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others
         )
 
 
+def _is_by_slice(opened: DeltaTable) -> bool:
+    """Whether a table has slices in its column `slice`: that of `metrics` has days, and `current` has none."""
+    return _name(opened) != "metrics" and any(field.name == "slice" for field in opened.schema().fields)
+
+
 def proofs_of(found: Committed) -> dict[str, Proof]:
     """What the commits recorded of the slices, by slice key; `sized` counts the rows that no record has.
 
@@ -180,11 +188,6 @@ def proofs_of(found: Committed) -> dict[str, Proof]:
         for key, one in found.records.items()
         if one.proof is not None
     }
-def _is_by_slice(opened: DeltaTable) -> bool:
-    """Whether a table has slices in its column `slice`: that of `metrics` has days, and `current` has none."""
-    return _name(opened) != "metrics" and any(field.name == "slice" for field in opened.schema().fields)
-
-
 
 
 def proofs_in(table: DeltaTable, keys: Collection[str] | None = None) -> dict[str, Proof]:
@@ -383,6 +386,7 @@ def tail_of(opened: DeltaTable, last: int) -> Tail:
     """The commits of a table behind a version, by its Delta log."""
     records: list[CommitRecord] = []
     restores: dict[int, int] = {}
+    batches: dict[str, int] = {}
     is_complete = True
     for version in range(opened.version(), last, -1):
         entry = commit_info(opened, version)
@@ -396,10 +400,11 @@ def tail_of(opened: DeltaTable, last: int) -> Tail:
             restores[version] = -1
         at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC) if "timestamp" in entry else None
         records += from_user_metadata(metadata, version, at)
+        batches[batch_of(metadata)] = version
         if "REPLACE TABLE" in str(entry.get("operation")):
             restores[version] = -1
             break  # the table has another ID since, and no row from before
-    return Tail(records, restores, is_complete)
+    return Tail(records, restores, is_complete, batches)
 
 
 def _restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]) -> int:

@@ -161,8 +161,7 @@ def commit_slices(
     with delta_errors(target.path):
         write({"txnAppId": APP, "txnVersion": str(number), "userMetadata": metadata})
     opened = target.opened()
-    tail = commit_log.tail_of(opened, held.version).records
-    version = next((one.version for one in tail if one.batch == batch), None)
+    version = commit_log.tail_of(opened, held.version).batches.get(batch)
     if version is None:
         if number_in(opened) >= number:  # the write never commits any more
             target.ledger.intents.remove(batch)

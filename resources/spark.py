@@ -55,8 +55,11 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
         # Times before 1900 as they are, not moved into the calendar of Spark 2, nor refused as by Spark 3.
         "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-        # The rows of raw are counted by the statistics of its commits.
+        # Files are skipped by them, and rows are counted.
         "spark.databricks.delta.stats.collect": "true",
+        # Characters of a text in the statistics of a file: a slice key has 260 at the most, with Kafka's longest name
+        # of a topic. Delta's 32 would find a slice of a topic with a long name in every file.
+        "spark.databricks.io.skipping.stringPrefixLength": "260",
         # Parquet leaves out the count of nulls where the least and the greatest value of a column have 4,096 bytes
         # together, and deltalake takes a missing count for zero: `IS NULL` then finds no row of the file. So both are
         # cut: 2 * 1,024 < 4,096.

@@ -28,9 +28,6 @@ CATALOG = "spark_catalog"
 TASKS = 8
 # A task that writes what so many others would have read does it one after the other; of more it is gathered.
 READS_A_WRITER = 2
-# Characters of a slice key at the most: Kafka's longest name of a topic, and the number. Delta keeps 32 of a text in
-# its statistics by itself, and slices of a topic with a long name would be found in every file.
-LONGEST_SLICE = 260
 
 
 def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str], lock: Lock) -> None:
@@ -70,10 +67,7 @@ def _create(path: str, schema: str, searched: Sequence[str]) -> None:
         path,
         Schema.from_json(schema),
         partition_by=(),
-        configuration={
-            "delta.dataSkippingStatsColumns": ",".join(searched),
-            "delta.dataSkippingStringPrefixLength": str(LONGEST_SLICE),
-        },
+        configuration={"delta.dataSkippingStatsColumns": ",".join(searched)},
     )
 
 

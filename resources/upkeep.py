@@ -3,7 +3,7 @@
 What belongs here: doing that, and the numbers before and after. What does not: deciding what is joined and how old
 a removed file must be (`highwater.upkeep`), or the order of the steps (`orchestration.operating.maintaining`).
 
-Neither changes a row: OPTIMIZE writes the same rows, proofs among them, into fewer files, and what is removed are files
+Neither changes a row: OPTIMIZE writes the same rows into fewer files, and what is removed are files
 that belong to no version younger than the horizon. Neither cleans Delta's log up.
 """
 
@@ -57,7 +57,7 @@ def files_of(table: DeltaTable) -> list[File]:
     return [File(*row) for row in rows if None not in row]
 
 
-def slices_of(table: DeltaTable, files: Sequence[File]) -> list[str]:
+def slices_of(table: DeltaTable, files: Sequence[File]) -> set[str]:
     """The slices that rows of some files name.
 
     Raises:
@@ -65,12 +65,14 @@ def slices_of(table: DeltaTable, files: Sequence[File]) -> list[str]:
     """
     import pyarrow.parquet as pq
 
-    storage_, found = _storage_of(table), set[str]()
+    storage_, found = _storage_of(table), {file.first for file in files}
     with reading(str(table.table_uri)):
         for file in files:
+            if file.first == file.last:
+                continue
             column = pq.read_table(unquote(file.path), columns=["slice"], filesystem=storage_)["slice"]
             found |= {str(key) for key in column.unique().to_pylist()}
-    return sorted(found)
+    return found
 
 
 def parts_of(table: DeltaTable) -> list[Part]:

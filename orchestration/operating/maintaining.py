@@ -11,7 +11,7 @@ that a run or an unfinished retry may read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -33,8 +33,6 @@ from orchestration.dependencies import see_lake_there
 from orchestration.operating.old_runs import OldRuns, delete_runs
 from orchestration.operating.retaining import Retained, retain
 from orchestration.operating.retiring import PAGE, Retirement, retire
-from orchestration.sensing.history import past_runs
-from orchestration.sensing.requests import in_flight
 from resources.commit_log import TABLE as COMMITS
 from resources.commit_log import complete
 from resources.numbered_commits import Pieces
@@ -140,7 +138,6 @@ class _Task:
     work: Work
     name: str
     table: DeltaTable
-    busy: Collection[str]
     hours: int
     outlived: Mapping[str, str]
     sure: bool
@@ -173,8 +170,6 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
         erased.keep(work.ledger, work.lake, stream.name)
         discarded.keep(work.ledger, work.lake, stream.name)
         client_reads.remove_left_over(work.lake, stream.name)
-    order = list(instance.get_dynamic_partitions(stream.partitions_name)) if instance else []
-    busy = in_flight(past_runs(instance, stream, order, now)) if instance else frozenset()
     later = _read_later(work)
     found = []
     for name in (*tables_of(stream), SENDING, erased.TABLE, discarded.TABLE, COMMITS):
@@ -186,7 +181,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
         times = times_of(table, [*later.get(name, {}).values()])
         read = {key: times[version] for key, version in later.get(name, {}).items()}
         outlived = rule.outlived(stream.upkeep.horizon, read, now)
-        task = _Task(work, name, table, busy, whole_hours(stream.upkeep.horizon), outlived, sure)
+        task = _Task(work, name, table, whole_hours(stream.upkeep.horizon), outlived, sure)
         found.append(_maintained(task))
         if sure and name in tables_of(stream):
             complete(task.table, Pieces(work.ledger))  # entries without records may be cleaned from now on
@@ -255,7 +250,7 @@ def _gently(task: _Task, step: Callable[[], None]) -> None:
 
 def _join(task: _Task) -> None:
     """Join small files."""
-    for some in portions(to_compact(parts_of(task.table), task.busy), PARTITIONS_A_COMMIT):
+    for some in portions(to_compact(parts_of(task.table)), PARTITIONS_A_COMMIT):
         if task.sure:
             with commit_lock(task.work, task.name):
                 join_files(task.work.spark, task.path, some)
@@ -265,9 +260,8 @@ def _join(task: _Task) -> None:
 def _merge(task: _Task) -> None:
     """Join small files of slices, a group of neighbours at a time: writers take their turns in between."""
     for group in to_merge(files_of(task.table)):
-        if task.sure:
-            merge(task.work, task.name, group)
-        task.joined += len(group.files)
+        if not task.sure or merge(task.work, task.name, group):
+            task.joined += len(group.files)
 
 
 def _remove(task: _Task) -> int:
@@ -288,7 +282,7 @@ def _join_small(task: _Task) -> None:
     wait = nullcontext() if not task.sure else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
     with wait as lease:
         task.table.update_incremental()
-        for some in portions(to_compact(parts_of(task.table), ()), PARTITIONS_A_COMMIT):
+        for some in portions(to_compact(parts_of(task.table)), PARTITIONS_A_COMMIT):
             if lease is not None:
                 lease.check()
                 join_small(task.table, some)

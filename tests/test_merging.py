@@ -1,0 +1,125 @@
+"""Small files of slices are joined into larger ones; rows, commit records and later commits stay as they are."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from assets import events, raw
+from assets.merging import merge
+from highwater.errors import SupersededAttemptError
+from highwater.upkeep import Group
+from resources.delta import open_table
+from resources.upkeep import files_of
+from tests.support import Bench, order_message
+
+if TYPE_CHECKING:
+    from highwater.slices import Slice
+    from highwater.upkeep import File
+
+pytestmark = pytest.mark.slow
+
+
+def small_files(bench: Bench, table: str) -> list[File]:
+    opened = open_table(bench.lake.path(bench.stream.name, table))
+    assert opened is not None
+    return files_of(opened)
+
+
+def taken_alone(bench: Bench, count: int, size: int = 3) -> list[Slice]:
+    """Slices that one run each took: a file each."""
+    bench.send(*[order_message(f"o{n}", 1) for n in range(count * size)])
+    slices = [bench.plan(n, p0=(n * size, n * size + size)) for n in range(count)]
+    for piece in slices:
+        raw.materialise(bench.work(piece))
+        events.materialise(bench.work(piece))
+    return slices
+
+
+def by_slice(bench: Bench, table: str) -> list[tuple[Any, ...]]:
+    return sorted((row["slice"], row.get("offset", row.get("origin_offset"))) for row in bench.rows(table))
+
+
+def test_small_files_become_one_and_every_row_stays(bench: Bench) -> None:
+    slices = taken_alone(bench, 4)
+    before = {table: (by_slice(bench, table), bench.lake.committed("orders", table, [])) for table in ("raw", "events")}
+    held = {table: bench.lake.commits("orders", table) for table in before}
+    for table in before:
+        files = small_files(bench, table)
+        assert len(files) == len(slices)
+        assert merge(bench.work(), table, Group(tuple(files)))
+        [file] = small_files(bench, table)
+        assert (file.first, file.last) == (slices[0].key, slices[-1].key)
+        assert by_slice(bench, table) == before[table][0]
+        assert bench.lake.commits("orders", table).records == held[table].records
+
+    # One of them is replaced afterwards, the others stay, and what was committed once is not committed again.
+    raw.materialise(bench.work(slices[1]))
+    assert by_slice(bench, "raw") == before["raw"][0]
+    assert len(small_files(bench, "raw")) == 2
+    assert bench.lake.commits("orders", "raw").attempt(slices[1].key) > held["raw"].attempt(slices[1].key)
+    assert bench.lake.commits("orders", "raw").attempt(slices[0].key) == held["raw"].attempt(slices[0].key)
+    with pytest.raises(SupersededAttemptError, match="were replaced"):
+        merge(bench.work(), "raw", Group(tuple(files)))
+
+
+def test_rows_lie_in_the_order_of_the_declared_columns(bench: Bench) -> None:
+    times = ("2026-03-03T10:00:00Z", "2026-03-01T10:00:00Z", "2026-03-02T10:00:00Z")
+    bench.send(*[order_message(f"o{n}", 1, event_time=time) for n, time in enumerate(times)])
+    for n in range(len(times)):
+        piece = bench.plan(n, p0=(n, n + 1))
+        raw.materialise(bench.work(piece))
+        events.materialise(bench.work(piece))
+    assert merge(bench.work(), "events", Group(tuple(small_files(bench, "events"))))
+    assert [row["key"] for row in bench.rows("events")] == ["o1", "o2", "o0"]
+
+
+def test_a_slice_that_has_rows_in_a_large_file_too_stays_where_it_is(bench: Bench) -> None:
+    slices = taken_alone(bench, 3)
+    first, second, third = sorted(small_files(bench, "raw"), key=lambda file: file.first)
+    assert merge(bench.work(), "raw", Group((first, second)))
+    [large] = [file for file in small_files(bench, "raw") if file.first != file.last]
+    raw.materialise(bench.work(slices[0]))
+    [again] = [file for file in small_files(bench, "raw") if file.first == file.last == slices[0].key]
+    rows = by_slice(bench, "raw")
+    assert merge(bench.work(), "raw", Group((again, third)))
+    assert by_slice(bench, "raw") == rows
+    left = {(file.first, file.last) for file in small_files(bench, "raw")}
+    assert left == {(slices[1].key, slices[1].key), (slices[0].key, slices[2].key)}
+    assert large.path not in {file.path for file in small_files(bench, "raw")}, "its row of the first slice is gone"
+
+
+def test_a_backfill_of_fifty_slices_goes_on_beside_steady_appends(bench: Bench) -> None:
+    """Writers take turns: none gets a conflict, and each goes on while the others do."""
+    old, appends = 50, 3
+    bench.send(*[order_message(f"o{n}", 1) for n in range(1000)])
+    slices = [bench.plan(n, p0=(n, n + 1)) for n in range(old)]
+    raw.materialise(bench.work(*slices))
+    ended, lock, ordinals = threading.Event(), threading.Lock(), iter(range(old, 1000))
+
+    def append(_: int) -> list[Slice]:
+        found: list[Slice] = []
+        while not ended.is_set():
+            with lock:
+                n = next(ordinals)
+            found.append(bench.plan(n, p0=(n, n + 1)))
+            raw.materialise(bench.work(found[-1]))
+        return found
+
+    with ThreadPoolExecutor(appends) as pool:
+        futures = [pool.submit(append, n) for n in range(appends)]
+        try:
+            for piece in slices[::10]:  # one slice of a batch, again and again, and then all of them
+                [report] = raw.materialise(bench.work(piece))
+                assert report.note is None
+            reports = raw.materialise(bench.work(*slices))
+        finally:
+            ended.set()
+        added = [future.result() for future in futures]
+    assert [report.note for report in reports] == [None] * old
+    assert all(len(mine) >= 2 for mine in added), "a writer starved"
+    everything = [*slices, *(piece for mine in added for piece in mine)]
+    assert by_slice(bench, "raw") == sorted((piece.key, piece.ranges[0].start) for piece in everything)
