@@ -51,8 +51,8 @@ class Classified:
 
     def committed(self, attempts: Mapping[str, int]) -> None:
         """Note the attempts that were committed of what was kept last."""
-        last = self._kept[-1]
-        last.attempts.update({key: attempt for key, attempt in attempts.items() if key in last.published})
+        for last in self._kept[-1:]:
+            last.attempts.update({key: attempt for key, attempt in attempts.items() if key in last.published})
 
     def of(self, attempts: Mapping[str, int], published: Mapping[str, int]) -> list[DataFrame]:
         """The records of decisions.

@@ -67,7 +67,7 @@ def merge(work: Work, table: str, group: Group) -> bool:
 
         def write(options: Mapping[str, str]) -> None:
             writer = ordered.write.format("delta").mode("overwrite").options(**options)
-            writer.option("replaceWhere", slice_is_one_of(keys)).option("dataChange", "false").save(target.path)
+            writer.option("replaceWhere", slice_is_one_of(keys)).save(target.path)
 
         lease.check()
         version = commit_slices(target, held, [], work.run, write)

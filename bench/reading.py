@@ -1,8 +1,8 @@
-"""(m) Reading `events` and `current` as an analyst does, beside the same rows in a plain Delta table."""
+"""(m), (n): reading `events` and `current` as an analyst does, beside the same rows in a plain Delta table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -13,14 +13,16 @@ from bench.world import BEGIN, Bed, World, fill
 from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
+from orchestration.operating.maintaining import act
 from resources.commit_log import complete
-from resources.spark_tables import create_table, write_slices
+from resources.spark_tables import create_table
 
 if TYPE_CHECKING:
     import duckdb
 
 TOPIC = "bench-m"
 EVENTS_A_SLICE = 100_000
+SMALL_SLICES = 10_000
 QUESTIONS = {
     "count": "SELECT count(*) FROM {table}",
     "group by": "SELECT status, count(*), sum(amount), max(version) FROM {table} GROUP BY status",
@@ -31,28 +33,55 @@ Ask = Callable[[str], object]
 def reading_tables(world: World, rounds: int, records: int) -> Result:
     """(m) Count and group by over `events` and `current`, against the same rows in a plain Delta table."""
     bed = world.fresh(fill(world, TOPIC, 1))
-    _filled(world, bed, records)
-    rows = [
-        _row(bed, table, reader, ask, question, rounds)
-        for table in (events.TABLE, current.TABLE)
-        for reader, ask in _readers(world).items()
-        for question in QUESTIONS
-    ]
+    _filled(world, bed, records, max(1, records // EVENTS_A_SLICE))
+    rows = _rows(world, bed, rounds)
     bed.remove()
     return Result(
         name="m",
         title="Reading events and current",
         method=(
-            f"{records:,} keys with one event each, in slices of {EVENTS_A_SLICE:,}; `current` is rebuilt from them. "
-            "The peer is one unpartitioned Delta table with the same rows, written by Spark as it writes by default. "
-            "Each question is asked by SQL alone, without a filter or a view."
+            f"{records:,} keys with one event each, in slices of {EVENTS_A_SLICE:,}, a file each; `current` is rebuilt "
+            "from them. The peer is one unpartitioned Delta table with the same rows, written by Spark as it writes by "
+            "default. Each question is asked by SQL alone, without a filter or a view."
         ),
         rows=rows,
-        verdicts=[
-            Verdict(f"of the speed of a plain table: {row.case}", row.ratio("Highwater", "plain table"), 0.9)
-            for row in rows
-        ],
+        verdicts=_verdicts(rows, 0.9),
     )
+
+
+def reading_small_slices(world: World, rounds: int, records: int) -> Result:
+    """(n) The same after many small slices and one maintenance."""
+    bed = world.fresh(fill(world, TOPIC, 1))
+    _filled(world, bed, records, SMALL_SLICES)
+    [events_] = [one for one in act(world.work(bed, []), None, BEGIN, sure=True).tables if one.table == events.TABLE]
+    rows = _rows(world, bed, rounds)
+    bed.remove()
+    return Result(
+        name="n",
+        title="Reading after many small slices and one maintenance",
+        method=(
+            f"As (m), of {records:,} events in {SMALL_SLICES:,} slices of a file each. One maintenance made "
+            f"{events_.after.files:,} files of the {events_.before.files:,} of events before the figures were taken."
+        ),
+        rows=rows,
+        verdicts=_verdicts(rows, 0.8),
+    )
+
+
+def _rows(world: World, bed: Bed, rounds: int) -> list[Row]:
+    return [
+        _row(bed, table, reader, ask, question, rounds)
+        for table in (events.TABLE, current.TABLE)
+        for reader, ask in _readers(world).items()
+        for question in QUESTIONS
+    ]
+
+
+def _verdicts(rows: Sequence[Row], wanted: float) -> list[Verdict]:
+    return [
+        Verdict(f"of the speed of a plain table: {row.case}", row.ratio("Highwater", "plain table"), wanted)
+        for row in rows
+    ]
 
 
 def _readers(world: World) -> Mapping[str, Ask]:
@@ -88,9 +117,8 @@ def _row(bed: Bed, table: str, reader: str, ask: Ask, question: str, rounds: int
     return alternate(f"{question} of {table}, {reader}", variants, rounds)
 
 
-def _filled(world: World, bed: Bed, keys: int) -> None:
-    """Events in slices, `current` made of them, and both in plain tables."""
-    slices = max(1, keys // EVENTS_A_SLICE)
+def _filled(world: World, bed: Bed, keys: int, slices: int) -> None:
+    """Events in slices of a file each, `current` made of them, and both in plain tables."""
     share = keys // slices
     pieces = [
         Slice(bed.stream.name, TOPIC, "bench", 0, n, {0: OffsetRange(n * share, (n + 1) * share)}, BEGIN)
@@ -111,8 +139,8 @@ def _filled(world: World, bed: Bed, keys: int) -> None:
     base = CommitRecord("", 0, None, "planted")
     records = [with_proof(base, Proof(piece, 1, share, {"events": share})) for piece in pieces]
     options = {"userMetadata": to_user_metadata(records, 0)}
-    keys_of = [piece.key for piece in pieces]
-    write_slices(path, rows, keys_of, options, replace=False, files=1, spread="origin_offset")
+    # In ranges of offsets a slice is in one file, or in two where a range ends inside of it.
+    rows.repartitionByRange(slices, "origin_offset").write.format("delta").mode("append").options(**options).save(path)
     complete(bed.lake.table_at(bed.stream.name, events.TABLE))
     rebuild(world.work(bed, []))
     for table in (events.TABLE, current.TABLE):

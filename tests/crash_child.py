@@ -293,7 +293,7 @@ def log_of(table: Path) -> list[str]:
 
 def data_of(table: Path) -> set[Path]:
     """The data files of a table, begun or written."""
-    return {*table.glob("slice=*/*.parquet"), *table.glob("*.parquet")}
+    return {*table.glob("*.parquet")}
 
 
 def files_of(table: Path) -> set[Path]:

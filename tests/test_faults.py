@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
+from deltalake import DeltaTable
 
 from dev.failing import Failing, failing
 from dev.processes import wait_until
@@ -516,14 +518,18 @@ def test_an_open_transaction_is_waited_for(ours: Ours) -> None:
 
 
 def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
-    """The table is there and is read; a file stands where the slice's folder would be, so a task of Spark's fails."""
+    """The table is there and is read; files stand where folders of data files would be, so a task of Spark's fails."""
     held = ours.held
     held.send(60)
     ours.taken()
     held.send(60)
     [key] = ours.planned()
-    in_the_way = held.path("raw") / f"slice={key}"
-    in_the_way.write_text("in the way")
+    # Each data file gets a folder of one letter or digit.
+    folders = {"delta.randomizeFilePrefixes": "true", "delta.randomPrefixLength": "1"}
+    DeltaTable(str(held.path("raw"))).alter.set_table_properties(folders)
+    in_the_way = [held.path("raw") / name for name in string.ascii_letters + string.digits]
+    for file in in_the_way:
+        file.write_text("in the way")
     told = tried_again(ours.run(key))
     assert f"DependencyAwayError: the lake's storage failed at {held.path('raw')}; found: " in told
     assert "is not a directory" in told
@@ -532,7 +538,8 @@ def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
     asked = ours.command("explain", key)
     assert (asked.exit_code, "not whole: raw, events, rejects" in asked.output) == (MENDED, True)
     assert f"1 requested again: {key}" in repair_lines(ours)
-    in_the_way.unlink()
+    for file in in_the_way:
+        file.unlink()
     ours.repaired()
     held.see_whole()
 
