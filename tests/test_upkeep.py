@@ -124,6 +124,23 @@ def test_merged_files_are_few_for_their_bytes(sizes: list[int]) -> None:
     assert after <= 2 * sum(sizes) / TARGET_BYTES + FEWEST_FILES
 
 
+def test_after_maintenance_files_follow_bytes_whatever_the_slices() -> None:
+    """200,000 slices of 20 kB each, as maintenance finds them: no more than twice as many files as full ones."""
+    slices, size, days = 200_000, 20_000, 8
+    there: list[File] = []
+    for day in range(days):
+        share = slices // days
+        there += files(*[size] * share, start=day * share)
+        for group in to_merge(there):
+            mine = set(group.files)
+            kept = [file for file in there if file not in mine]
+            first, last = min(file.first for file in mine), max(file.last for file in mine)
+            parts = max(1, round(group.bytes / TARGET_BYTES))
+            path = f"merged {day} {first}"
+            there = [*kept, *(File(f"{path} {n}", group.bytes // parts, first, last) for n in range(parts))]
+        assert len(there) <= 2 * (day + 1) * share * size / TARGET_BYTES + FEWEST_FILES
+
+
 def test_the_oldest_plans_lose_their_keys_first() -> None:
     keys = [Key(f"k{n}", NOW - n * DAY) for n in range(5)]
     assert candidates(keys, newest=3, longest=None, now=NOW) == ["k4", "k3"]
