@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from assets import commit, events
 from assets.commit import Clock, commit_turn, have_table, log_reports, require_newer, target_of, write_cost
 from assets.events import require
+from assets.fields import sql_type
 from assets.origins import MILLISECONDS, TIMESTAMP
-from assets.parsing import field_columns, quoted, sql_type
+from assets.parsing import field_columns, quoted
 from assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord
 from highwater.envelope import ORIGIN

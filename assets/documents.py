@@ -57,6 +57,29 @@ def escapes_half_a_pair(text: Column) -> Column:
     return (F.contains(text, F.lit(r"\ud")) | F.contains(text, F.lit(r"\uD"))) & text.rlike(_PERHAPS_HALF)
 
 
+# Stands before a number that the variant parser would read as a double, in a string that is put in its place.
+EXACT = "\ue000number:"
+_LONG = r"[0-9][eE][-+]?[0-9]|[0-9][0-9.]{38}"
+# A number of more than 38 digits, or with an exponent, behind all that is none. `\G` is where the last match ended.
+_PLAIN = r"""(?:[^"0-9NI-]++|"(?:[^"\\]++|\\.)*+"|-?[0-9.]{1,38}+(?![0-9.eE]))*+"""
+_INEXACT = rf"\G({_PLAIN})({_NUMBER}(?![0-9.eE])%s)"
+
+
+def exact_numbers(text: Column, *, infinite: bool) -> Column:
+    """A document with strings, which begin with `EXACT`, in the place of numbers that the variant parser would round.
+
+    Args:
+        text: the document in UTF-8, JSON or not.
+        infinite: whether NaN, Infinity and -Infinity, which are no JSON, become such strings too.
+    """
+    from pyspark.sql import functions as F
+
+    names = "|NaN|-?Infinity" if infinite else ""
+    there = text.rlike(_LONG + names) & ~F.contains(text, F.lit(EXACT))
+    replaced = F.regexp_replace(text, _INEXACT % names, rf'$1"{EXACT}$2"')
+    return F.when(there, replaced).otherwise(text)
+
+
 def invalid_utf8(value: Column) -> Column:
     """The fault of bytes that are not UTF-8."""
     from pyspark.sql import functions as F
@@ -72,7 +95,7 @@ def sound_part(text: Column) -> Column:
     return F.regexp_extract(text, _SOUND, 0)
 
 
-def scanned(text: str, sound: str, names: Sequence[str]) -> Column:
+def scanned(text: str, sound: str, names: Sequence[str], whole: Sequence[str] = ()) -> Column:
     """The struct of `problem`, null in a sound document, and `fields`, a document of the declared fields alone.
 
     A declared field that is an object or an array is an empty one in `fields`. Positions count bytes from 0.
@@ -80,7 +103,8 @@ def scanned(text: str, sound: str, names: Sequence[str]) -> Column:
     Args:
         text: the column of documents in UTF-8.
         sound: the column of their sound parts.
-        names: the declared fields.
+        names: the names of declared fields in the outermost object.
+        whole: those of them whose objects and arrays are in `fields` as they are written.
     """
     from pyspark.sql import functions as F
 
@@ -89,11 +113,16 @@ def scanned(text: str, sound: str, names: Sequence[str]) -> Column:
     begin = (
         f"named_struct('at', octet_length(regexp_extract({sound}, {_raw(_SPACE)}, 0)), 'want', '{_VALUE}', "
         "'open', '', 'outer', CAST(array() AS ARRAY<STRING>), 'name', CAST(NULL AS STRING), "
-        "'seen', CAST(array() AS ARRAY<STRING>), 'fields', '', 'problem', CAST(NULL AS STRING))"
+        "'seen', CAST(array() AS ARRAY<STRING>), 'fields', '', 'problem', CAST(NULL AS STRING)"
     )
+    if whole:
+        space = f"length(regexp_extract({sound}, {_raw(_SPACE)}, 0))"
+        begin += f", 'character', {space}, 'begin', 0, 'kept', CAST(NULL AS STRING)"
+    begin += ")"
     rest = f"substr({text}, length({sound}) + 1)"
     end = f"named_struct('problem', coalesce(s.problem, {_fault_of_end(rest)}), 'fields', {_FIELDS})"
-    return F.expr(f"aggregate({tokens}, {begin}, (s, t) -> if(s.problem IS NULL, {_step(names)}, s), s -> {end})")
+    step = f"if(s.problem IS NULL, {_step(text, names, whole)}, s)"
+    return F.expr(f"aggregate({tokens}, {begin}, (s, t) -> {step}, s -> {end})")
 
 
 _FIELDS = "concat('{', substr(s.fields, 2), '}')"
@@ -106,16 +135,21 @@ def _raw(pattern: str) -> str:
     return f"r'{pattern}'"
 
 
+def _literal(text: str) -> str:
+    """A text as a literal in SQL; Spark reads backslashes in it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def _let(name: str, value: str, body: str) -> str:
     """An expression that names another one, so that it is evaluated once."""
     return f"element_at(transform(array({value}), {name} -> {body}), 1)"
 
 
-def _step(names: Sequence[str]) -> str:
-    """The state `s` after the token `t`."""
-    longest = 12 * max(map(len, names)) + 2  # a character may be escaped as a pair, \ud83d\ude00
+def _step(document: str, names: Sequence[str], whole: Sequence[str]) -> str:
+    """The state `s` after the token `t` of a column of documents."""
+    longest = 12 * max(map(len, names), default=0) + 2  # a character may be escaped as a pair, \ud83d\ude00
     name = f"regexp_extract(t.text, {_raw('^' + _STRING + chr(34))}, 0)"  # without the space behind it
-    declared = ", ".join(f"'{one}'" for one in names)
+    declared = ", ".join(map(_literal, names))
     read = f"if(octet_length({name}) <= {longest}, try_variant_get(try_parse_json({name}), '$', 'string'), NULL)"
     # `n` is the declared field that the token names, `v` says whether it is the value of one.
     found = (
@@ -140,11 +174,26 @@ def _step(names: Sequence[str]) -> str:
         "WHEN b.open = '' THEN '' WHEN right(b.open, 1) = '{' THEN ',}' ELSE ',]' END"
     )
     text = "CASE t.kind WHEN '{' THEN '{}' WHEN '[' THEN '[]' ELSE t.text END"
+    fields = f"if({value}, concat(s.fields, ',\"', s.name, '\":', {text}), s.fields)"
+    kept = ""
+    if whole:
+        # One that is kept begins here, and is copied from the document where it ends.
+        keeps = f"({value} AND {opens} AND s.name IN ({', '.join(map(_literal, whole))}))"
+        ends = f"(s.kept IS NOT NULL AND {closes} AND b.open = '{{' AND size(b.outer) = 0)"
+        copied = f"substr({document}, s.begin + 1, s.character + length(t.text) - s.begin)"
+        fields = (
+            f"CASE WHEN {ends} THEN concat(s.fields, ',\"', s.kept, '\":', {copied}) WHEN {keeps} THEN s.fields "
+            f"ELSE {fields} END"
+        )
+        kept = (
+            f", 'character', s.character + length(t.text), 'begin', if({keeps}, s.character, s.begin), "
+            f"'kept', CASE WHEN {ends} THEN CAST(NULL AS STRING) WHEN {keeps} THEN s.name ELSE s.kept END"
+        )
     state = (
         f"named_struct('at', s.at + octet_length(t.text), 'want', {want}, 'open', b.open, 'outer', b.outer, "
         f"'name', if({value}, NULL, coalesce(n, s.name)), 'seen', if({value}, concat(s.seen, array(s.name)), s.seen), "
-        f"'fields', if({value}, concat(s.fields, ',\"', s.name, '\":', {text}), s.fields), "
-        f"'problem', {_fault_of_token(value)})"
+        f"'fields', {fields}, "
+        f"'problem', {_fault_of_token(f'({value} OR s.kept IS NOT NULL)' if whole else value, kept=bool(whole))}{kept})"
     )
     return _let("n", found, _let("b", brackets, state))
 
@@ -153,15 +202,16 @@ def _brackets(innermost: str, outer: str) -> str:
     return f"named_struct('open', {innermost}, 'outer', {outer})"
 
 
-def _fault_of_token(value: str) -> str:
+def _fault_of_token(value: str, *, kept: bool) -> str:
+    field = "coalesce(s.name, s.kept)" if kept else "s.name"
     half = f"{value} AND t.kind = '\"' AND NOT t.text RLIKE {_raw(_PAIRED + chr(34))}"
     at_half = f"s.at + octet_length(regexp_extract(t.text, {_raw(_PAIRED)}, 0))"
     long = f"{value} AND t.kind = 'v' AND length(t.text) > {_MOST_DIGITS}"
     return (
         f"CASE WHEN instr(s.want, t.kind) = 0 THEN {_unexpected('s.want')} "
         "WHEN array_contains(s.seen, n) THEN concat('field ', n, ' occurs twice, again at byte ', s.at) "
-        f"WHEN {half} THEN concat('field ', s.name, ' has half of a surrogate pair at byte ', {at_half}) "
-        f"WHEN {long} THEN concat('field ', s.name, ' has more than {_MOST_DIGITS:,} digits at byte ', s.at) END"
+        f"WHEN {half} THEN concat('field ', {field}, ' has half of a surrogate pair at byte ', {at_half}) "
+        f"WHEN {long} THEN concat('field ', {field}, ' has more than {_MOST_DIGITS:,} digits at byte ', s.at) END"
     )
 
 

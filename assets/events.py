@@ -17,10 +17,11 @@ from assets import raw
 from assets.admission import end_probe, see_admitted, see_within_limit
 from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, have_table, let_go
 from assets.dlq_copies import COPIED_AT
+from assets.fields import sql_type
 from assets.holding import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
 from assets.kept import exposed, kept, see_kept
 from assets.origins import DLQ, TIMESTAMP, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
-from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted, sql_type
+from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted
 from assets.work import SliceReport, Work, nothing
 from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError, TemporaryError, UnbalancedError

@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from assets.documents import escapes_half_a_pair, invalid_utf8, scanned, sound_part
+from assets.documents import escapes_half_a_pair, exact_numbers, invalid_utf8, scanned, sound_part
+from assets.fields import kept_whole, outermost, sql_type, takes_infinite, with_fields
+from assets.fields import problem as problem_of
 from assets.origins import PROBLEM
 from highwater.errors import DependencyAwayError
 from resources.delta import open_table
@@ -31,36 +33,9 @@ INVALID = "invalid"
 UNRESOLVED = "unresolved"
 PERMANENT = frozenset({MALFORMED, INVALID})
 
-# ISO 8601 date and time with a zone, as RFC 3339 narrows it; Spark reads no time without seconds, and would cut off
-# what it cannot hold: two versions would be one. To Java's `$` a line break may follow the end.
-_SECONDS = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}"
-_ISO = _SECONDS + r"(\.\d{1,6}0*+)?([Zz]|[+-]\d{2}:?\d{2})\z"
-_FINER = _SECONDS + r"\.\d{6}\d*[1-9]"
 # Of a sound document the first character tells that it is an object.
 _OBJECT = r"^[ \t\r\n]*\{"
 _END = "end of the value"
-# A variant's decimal holds no more digits. The parser reads a number with more, or with an exponent, as a double.
-_MOST_DIGITS, _INEXACT = 38, "DOUBLE"
-_JSON_TYPES = {
-    "string": ("STRING",),
-    "timestamp": ("STRING",),
-    "boolean": ("BOOLEAN",),
-    "integer": ("BIGINT",),
-    "long": ("BIGINT",),
-    "decimal": ("BIGINT", "DECIMAL"),
-}
-_SQL_TYPES = {
-    "string": "STRING",
-    "timestamp": "TIMESTAMP",
-    "boolean": "BOOLEAN",
-    "integer": "INT",
-    "long": "BIGINT",
-}
-
-
-def sql_type(declared: Field) -> str:
-    """The column type of a field."""
-    return _SQL_TYPES.get(declared.type, declared.type.upper())
 
 
 def field_columns(stream: Stream) -> list[Field]:
@@ -79,7 +54,7 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = work.stream
-    parsed = _with_fields(stream, _with_json(stream, raw))
+    parsed = with_fields(stream, _with_json(stream, raw))
     problem = F.coalesce(PROBLEM, _structure_problem(stream), _key_problem(stream))
     told = parsed.withColumn("malformed", problem).withColumn("invalid", _invalid_problem(stream))
     looked_up = _with_lookup(work, told, stream.lookup)
@@ -102,17 +77,19 @@ def _with_json(stream: Stream, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     text = F.col("value").cast("string")
-    pair = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
+    infinite = takes_infinite(stream)
+    exact = exact_numbers(text, infinite=infinite)
+    pair = F.try_parse_json(F.concat(F.lit("["), exact, F.lit(f',"{_END}"]')))
     alone = F.try_variant_get("json_and_end", "$[1]", "string") == _END
     sound = alone & ~F.contains(text, F.lit(_END)) & ~escapes_half_a_pair(text)
     whole = F.when(sound, F.try_variant_get("json_and_end", "$[0]", "variant"))
     read = raw.withColumn("json_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("whole", whole)
     refused = F.col("whole").isNull() & F.is_valid_utf8(text)
     parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, sound_part(text))})
-    names = [f.name for f in stream.fields]
-    scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", names))
+    scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", outermost(stream), kept_whole(stream)))
     scans = parts.withColumn("scan", _evaluated_once(scan))
-    fields = F.when(F.col("scan.problem").isNull(), F.try_parse_json("scan.fields"))
+    fields = F.try_parse_json(exact_numbers(F.col("scan.fields"), infinite=infinite))
+    fields = F.when(F.col("scan.problem").isNull(), fields)
     return scans.withColumn("json", _evaluated_once(F.coalesce("whole", fields)))
 
 
@@ -126,95 +103,18 @@ def _evaluated_once(column: Column) -> Column:
     return F.when(F.spark_partition_id() >= 0, column)
 
 
-def _with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    parts = {f"json_{f.name}": F.try_variant_get("json", f"$['{f.name}']", "variant") for f in stream.fields}
-    typed = rows.withColumns(parts)
-    kinds = {f"kind_{f.name}": F.schema_of_variant(f"json_{f.name}") for f in stream.fields}
-    values = {f"field_{f.name}": _value(f) for f in stream.fields}
-    return typed.withColumns(kinds).withColumns(values)
-
-
-def _value(declared: Field) -> Column:
-    """The field in its column's type; null where it does not fit."""
-    from pyspark.sql import functions as F
-
-    part = f"json_{declared.name}"
-    text = F.try_variant_get(part, "$", "string")
-    if declared.type == "timestamp":
-        moment = F.try_to_timestamp(F.upper(text))
-        # In UTC: a zone moves the first and the last hours into years that other readers' times do not have.
-        return F.when(text.rlike(_ISO) & F.year(moment).between(1, 9999), moment)
-    value = F.try_variant_get(part, "$", sql_type(declared).lower())
-    if declared.type.startswith("decimal"):
-        # The cast would round, and a double has lost digits before; money is not rounded in silence.
-        exact = text.rlike(_digits(declared)) & (F.col(f"kind_{declared.name}") != _INEXACT)
-        return F.when(exact, value)
-    return value
-
-
-def _digits(declared: Field) -> str:
-    """The numbers that a decimal holds, as a variant writes them: plain, without leading or trailing zeros."""
-    precision, scale = _precision_and_scale(declared)
-    whole = rf"(0|[1-9]\d{{0,{precision - scale - 1}}})" if precision > scale else "0"
-    return rf"^-?{whole}(\.\d{{1,{scale}}})?\z" if scale else rf"^-?{whole}\z"
-
-
-def _precision_and_scale(declared: Field) -> tuple[int, int]:
-    precision, scale = declared.type.removeprefix("decimal(").removesuffix(")").split(",")
-    return int(precision), int(scale)
-
-
 def _structure_problem(stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
     text = F.col("value").cast("string")
-    # Without a problem it is longer than Jackson's limit for strings, or a variant's.
-    problem = F.coalesce("scan.problem", F.lit("a declared field is longer than 16 MiB"))
+    # Without a problem it is longer than Jackson's limit for strings, or a variant's; or within it is what both refuse.
+    refused = "a declared field is longer than 16 MiB"
+    if kept_whole(stream):
+        refused += ", nested too deep, or has a name twice"
+    problem = F.coalesce("scan.problem", F.lit(refused))
     unread = F.when(F.is_valid_utf8(text), problem).otherwise(invalid_utf8(F.col("value")))
     whole = F.when(F.col("json").isNull(), unread).when(~text.rlike(_OBJECT), F.lit("the value is no JSON object"))
-    return F.coalesce(whole, *[_field_problem(f) for f in stream.fields])
-
-
-def _field_problem(declared: Field) -> Column:
-    from pyspark.sql import functions as F
-
-    kind, value = F.col(f"kind_{declared.name}"), F.col(f"field_{declared.name}")
-    allowed = _JSON_TYPES[declared.type.split("(")[0]]
-    fits = F.lit(False)  # noqa: FBT003 - a literal column
-    for name in allowed:
-        fits = fits | kind.startswith(name)
-    found = F.when(kind == _INEXACT, f"a number with an exponent or more than {_MOST_DIGITS} digits")
-    return (
-        F.when(kind.isNull() | (kind == "VOID"), F.lit(f"field {declared.name} is missing"))
-        .when(
-            ~fits, F.concat(F.lit(f"field {declared.name} is {declared.type}, found "), F.coalesce(found, _json(kind)))
-        )
-        .when(value.isNotNull(), None)
-        .otherwise(F.concat(F.lit(f"field {declared.name} "), _misfit(declared)))
-    )
-
-
-def _json(kind: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.concat(F.lit("JSON "), kind)
-
-
-def _misfit(declared: Field) -> Column:
-    """Why a field of the right JSON type does not fit its column."""
-    from pyspark.sql import functions as F
-
-    text, rest = F.try_variant_get(f"json_{declared.name}", "$", "string"), F.lit(f"does not fit {declared.type}")
-    if declared.type == "timestamp":
-        return F.when(text.rlike(_FINER), "has digits after the microsecond").otherwise(rest)
-    if declared.type.startswith("decimal"):
-        _, scale = _precision_and_scale(declared)
-        return F.when(text.rlike(rf"\.\d{{{scale + 1}}}"), f"has more than {scale} digits after the point").otherwise(
-            rest
-        )
-    return rest
+    return F.coalesce(whole, *[problem_of(f) for f in stream.fields])
 
 
 def _key_problem(stream: Stream) -> Column:

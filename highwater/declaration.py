@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import date, timedelta
 from enum import Enum
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Literal
 
 from highwater.errors import DeclarationError
+from highwater.sources import Header, Key, Meta, Source, steps
 
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
 
@@ -46,22 +48,66 @@ class Start(str, Enum):
     LATEST = "latest"
 
 
+# How many microseconds a unit of a `timestamp` has that is a number.
+UNITS: Mapping[str, Fraction] = MappingProxyType(
+    {"s": Fraction(10**6), "ms": Fraction(1000), "us": Fraction(1), "ns": Fraction(1, 1000)}
+)
+NUMBERS = frozenset({"integer", "long", "float", "double"})
+
+
 @dataclass(frozen=True)
 class Field:
-    """One field of the JSON value.
+    """One field of a record, which becomes a column.
 
     Args:
-        name: the name in the JSON object; it becomes the column's name.
-        type: `string`, `integer`, `long`, `boolean`, `timestamp` (ISO 8601 with a zone) or
-            `decimal(p,s)` (a JSON number that fits without rounding).
+        name: the column's name and, without a source, the name in the JSON object.
+        type: `string`, `integer`, `long`, `float`, `double`, `boolean`, `timestamp`, `date`, `binary` (base64), `json`
+            (any value, as text) or `decimal(p,s)` (a number that fits without rounding).
         one_of: the values allowed, of a string or a whole number; another one makes the record `invalid`.
         at_least: the least value allowed, of a number; a smaller one makes the record `invalid`.
+        source: where the value is taken from; of several the first that is there.
+        optional: the value may be absent: `default` then.
+        nullable: the value may be null in the record.
+        default: what an absent value becomes; None is null.
+        text: a number may also be written as a text.
+        unit: a `timestamp` is a number in `s`, `ms`, `us` or `ns` since 1970, a `date` one in `days`; None for text in
+            ISO 8601.
+        zone: the zone of a `timestamp` in ISO 8601 that names none, such as `Europe/Berlin`.
+        plausible: first and last day of a `timestamp` that is a number, in UTC: another unit misses them by far.
+        nan: what becomes of NaN and infinities, which are no JSON, in a `float` or a `double`.
     """
 
     name: str
     type: str
     one_of: tuple[str | int, ...] = ()
     at_least: int | None = None
+    source: Source | tuple[Source, ...] | None = None
+    optional: bool = False
+    nullable: bool = False
+    default: str | int | float | bool | None = None
+    text: bool = False
+    unit: Literal["s", "ms", "us", "ns", "days"] | None = None
+    zone: str | None = None
+    plausible: tuple[date, date] = (date(1980, 1, 1), date(2099, 12, 31))
+    nan: Literal["reject", "null", "keep"] = "reject"
+
+    @property
+    def sources(self) -> tuple[Key | Header | Meta | tuple[str, ...], ...]:
+        """Where the value is taken from, the first that is there; a path into the value as its names."""
+        if self.source is None:
+            return ((self.name,),)
+        given = self.source if isinstance(self.source, tuple) else (self.source,)
+        return tuple(steps(one) if isinstance(one, str) else one for one in given)
+
+    @property
+    def may_be_null(self) -> bool:
+        """Whether the column of an event may be null."""
+        return self.nullable or (self.optional and self.default is None) or self.nan == "null"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the type is one of numbers."""
+        return self.type in NUMBERS or self.type.startswith("decimal")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import combinations
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from highwater.declaration import (
     CAN_BLOCK,
@@ -24,6 +25,7 @@ from highwater.declaration import (
     SHORTEST_DELAY,
     SHORTEST_RETENTION,
     TOPIC_NAME,
+    UNITS,
     Alerts,
     Breaker,
     Field,
@@ -35,10 +37,11 @@ from highwater.declaration import (
     Stream,
     Upkeep,
 )
+from highwater.sources import Meta
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TOPIC = re.compile(TOPIC_NAME)
-_TYPE = re.compile(r"string|integer|long|boolean|timestamp|decimal\((\d+),(\d+)\)")
+_TYPE = re.compile(r"string|integer|long|float|double|boolean|timestamp|date|binary|json|decimal\((\d+),(\d+)\)")
 # What neither a path into the JSON value, nor SQL, nor a Delta table's column takes amiss.
 _FIELD = re.compile(r"[\w@-]+")
 # Dagster's rule; what it refuses would fail all streams as they load, without naming the file.
@@ -114,7 +117,75 @@ def _field_problems(declared: Field) -> list[str]:
     if kind[1] and not (1 <= int(kind[1]) <= _MOST_DECIMAL_DIGITS and int(kind[2]) <= int(kind[1])):
         rule = f"a decimal has 1 to {_MOST_DECIMAL_DIGITS} digits, and no more behind the point than in all"
         return [f"field {declared.name!r}: there is no {declared.type}: {rule}"]
-    return _bound_problems(declared, _greatest(declared, kind)) + _choice_problems(declared)
+    found = _source_problems(declared) + _form_problems(declared) + _default_problems(declared, kind)
+    return found + _bound_problems(declared, _greatest(declared, kind)) + _choice_problems(declared)
+
+
+def _source_problems(declared: Field) -> list[str]:
+    if declared.source == ():
+        return [f"field {declared.name!r}: source names nothing"]
+    try:
+        found = declared.sources
+    except ValueError as error:
+        return [f"field {declared.name!r}: source: {error}"]
+    timestamps = [one for one in found if one == Meta("timestamp")]
+    if timestamps and declared.type == "timestamp" and declared.unit != "ms":
+        return [f"field {declared.name!r}: the timestamp of a record is a number in ms: declare unit='ms'"]
+    return []
+
+
+def _form_problems(declared: Field) -> list[str]:
+    """What is said of how a value is written, and does not go with the type."""
+    name, kind, found = declared.name, declared.type, []
+    units = {"timestamp": {*UNITS}, "date": {"days"}}.get(kind, set())
+    if declared.unit is not None and declared.unit not in units:
+        allowed = f"; of a {kind} it is {', '.join(sorted(units))}" if units else ": it is for timestamp and date"
+        found.append(f"field {name!r}: unit is {declared.unit!r}{allowed}")
+    if declared.zone is not None and (kind != "timestamp" or declared.unit is not None):
+        found.append(f"field {name!r}: zone is for a timestamp in ISO 8601")
+    elif declared.zone is not None and not _is_zone(declared.zone):
+        found.append(f"field {name!r}: there is no zone {declared.zone!r}")
+    if declared.text and not declared.is_number:
+        found.append(f"field {name!r}: text is for numbers, and a {kind} is none")
+    if declared.nan != "reject" and kind not in {"float", "double"}:
+        found.append(f"field {name!r}: nan is for float and double, and this is a {kind}")
+    if declared.plausible[0] > declared.plausible[1]:
+        found.append(f"field {name!r}: plausible ends before it begins")
+    return found
+
+
+def _is_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (ValueError, ZoneInfoNotFoundError, OSError):
+        return False
+    return True
+
+
+def _default_problems(declared: Field, kind: re.Match[str]) -> list[str]:
+    default = declared.default
+    if default is None:
+        return []
+    if not declared.optional:
+        return [f"field {declared.name!r}: default is for an optional field"]
+    wanted: dict[str, tuple[type, ...]] = {
+        "string": (str,),
+        "boolean": (bool,),
+        "integer": (int,),
+        "long": (int,),
+        "float": (int, float),
+        "double": (int, float),
+    }
+    allowed = wanted.get(declared.type)
+    if allowed is None:
+        return [f"field {declared.name!r}: a {declared.type} has no default"]
+    # To Python a bool is an int.
+    if type(default) not in allowed:
+        return [f"field {declared.name!r}: the default {default!r} is no {declared.type}"]
+    greatest = _greatest(declared, kind)
+    if greatest is not None and isinstance(default, int) and not -greatest - 1 <= default <= greatest:
+        return [f"field {declared.name!r}: the default {default!r} does not fit {declared.type}"]
+    return []
 
 
 def _greatest(declared: Field, kind: re.Match[str]) -> int | None:
@@ -122,7 +193,8 @@ def _greatest(declared: Field, kind: re.Match[str]) -> int | None:
     if kind[1]:
         whole_digits = int(kind[1]) - int(kind[2])
         return min(int("9" * whole_digits or 0), 2**63 - 1)
-    return {"integer": 2**31 - 1, "long": 2**63 - 1}.get(declared.type)
+    greatest = {"integer": 2**31 - 1, "long": 2**63 - 1, "float": 2**63 - 1, "double": 2**63 - 1}
+    return greatest.get(declared.type)
 
 
 def _bound_problems(declared: Field, greatest: int | None) -> list[str]:
@@ -294,6 +366,15 @@ def _typed_problems(stream: Stream) -> list[str]:
         found.append("the version must be an integer, a long or a timestamp")
     if stream.field_named(stream.event_time).type != "timestamp":
         found.append("the event time must be a timestamp")
+    for name in dict.fromkeys((*stream.key, stream.version, stream.event_time)):
+        declared = stream.field_named(name)
+        if declared.may_be_null:
+            found.append(f"field {name!r} is the key, the version or the event time, so it cannot be null")
+    found += [
+        f"field {name!r}: a {stream.field_named(name).type} cannot be a part of the key"
+        for name in stream.key
+        if stream.field_named(name).type in {"float", "double", "binary", "json"}
+    ]
     found += [
         f"a field named {name!r} must be the stream's {name}"
         for name in ("version", "event_time")

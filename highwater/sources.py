@@ -1,0 +1,68 @@
+"""Where a field is taken from: a path into the value or the key, a header, or what Kafka says of the record.
+
+What belongs here: the kinds of sources, and how a path is written. What does not: reading a record (`assets.fields`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+# A name between dots, or any text in brackets: `after.id`, `after["user.id"]`.
+_STEP = re.compile(r'(?:^|\.)([^.\[\]"\\\s]+)|\["([^"\\\x00-\x1f]+)"\]')
+
+
+@dataclass(frozen=True)
+class Key:
+    """The record's key.
+
+    Args:
+        path: of a key that is a JSON object, the path in it; empty for the whole key as text in UTF-8.
+    """
+
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Header:
+    """The last header of a name, as text in UTF-8."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What Kafka says of the record.
+
+    Args:
+        name: `timestamp` is a number in milliseconds since 1970, `partition` and `offset` are numbers, `topic` is text.
+    """
+
+    name: Literal["timestamp", "partition", "offset", "topic"]
+
+
+# A text is a path into the JSON value.
+Source = str | Key | Header | Meta
+
+
+def steps(path: str) -> tuple[str, ...]:
+    """The names of a path, outermost first.
+
+    Args:
+        path: names with dots between them; one with other characters, for example a dot, stands in `["..."]`. Names
+            with quotation marks, backslashes or control characters cannot be written.
+
+    Raises:
+        ValueError: it is no such path.
+    """
+    found, at = [], 0
+    while at < len(path):
+        step = _STEP.match(path, at)
+        if step is None or (at == 0 and path.startswith(".")):
+            raise ValueError(f'{path!r} is no path: names with dots between them, or ["any text"]')
+        found.append(step[1] or step[2])
+        at = step.end()
+    if not found:
+        raise ValueError("a path names one field at least")
+    return tuple(found)
