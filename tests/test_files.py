@@ -12,7 +12,7 @@ import pytest
 from assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _Read, files_for
 from highwater.slices import OffsetRange, Slice
 from highwater.upkeep import FEWEST_FILES, SMALL_BYTES, File, to_merge
-from resources.spark_tables import READS_A_WRITER, _laid_out, _murmur3, numbers_by_hash
+from resources.spark_tables import READS_A_WRITER, TASKS, _laid_out, _murmur3, numbers_by_hash
 
 
 @pytest.mark.parametrize(
