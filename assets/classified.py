@@ -54,7 +54,7 @@ class Classified:
         for last in self._kept[-1:]:
             last.attempts.update({key: attempt for key, attempt in attempts.items() if key in last.published})
 
-    def of(self, attempts: Mapping[str, int], published: Mapping[str, int]) -> list[DataFrame]:
+    def of(self, attempts: Mapping[str, int], published: Mapping[str, int]) -> list[tuple[DataFrame, list[str]]]:
         """The records of decisions.
 
         Args:
@@ -62,16 +62,21 @@ class Classified:
             published: the attempts whose rejects are published now.
 
         Returns:
-            Frames that hold the records of all these slices, and of others; none if one of them is not here as it was
-            decided.
+            Frames, each with the slices whose records are to be taken from it; none if one of the slices is not here as
+            it was decided.
         """
-        mine = [one for one in self._kept if any(one.attempts.get(key) == attempt for key, attempt in attempts.items())]
-        found = {key: one for one in mine for key in one.attempts}
-        same = all(
-            key in found and found[key].attempts[key] == attempt and found[key].published[key] == published.get(key, 0)
-            for key, attempt in attempts.items()
-        )
-        return [one.rows for one in mine] if same else []
+        found: list[tuple[DataFrame, list[str]]] = []
+        left = dict(attempts)
+        for one in self._kept:
+            mine = [
+                key
+                for key, attempt in left.items()
+                if one.attempts.get(key) == attempt and one.published[key] == published.get(key, 0)
+            ]
+            if mine:
+                found.append((one.rows, mine))
+            left = {key: attempt for key, attempt in left.items() if key not in mine}
+        return [] if left else found
 
     def release(self) -> None:
         """Let Spark drop what is kept; one that died dropped it."""

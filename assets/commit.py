@@ -240,8 +240,8 @@ def commit_rows(
     opened = target.opened()
     held = committed_in(opened, keys)
     ensure_unchanged(table, standing, held, keys)
-    # Without rows to replace Delta need not look for any.
-    replace = any(rows_by_slice(opened, keys).values())
+    # Without rows to replace Delta need not look for any. That there are none, records and a look must say both.
+    replace = any(one.rows != 0 for one in held.records.values()) or any(rows_by_slice(opened, keys).values())
     write = partial(write_slices, target.path, rows, keys, replace=replace, files=files, spread=spread, tasks=tasks)
     base = CommitRecord("", 0, None, batch="")
     return commit_slices(target, held, [with_proof(base, proof) for proof in proofs], work.run, write)

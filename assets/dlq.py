@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from assets import rejects
+from assets import raw, rejects
 from assets.commit import Clock, Standing, commit_rows, commit_turn, have_table, reports, require_newer
 from assets.dlq_sending import Alike, Reject, Sending
 from assets.events import ORIGIN_COLUMNS, require, see_held
@@ -399,5 +399,6 @@ def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], sta
     else:
         told = told.withColumnRenamed("now", "published_at")
     proofs = [replace(decision, counts={SENT: sent[decision.key]}) for decision in decisions]
+    files = raw.files_for([decision.counts["rejects"] for decision in decisions])
     with commit_turn(work, TABLE):
-        return commit_rows(work, TABLE, told, proofs, standing, files=1, spread="origin_offset")
+        return commit_rows(work, TABLE, told, proofs, standing, files=files, spread="origin_offset")

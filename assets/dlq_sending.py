@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from assets import rejects
+from assets import raw, rejects
 from assets.commit import Standing, commit_rows, commit_turn
 from assets.references import Original, place_of
 from highwater.envelope import (
@@ -199,9 +199,10 @@ class Sending:
             }
         ).drop("too_large_for")
         standing = Standing({self.decision.key: self.decision}, self.version)
+        files = raw.files_for([self.decision.rows or 0])
         with commit_turn(work, rejects.TABLE):
             self.version = commit_rows(
-                work, rejects.TABLE, rows, [self.decision], standing, files=1, spread="origin_offset"
+                work, rejects.TABLE, rows, [self.decision], standing, files=files, spread="origin_offset"
             )
 
     def _records(self, portion: Sequence[Reject]) -> list[Record]:

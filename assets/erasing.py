@@ -11,7 +11,6 @@ between leaves what the next erasure of the key finishes. Nothing is judged agai
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -28,8 +27,8 @@ from highwater.proof import Proof
 from highwater.retention import AGED_FROM, aged, records
 from highwater.slices import SliceKey
 from highwater.tables import COMMON
-from resources.commit_log import proofs_in, recorded_rows
-from resources.delta import ensure_all_read, ensure_complete, query, query_all, slice_is_one_of
+from resources.commit_log import proofs_in
+from resources.delta import ensure_all_read, query, query_all, slice_is_one_of
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at
 
@@ -119,25 +118,17 @@ def _readable_tables(lake: Lake, stream: Stream, digest: str) -> dict[str, Delta
     return there
 
 
-def _holders(table: DeltaTable, name: str, digest: str, keys: Sequence[str] | None = None) -> set[str]:
+def _holders(table: DeltaTable, name: str, digest: str) -> set[str]:
     """The slices that rows of a key name, after a read of every row and no filter.
 
     Raises:
-        IncompleteReadError: fewer rows were read than the table's log, or the commits of the slices, count.
+        IncompleteReadError: fewer rows were read than the table's log counts.
     """
     is_mine = f"coalesce({_IS_KEY.format(digest=digest)}, false)"
-    chosen = None if name == current.TABLE else keys  # a commit of current records the events that it took, not rows
-    where = "true" if chosen is None else slice_is_one_of(chosen)
     by = "updated_by_slice" if name == current.TABLE else "slice"
     # An aggregate over the keys: a mere count would be answered from the table's log.
-    rows = query(table, f"SELECT {by} AS found, {is_mine} AS mine, count(*) AS n FROM t WHERE {where} GROUP BY 1, 2")
-    seen = Counter[str]()
-    for row in rows:
-        seen[str(row["found"])] += int(row["n"])
-    if chosen is None:
-        ensure_all_read(table, seen.total())
-    else:
-        ensure_complete(table, seen, recorded_rows(table, chosen))
+    rows = query(table, f"SELECT {by} AS found, {is_mine} AS mine, count(*) AS n FROM t GROUP BY 1, 2")
+    ensure_all_read(table, sum(int(row["n"]) for row in rows))
     return {str(row["found"]) for row in rows if row["mine"]}
 
 
@@ -160,7 +151,7 @@ def ensure_gone(lake: Lake, stream: Stream, digest: str, keys: Sequence[str], na
         table = lake.table(stream.name, name)
         if table is None:
             continue
-        held = _holders(table, name, digest, keys)
+        held = _holders(table, name, digest)
         if left := sorted(held.intersection(keys)):
             raise UnbalancedError(
                 f"the erased key is still in {name} of {stream.name}",

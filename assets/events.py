@@ -42,7 +42,7 @@ ORIGIN_COLUMNS = (
     "slice STRING, origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, "
     "origin_timestamp TIMESTAMP, origin_timestamp_ms BIGINT, attempt INT, retries INT, reclaims INT"
 )
-# The last two tell what came back through the DLQ: few files have any of it, and there is a file a slice.
+# The last two tell what came back through the DLQ: few files have any of it.
 SEARCHED = (
     "slice",
     "origin_partition",
@@ -227,7 +227,7 @@ def _unfinishable(
 
 
 def _see_as_measured(work: Work, found: Sequence[SliceReport]) -> None:
-    """Hold what the table's log says was written against what was measured before (I5).
+    """Hold the rows that were written against what was measured before (I5).
 
     Raises:
         UnbalancedError: another number of events was written.
@@ -236,7 +236,7 @@ def _see_as_measured(work: Work, found: Sequence[SliceReport]) -> None:
         expected = report.counts["events"]
         if report.note is None and report.rows != expected:
             if Standing.read(work, TABLE).attempt(report.piece.key) != report.attempt:
-                continue  # somebody committed since, and what the log tells is of that
+                continue  # somebody committed since, and the rows are of that
             raise UnbalancedError(
                 f"{report.piece.key}: another number of events was written than was decided",
                 stored=expected,

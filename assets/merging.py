@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from assets.commit import commit_turn, target_of
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.tables import BY_SLICE
-from highwater.upkeep import TARGET_BYTES
 from resources.commit_log import committed_in
 from resources.delta import add_actions, query, slice_is_one_of
-from resources.numbered_commits import commit_slices
+from resources.numbered_commits import close_intents, commit_slices
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at
 from resources.upkeep import files_of, slices_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
 
     from assets.work import Work
     from highwater.declaration import Stream
     from highwater.upkeep import Group
+
+
+# The slices of one commit stand in the text of its predicate; the others are merged by the next maintenance.
+MOST_SLICES = 20_000
+_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 
 
 def cluster_columns(stream: Stream, table: str) -> tuple[str, ...]:
@@ -55,24 +61,41 @@ def merge(work: Work, table: str, group: Group) -> bool:
     assert table in BY_SLICE, "the other tables have no column slice, or partitions of their own"
     with commit_turn(work, table) as lease, delta_errors(f"{table} of {work.stream.name}"):
         target = target_of(work, table)
+        if work.ledger.intents.of(work.stream.name, table):
+            close_intents(target)  # or this commit would take the number of one that a dead run left open
         opened = target.opened()
-        keys, before = _movable(opened, group), _rows_in(opened)
+        keys, before = _movable(opened, group)[:MOST_SLICES], _rows_in(opened)
         if not keys:
             return False
         held = committed_in(opened, [])
         mine = rows_at(work.spark, target.path, held.version).where(slice_is_one_of(keys))
-        by, files = cluster_columns(work.stream, table), max(1, round(group.bytes / TARGET_BYTES))
-        gathered = mine.repartition(1) if files == 1 else mine.repartitionByRange(files, *by)
-        ordered = gathered.sortWithinPartitions(*by)
+        # A column that was declared since is not in the table before the next run.
+        by = [name for name in cluster_columns(work.stream, table) if name in mine.columns]
+        ordered = mine.repartition(1).sortWithinPartitions(*by or ["slice"])
 
         def write(options: Mapping[str, str]) -> None:
             writer = ordered.write.format("delta").mode("overwrite").options(**options)
-            writer.option("replaceWhere", slice_is_one_of(keys)).save(target.path)
+            with _unchecked(work.spark):
+                writer.option("replaceWhere", slice_is_one_of(keys)).save(target.path)
 
         lease.check()
         version = commit_slices(target, held, [], work.run, write)
     _ensure_same_rows(work, table, before, version)
     return True
+
+
+@contextmanager
+def _unchecked(spark: SparkSession) -> Iterator[None]:
+    """Let a write that replaces slices not hold each new row against their list, by which the rows were read.
+
+    Spark compares a row with one slice of the list after another there.
+    """
+    spark.conf.set(_CHECK, "false")
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # the error of the write matters more; it ends the session
+            spark.conf.unset(_CHECK)
 
 
 def _movable(opened: DeltaTable, group: Group) -> list[str]:

@@ -122,7 +122,7 @@ def _see_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
 
 
 def _see_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof]) -> None:
-    """Hold what the table's log says was written against the decision (I5).
+    """Hold the rows that were written against the decision (I5).
 
     Raises:
         UnbalancedError: the rejects are not what the decision left: somebody changed raw or events beside Highwater.
@@ -142,7 +142,8 @@ def _see_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof]) 
 def _commit(work: Work, rows: DataFrame, decisions: Sequence[Proof], standing: Standing) -> int:
     proofs = [_proof(decision) for decision in decisions]
     with commit_turn(work, TABLE):
-        return commit_rows(work, TABLE, rows, proofs, standing, files=1, spread="origin_offset")
+        files = raw.files_for([proof.rows or 0 for proof in proofs])
+        return commit_rows(work, TABLE, rows, proofs, standing, files=files, spread="origin_offset")
 
 
 def _rows(
@@ -177,7 +178,7 @@ def _classified(work: Work, decisions: Sequence[Proof], published: Standing) -> 
         return None
     attempts = {d.key: d.attempt for d in decisions}
     frames = work.classified.of(attempts, {key: published.attempt(key) for key in attempts})
-    mine = [rows.where(slice_is_one_of(attempts)).where(events.is_rejected()) for rows in frames]
+    mine = [rows.where(slice_is_one_of(keys)).where(events.is_rejected()) for rows, keys in frames]
     return balanced(Frame.unionByName, mine) if mine else None
 
 

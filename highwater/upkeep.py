@@ -135,7 +135,7 @@ def to_compact(parts: Iterable[Part]) -> list[str]:
 
 # What readers of Parquet expect of a file.
 TARGET_BYTES = 128 * 1024 * 1024
-# The slices of so many files stand in the text of one statement.
+# A writer waits for the rewrite of so many files at the most.
 FILES_A_GROUP = 5_000
 
 
@@ -169,22 +169,19 @@ class Group:
 
 
 def to_merge(files: Iterable[File]) -> list[Group]:
-    """The small files that are joined, slices beside each other together, within what one maintenance rewrites.
+    """The small files that are joined, slices beside each other together.
 
     The last group of few files waits until there are more.
     """
     small = sorted((file for file in files if file.size < TARGET_BYTES // 2), key=lambda file: (file.first, file.path))
     found: list[Group] = []
     mine: list[File] = []
-    size = rewritten = 0
+    size = 0
     for file in small:
-        if rewritten + size + file.size > MOST_BYTES:
-            return found
         mine.append(file)
         size += file.size
         if size >= TARGET_BYTES or len(mine) == FILES_A_GROUP:
             found.append(Group(tuple(mine)))
-            rewritten += size
             mine, size = [], 0
     return [*found, Group(tuple(mine))] if len(mine) >= FEWEST_FILES else found
 

@@ -163,9 +163,9 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
         session, self._session = self._session, None
         if session is None:
             return
-        # Where the server is away the error under way has waited for it already.
-        try_once(session)  # type: ignore[arg-type]
         try:
+            # Where the server is away the error under way has waited for it already.
+            try_once(session)  # type: ignore[arg-type]
             interrupt(session)  # type: ignore[arg-type]
         finally:
             self._classified.release()
@@ -174,7 +174,11 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Let go of the server's session; a local one ends with its process."""
         del context
+        from resources.spark import try_once
+
         session, self._session = self._session, None
+        if session is not None:
+            try_once(session)  # type: ignore[arg-type]
         self._classified.release()
         if session is not None:
             close_session(session)  # type: ignore[arg-type]

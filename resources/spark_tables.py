@@ -15,7 +15,7 @@ from resources.small_tables import create
 from resources.spark import ADAPTIVE, delta_errors, translated
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 # Taken around a commit; what it guards against is `assets.commit`'s to know.
@@ -28,6 +28,9 @@ CATALOG = "spark_catalog"
 TASKS = 8
 # A task that writes what so many others would have read does it one after the other; of more it is gathered.
 READS_A_WRITER = 2
+# Parts of a slice that may go to different files.
+_SHARES = 1024
+_BITS = 2**32 - 1
 
 
 def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str], lock: Lock) -> None:
@@ -180,7 +183,7 @@ def write_slices(
     """
     alone = len(keys) == 1
     with delta_errors(path):
-        writer = _laid_out(rows, files, spread, tasks or 1, len(keys)).write.format("delta").options(**options)
+        writer = _laid_out(rows, files, spread, tasks or 1, keys).write.format("delta").options(**options)
         if replace:
             writer = writer.mode("overwrite").option("replaceWhere", slice_is_one_of(keys))
         else:
@@ -222,7 +225,52 @@ def table_in_sql(path: str) -> str:
     return f"{CATALOG}.delta.`{path.replace('`', '``')}`"
 
 
-def _laid_out(whole: DataFrame, files: int, spread: str, tasks: int, slices: int) -> DataFrame:
+def _neighbours(files: int, spread: str, keys: Sequence[str]) -> Column:
+    """What puts slices beside each other into one of so many files, and a large one into several beside each other.
+
+    So the statistics of a file name few slices, and readers of one open few files.
+    """
+    from pyspark.sql import functions as F
+
+    ordinals = [int(key.rpartition("@")[2]) for key in keys]
+    first, count = min(ordinals), max(ordinals) - min(ordinals) + 1
+    ordinal = F.substring_index("slice", "@", -1).cast("int")
+    share = F.pmod(F.xxhash64(spread), F.lit(_SHARES)) / _SHARES
+    file = F.least(F.lit(files - 1), F.floor((ordinal - first + share) * files / count).cast("int"))
+    return F.element_at(F.array(*[F.lit(number) for number in numbers_by_hash(files)]), file + 1)
+
+
+@lru_cache
+def numbers_by_hash(count: int) -> list[int]:
+    """Numbers that Spark's `repartition` sends to partition 0, 1, 2, ... of so many: it goes by a hash.
+
+    The hash is Murmur3 of 32 bits with the seed 42, modulo the number of partitions
+    (`org.apache.spark.sql.catalyst.expressions.Murmur3Hash`).
+    """
+    found: dict[int, int] = {}
+    number = 0
+    while len(found) < count:
+        found.setdefault(_murmur3(number) % count, number)
+        number += 1
+    return [found[partition] for partition in range(count)]
+
+
+def _murmur3(number: int) -> int:
+    """The hash of a number from 0 to 2^31 - 1, as a signed number."""
+
+    def rotated(value: int, by: int) -> int:
+        return ((value << by) | (value >> (32 - by))) & _BITS
+
+    mixed = rotated(number * 0xCC9E2D51 & _BITS, 15) * 0x1B873593 & _BITS
+    value = (rotated(42 ^ mixed, 13) * 5 + 0xE6546B64) & _BITS
+    value ^= 4
+    value = (value ^ value >> 16) * 0x85EBCA6B & _BITS
+    value = (value ^ value >> 13) * 0xC2B2AE35 & _BITS
+    value ^= value >> 16
+    return value - 2**32 if value >> 31 else value
+
+
+def _laid_out(whole: DataFrame, files: int, spread: str, tasks: int, keys: Sequence[str]) -> DataFrame:
     """At the most so many files, and one slice by itself without a shuffle where few tasks can read it."""
     from pyspark.sql import functions as F
 
@@ -231,9 +279,8 @@ def _laid_out(whole: DataFrame, files: int, spread: str, tasks: int, slices: int
     if files == 1:
         return whole.repartition(1)  # after the tasks that read: one task would read partition after partition
     # By value, never by row number: a task that is run again must send every row where it went before.
-    if slices > 1:
-        shares = F.pmod(F.xxhash64(spread), F.lit(-(-files // slices)))
-        return whole.repartition(files, "slice", shares)
+    if len(keys) > 1:
+        return whole.repartition(files, _neighbours(files, spread, keys))
     if tasks > READS_A_WRITER * files:
         return whole.repartition(files, F.xxhash64(spread))
     return whole.coalesce(files)

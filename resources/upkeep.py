@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from highwater.errors import SupersededAttemptError
 from highwater.upkeep import File, Part
-from resources.delta import add_actions, commit_info, reading, slice_is_one_of
+from resources.delta import add_actions, commit_info, reading
 from resources.small_tables import storage
 from resources.spark import delta_errors
 from resources.spark_tables import table_in_sql
@@ -65,7 +65,7 @@ def slices_of(table: DeltaTable, files: Sequence[File]) -> set[str]:
     """
     import pyarrow.parquet as pq
 
-    storage_, found = _storage_of(table), {file.first for file in files}
+    storage_, found = _storage_of(table), {file.first for file in files if file.first == file.last}
     with reading(str(table.table_uri)):
         for file in files:
             if file.first == file.last:
@@ -147,16 +147,15 @@ def times_of(table: DeltaTable, versions: Sequence[int]) -> Mapping[int, datetim
     }
 
 
-def join_files(spark: SparkSession, path: str, keys: Sequence[str]) -> None:
-    """Join the files of some partitions, each by itself, in one commit that changes no row.
+def join_files(spark: SparkSession, path: str) -> None:
+    """Join the small files of a table without partitions, in one commit that changes no row.
 
     Raises:
-        SupersededAttemptError: another writer of one of them was first; nothing was written.
+        SupersededAttemptError: another writer was first; nothing was written.
         DependencyAwayError: Spark or the storage is away.
     """
     with delta_errors(path):
-        where = "" if list(keys) == [WHOLE] else f" WHERE {slice_is_one_of(keys)}"
-        spark.sql(f"OPTIMIZE {table_in_sql(path)}{where}").collect()
+        spark.sql(f"OPTIMIZE {table_in_sql(path)}").collect()
 
 
 def join_small(table: DeltaTable, keys: Sequence[str]) -> None:

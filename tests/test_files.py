@@ -12,7 +12,7 @@ import pytest
 from assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _Read, files_for
 from highwater.slices import OffsetRange, Slice
 from highwater.upkeep import FEWEST_FILES, SMALL_BYTES, File, to_merge
-from resources.spark_tables import READS_A_WRITER, TASKS, _laid_out
+from resources.spark_tables import READS_A_WRITER, TASKS, _laid_out, _murmur3, numbers_by_hash
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ HASHED = ("hash", "offset")
         (2, 4, 1, [("coalesce", 2)]),
         (2, 2 * READS_A_WRITER + 1, 1, [("repartition", 2, HASHED)]),
         (8, 9, 1, [("coalesce", 8)]),
-        (2, 4, 20, [("repartition", 2, "slice", ("mod", HASHED, 1))]),
-        (9, 24, 2, [("repartition", 9, "slice", ("mod", HASHED, 5))]),
+        (2, 4, 20, [("repartition", 2, "neighbours of 20")]),
+        (9, 24, 2, [("repartition", 9, "neighbours of 2")]),
     ],
     ids=[
         "as it is spread",
@@ -115,8 +115,18 @@ def test_a_commit_gathers_its_rows_where_a_writer_would_read_many_partitions_one
     row where it went before.
     """
     monkeypatch.setattr("pyspark.sql.functions.xxhash64", lambda column: ("hash", column))
-    monkeypatch.setattr("pyspark.sql.functions.pmod", lambda hashed, shares: ("mod", hashed, shares))
-    monkeypatch.setattr("pyspark.sql.functions.lit", lambda value: value)
+    monkeypatch.setattr("resources.spark_tables._neighbours", lambda files, spread, keys: f"neighbours of {len(keys)}")
     rows: Any = Frame()
-    _laid_out(rows, files, "offset", tasks, slices)
+    _laid_out(rows, files, "offset", tasks, [f"orders@{n:07d}" for n in range(slices)])
     assert rows.calls == way
+
+
+@pytest.mark.parametrize(("number", "told"), [(0, 933211791), (1, -559580957)])
+def test_a_number_is_hashed_as_spark_hashes_it(number: int, told: int) -> None:
+    """The values are those of `SELECT hash(0), hash(1)`."""
+    assert _murmur3(number) == told
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 100])
+def test_each_partition_has_a_number_that_is_sent_there(count: int) -> None:
+    assert [_murmur3(number) % count for number in numbers_by_hash(count)] == list(range(count))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 from assets import events, raw
 from assets.merging import merge
+from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.errors import SupersededAttemptError
 from highwater.upkeep import Group
 from resources.delta import open_table
@@ -90,6 +93,85 @@ def test_a_slice_that_has_rows_in_a_large_file_too_stays_where_it_is(bench: Benc
     left = {(file.first, file.last) for file in small_files(bench, "raw")}
     assert left == {(slices[1].key, slices[1].key), (slices[0].key, slices[2].key)}
     assert large.path not in {file.path for file in small_files(bench, "raw")}, "its row of the first slice is gone"
+
+
+def test_slices_of_one_run_lie_beside_each_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks for a slice opens few files; a large slice is in several of them."""
+    monkeypatch.setattr("assets.raw.RECORDS_A_FILE", 4)
+    bench.send(*[order_message(f"o{n}", 1) for n in range(24)])
+    slices = [bench.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(6)]
+    raw.materialise(bench.work(*slices))
+    files = sorted(small_files(bench, "raw"), key=lambda file: file.first)
+    assert [(file.first, file.last) for file in files] == [(slices[n].key, slices[n + 1].key) for n in (0, 2, 4)], (
+        "two slices a file"
+    )
+    large = [bench.plan(6, p0=(12, 22)), bench.plan(7, p0=(22, 24))]
+    raw.materialise(bench.work(*large))
+    of_large = [file for file in small_files(bench, "raw") if file.first <= large[0].key <= file.last]
+    assert len(of_large) >= 2
+    assert by_slice(bench, "raw") == sorted((one.key, n) for one in [*slices, *large] for n in offsets(one))
+
+
+def offsets(piece: Slice) -> range:
+    return range(piece.ranges[0].start, piece.ranges[0].end)
+
+
+def test_a_merge_settles_what_a_dead_run_left_open(bench: Bench) -> None:
+    """The number of its write is taken by nobody else: who finds the number in the table takes it for committed."""
+    slices = taken_alone(bench, 3)
+    held = bench.lake.commits("orders", "raw", [])
+    dead = CommitRecord("orders@0000099", 1, 5, "dead")
+    metadata = to_user_metadata([dead], held.number + 1)
+    bench.ledger.intents.open("dead", "orders", "raw", metadata, datetime.now(UTC))
+    rows = by_slice(bench, "raw")
+    assert merge(bench.work(), "raw", Group(tuple(small_files(bench, "raw"))))
+    assert bench.ledger.intents.of("orders", "raw") == []
+    found = bench.lake.commits("orders", "raw")
+    assert set(found.records) == {piece.key for piece in slices}
+    assert found.number == held.number + 2, "one closed the dead run's write, one is the merge's"
+    assert by_slice(bench, "raw") == rows
+
+
+def test_a_table_that_is_restored_to_before_a_merge_is_whole(bench: Bench) -> None:
+    slices = taken_alone(bench, 3)
+    before, rows = bench.lake.commits("orders", "raw"), by_slice(bench, "raw")
+    assert merge(bench.work(), "raw", Group(tuple(small_files(bench, "raw"))))
+    path = bench.lake.path("orders", "raw")
+    DeltaTable(path).restore(before.version)
+    assert by_slice(bench, "raw") == rows
+    assert bench.lake.commits("orders", "raw").records == before.records
+    raw.materialise(bench.work(slices[0]))
+    assert by_slice(bench, "raw") == rows
+
+
+@pytest.mark.parametrize("point", ["before the write", "before it is recorded"])
+def test_a_merge_that_dies_changes_nothing_and_the_next_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    class DiesError(Exception):
+        pass
+
+    def die(*_: object, **__: object) -> None:
+        raise DiesError
+
+    taken_alone(bench, 3)
+    rows, records = by_slice(bench, "raw"), bench.lake.commits("orders", "raw").records
+    group = Group(tuple(small_files(bench, "raw")))
+    place = {
+        "before the write": "assets.merging._unchecked",
+        "before it is recorded": "resources.numbered_commits._complete",
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr(place[point], die)
+        with pytest.raises(DiesError):
+            merge(bench.work(), "raw", group)
+    assert by_slice(bench, "raw") == rows
+    assert len(bench.ledger.intents.of("orders", "raw")) == 1
+    again = Group(tuple(small_files(bench, "raw")))
+    merge(bench.work(), "raw", again)
+    assert bench.ledger.intents.of("orders", "raw") == []
+    assert (by_slice(bench, "raw"), bench.lake.commits("orders", "raw").records) == (rows, records)
+    assert len(small_files(bench, "raw")) == 1
 
 
 def test_a_backfill_of_fifty_slices_goes_on_beside_steady_appends(bench: Bench) -> None:

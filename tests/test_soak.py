@@ -63,11 +63,10 @@ def test_what_is_wrong_is_told_and_is_the_exit_status(
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("records", "kills"), [(15_000, 5), pytest.param(50_000, 10, marks=pytest.mark.long)])
-def test_processes_are_killed_while_every_fault_is_written(tmp_path: Path, records: int, kills: int) -> None:
-    """Workers, daemon, broker and Spark; all records are held against an account of their own."""
-    verdict = Soak(tmp_path / "soak", Console(width=200), Ordeal(records, kills, least=4, most=10, settle=1800)).run()
+def test_fifty_thousand_records_and_ten_kills(tmp_path: Path) -> None:
+    """Of workers, daemon, broker and Spark, while every fault is written; held against an account of its own."""
+    verdict = Soak(tmp_path / "soak", Console(width=200), Ordeal(50_000, 10, least=4, most=10, settle=1800)).run()
     assert verdict.wrong == []
-    assert sum(verdict.killed.values()) == kills
+    assert sum(verdict.killed.values()) == 10
     assert len(verdict.killed) == len(Victim)
-    assert sum(comparison.numbers["records in the topic"] for comparison in verdict.comparisons) >= 0.98 * records
+    assert sum(comparison.numbers["records in the topic"] for comparison in verdict.comparisons) >= 49_000

@@ -4,8 +4,8 @@ What belongs here: the order of the steps, the leases, and the report. What does
 (`highwater.upkeep`), the statements (`resources.upkeep`), rows that are old enough
 (`orchestration.operating.retaining`), and Dagster's keys (`orchestration.operating.retiring`).
 
-All of it is safe beside runs: OPTIMIZE is a commit like any other, one of two that meet gives way, and no file goes
-that a run or an unfinished retry may read.
+All of it is safe beside runs: files are joined by commits like any others, which take turns with those of runs or give
+way, and no file goes that a run or an unfinished retry may read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,16 @@ from assets.sent import TABLE as PUBLISHED
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.portions import portions
 from highwater.tables import BY_SLICE, tables_of
-from highwater.upkeep import LONGEST_RUN, PARTITIONS_A_COMMIT, RUN_RETRIES, Horizon, to_compact, to_merge, whole_hours
+from highwater.upkeep import (
+    LONGEST_RUN,
+    MOST_BYTES,
+    PARTITIONS_A_COMMIT,
+    RUN_RETRIES,
+    Horizon,
+    to_compact,
+    to_merge,
+    whole_hours,
+)
 from orchestration.dependencies import see_lake_there
 from orchestration.operating.old_runs import OldRuns, delete_runs
 from orchestration.operating.retaining import Retained, retain
@@ -67,7 +76,7 @@ class TableReport:
         table: its name.
         before: what it took before; in a dry run the same as after.
         after: what it takes now.
-        joined: partitions whose small files were joined.
+        joined: small files of slices that were joined, or partitions of other tables whose small files were.
         removed: files that were removed from storage.
         seconds: how long it took.
         notes: sentences for the operator.
@@ -249,19 +258,23 @@ def _gently(task: _Task, step: Callable[[], None]) -> None:
 
 
 def _join(task: _Task) -> None:
-    """Join small files."""
-    for some in portions(to_compact(parts_of(task.table)), PARTITIONS_A_COMMIT):
+    """Join the small files of a table without partitions."""
+    if to_compact(parts_of(task.table)):
         if task.sure:
             with commit_lock(task.work, task.name):
-                join_files(task.work.spark, task.path, some)
-        task.joined += len(some)
+                join_files(task.work.spark, task.path)
+        task.joined += 1
 
 
 def _merge(task: _Task) -> None:
     """Join small files of slices, a group of neighbours at a time: writers take their turns in between."""
+    rewritten = 0
     for group in to_merge(files_of(task.table)):
+        if rewritten + group.bytes > MOST_BYTES:
+            return
         if not task.sure or merge(task.work, task.name, group):
             task.joined += len(group.files)
+            rewritten += group.bytes
 
 
 def _remove(task: _Task) -> int:

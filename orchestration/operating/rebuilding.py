@@ -234,8 +234,8 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
     raw, dlq = proofs["raw"], proofs["dlq"]
     if unread := sorted(lake.slices_in(stream.name, "raw") - raw.keys()):
         raise IncompleteReadError(
-            f"a read of raw of {stream.name} did not return all slices that the table's log names",
-            stored=f"{len(unread):,} more slices by the log",
+            f"a read of raw of {stream.name} did not return the commits of all slices that rows name",
+            stored=f"{len(unread):,} more slices by their rows",
             found=f"no commit of {unread[0]}",
             remedy="nothing was rebuilt; see IncompleteReadError in the runbook",
         )
