@@ -6,7 +6,10 @@ docs/published.md is the contract for readers; a change of what is written here 
 
 from __future__ import annotations
 
+import base64
 import json
+import math
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -65,9 +68,32 @@ def _written(field: Field, column: Any) -> Any:
         # In UTC as it is stored: as a time of a zone each would be looked up there, in thirty times the time.
         plain = pc.cast(pc.cast(column, pa.timestamp("us")), pa.string())
         return pc.binary_join_element_wise('"', pc.replace_substring(plain, " ", "T", max_replacements=1), 'Z"', "")
-    if field.type.startswith("decimal") and int(field.type.rstrip(")").split(",")[1]) > _PLAIN_DIGITS:
-        return pa.array([None if one is None else format(one, "f") for one in column.to_pylist()], pa.string())
+    if field.type == "date":
+        return pc.binary_join_element_wise('"', pc.cast(column, pa.string()), '"', "")
+    if field.type in _ONE_BY_ONE or _has_exponents(field):
+        write = _ONE_BY_ONE.get(field.type, lambda one: format(one, "f"))
+        return pa.array([None if one is None else write(one) for one in column.to_pylist()], pa.string())
     return pc.cast(column, pa.string())
+
+
+def _has_exponents(field: Field) -> bool:
+    return field.type.startswith("decimal") and int(field.type.rstrip(")").split(",")[1]) > _PLAIN_DIGITS
+
+
+def _floating(one: float) -> str:
+    """A number as Python writes it, which reads back as the same; what is no JSON as text."""
+    if math.isnan(one):
+        return '"NaN"'
+    return repr(one) if math.isfinite(one) else ('"Infinity"' if one > 0 else '"-Infinity"')
+
+
+# Types whose values are written one by one; a value of `json` is JSON already.
+_ONE_BY_ONE: Mapping[str, Callable[[Any], str]] = {
+    "float": _floating,
+    "double": _floating,
+    "binary": lambda one: f'"{base64.b64encode(one).decode()}"',
+    "json": str,
+}
 
 
 def _quoted(column: Any) -> Any:

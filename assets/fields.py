@@ -108,7 +108,8 @@ def _from(source: Key | Header | Meta | tuple[str, ...]) -> Column:
     if isinstance(source, tuple):
         return F.try_variant_get("json", _variant_path(source), "variant")
     if isinstance(source, Meta):
-        column = F.col({"timestamp": "timestamp_ms"}.get(source.name, source.name))
+        # Of the origin: a copy on a tier lies elsewhere.
+        column = F.col("origin_timestamp_ms" if source.name == "timestamp" else f"origin_{source.name}")
         return column.cast("string" if source.name == "topic" else "bigint").cast("variant")
     if isinstance(source, Header):
         values = F.transform(F.filter("headers", lambda h: h["key"] == source.name), lambda h: h["value"])

@@ -10,15 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from highwater.declaration import Field
+from highwater.reading import Record
 from orchestration.checking import contents
 from orchestration.checking.contents import _differing, _suspects, _Told
 
 COLUMNS = [
-    _Told("id", "id", "string", always=False),
-    _Told("version", "version", "integer", always=False),
-    _Told("amount", "amount", "decimal(12,2)", always=False),
-    _Told("at", "event_time", "timestamp", always=False),
-    _Told("ok", "ok", "boolean", always=False),
+    _Told(Field("id", "string"), "id", always=False),
+    _Told(Field("version", "integer"), "version", always=False),
+    _Told(Field("amount", "decimal(12,2)"), "amount", always=False),
+    _Told(Field("at", "timestamp"), "event_time", always=False),
+    _Told(Field("ok", "boolean"), "ok", always=False),
 ]
 BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 NOON = (datetime(2026, 3, 1, 12, tzinfo=UTC) - BEGIN) // timedelta(microseconds=1)
@@ -38,7 +40,7 @@ def unlike(*pairs: tuple[bytes, tuple[Any, ...]]) -> dict[int, list[str]]:
     """By the place in the batch the fields that differ, of those that Arrow's parser leaves to Python's."""
     made = batch(*pairs)
     rows = made.to_pylist()
-    found = {at: _differing(COLUMNS, rows[at], rows[at]["value"]) for at in _suspects(COLUMNS, made)}
+    found = {at: _differing(COLUMNS, rows[at], Record(rows[at]["value"])) for at in _suspects(COLUMNS, made)}
     return {at: fields for at, fields in found.items() if fields}
 
 

@@ -6,16 +6,15 @@ What belongs here: the check `events_as_recorded`. What does not: whether raw is
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal, InvalidOperation
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assets.parsing import field_columns
+from highwater.declaration import Field
 from highwater.envelope import ORIGIN, Origin
+from highwater.reading import MisfitError, Record, UnreadableError, document_of, same, value_of
 from highwater.retention import aged
 from orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, told
 from orchestration.checking.verdicts import Verdict
@@ -32,17 +31,20 @@ if TYPE_CHECKING:
     from resources.ledger import Ledger
 
 AS_RECORDED = "events_as_recorded"
-_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _ORIGIN = ", ".join(ORIGIN)
 
 
 class _Told(NamedTuple):
-    """A field as records tell it, the column that it stands in, its declared type, and whether events always had it."""
+    """A declared field, the column that it stands in, and whether events always had it."""
 
-    field: str
+    declared: Field
     column: str
-    kind: str
     always: bool
+
+    @property
+    def field(self) -> str:
+        """The field's name."""
+        return self.declared.name
 
 
 class _Unlike(NamedTuple):
@@ -97,13 +99,28 @@ def _of_main(raw: DeltaTable, events: DeltaTable, columns: Sequence[_Told], piec
     for batch in stream_batches({"raw": raw, "events": events}, sql):
         compared += batch.num_rows
         rows = (batch.slice(at, 1).to_pylist()[0] for at in _suspects(columns, batch))
-        differing = ((row, _differing(columns, row, row["value"])) for row in rows)
+        differing = ((row, _differing(columns, row, _record(row))) for row in rows)
         unlike += [_Unlike(Origin.of_row(row), fields) for row, fields in differing if fields]
     return compared, unlike
 
 
+def _record(row: Mapping[str, Any]) -> Record:
+    """The record of an event, with the event's own origin: a copy on a tier lies elsewhere."""
+    headers = [(one["key"], one["value"]) for one in row["headers"] or ()]
+    origin = Origin.of_row(row)
+    return Record(
+        row["value"],
+        row["record_key"],
+        headers,
+        origin.topic,
+        origin.partition,
+        origin.offset,
+        row["origin_timestamp_ms"],
+    )
+
+
 _PAIRS = f"""
-SELECT {_ORIGIN}, r.value AS value, {{chosen}}
+SELECT {_ORIGIN}, origin_timestamp_ms, r.value AS value, r.key AS record_key, r.headers AS headers, {{chosen}}
 FROM events e JOIN raw r ON e.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
      AND origin_partition = r."partition" AND origin_offset = r."offset"
 WHERE r.value IS NOT NULL AND {{e_slices}} AND {{r_slices}}
@@ -115,14 +132,15 @@ def _of_tier(
 ) -> tuple[int, list[_Unlike]]:
     """The same of a tier's slice: of several copies of an origin the event is like one at least."""
     mine = f"{slice_is_one_of([piece.key])}"
-    read: defaultdict[Origin, list[bytes]] = defaultdict(list)
+    read: defaultdict[Origin, list[Mapping[str, Any]]] = defaultdict(list)
     for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}"):
         origin, *_ = enveloped(stream, piece, row)
-        read[origin].append(row["value"])
+        read[origin].append({"value": row["value"], "record_key": row["key"], "headers": row["headers"]})
     compared, unlike = 0, list[_Unlike]()
-    for row in query(events, f"SELECT {_ORIGIN}, {_chosen(columns)} FROM t e WHERE {mine}"):
+    asked = f"SELECT {_ORIGIN}, origin_timestamp_ms, {_chosen(columns)} FROM t e WHERE {mine}"
+    for row in query(events, asked):
         copies = read[Origin.of_row(row)]
-        found = [_differing(columns, row, value) for value in copies]
+        found = [_differing(columns, row, _record({**row, **copy})) for copy in copies]
         compared += 1 if copies else 0
         unlike += [_Unlike(Origin.of_row(row), found[0])] if found and all(found) else []
     return compared, unlike
@@ -130,19 +148,19 @@ def _of_tier(
 
 def _columns(stream: Stream, events: DeltaTable) -> list[_Told]:
     """All that a record tells; a field that was added to the stream counts as soon as the table has it."""
-    kinds = {one.name: one.type for one in stream.fields}
+    declared = {one.name: one for one in stream.fields}
     there = {field.name for field in events.schema().fields}
     named = [(one.name, one.name) for one in field_columns(stream) if one.name in there]
     pairs = [*named, (stream.version, "version"), (stream.event_time, "event_time")]
     always = {stream.version, stream.event_time, *stream.key}
-    return [_Told(name, column, kinds[name], name in always) for name, column in pairs]
+    return [_Told(declared[name], column, name in always) for name, column in pairs]
 
 
 def _held(events: DeltaTable, columns: Sequence[_Told], piece: Slice) -> list[_Told]:
     """The columns in which the events of a slice must have something.
 
-    Every declared field is required, and one declaration decides a whole slice: a field that came to the stream later
-    is null in all of its events. What is null in some alone was taken from them.
+    One declaration decides a whole slice: a field that came to the stream later is null in all of its events. What a
+    record has and some events alone have not was taken from them.
     """
     counts = ", ".join(f"count({_quoted(one)}) AS c{at}" for at, one in enumerate(columns))
     [filled] = query(events, f"SELECT {counts} FROM t e WHERE {slice_is_one_of([piece.key])}")
@@ -155,7 +173,7 @@ def _chosen(columns: Sequence[_Told]) -> str:
 
 def _as_told(one: _Told) -> str:
     """A time as a number: a producer's clock may name a year that Python's times do not know."""
-    return f"arrow_cast({_quoted(one)}, 'Int64')" if one.kind == "timestamp" else _quoted(one)
+    return f"arrow_cast({_quoted(one)}, 'Int64')" if one.declared.type == "timestamp" else _quoted(one)
 
 
 def _quoted(one: _Told) -> str:
@@ -171,6 +189,8 @@ def _suspects(columns: Sequence[_Told], batch: pa.RecordBatch) -> list[int]:
     import pyarrow.compute as pc
 
     every = list(range(batch.num_rows))
+    if not all(map(_is_plain, columns)):
+        return every
     try:
         read = _read(columns, batch["value"].to_pylist())
         if read.num_rows != batch.num_rows:
@@ -178,7 +198,7 @@ def _suspects(columns: Sequence[_Told], batch: pa.RecordBatch) -> list[int]:
         unlike = pa.repeat(pa.scalar(False), batch.num_rows)  # noqa: FBT003 - a value
         for at, one in enumerate(columns):
             ours, theirs = batch[f"c{at}"], read[one.field].combine_chunks()
-            if one.kind == "timestamp":
+            if one.declared.type == "timestamp":
                 theirs = pc.cast(pc.cast(theirs, pa.timestamp("us", "UTC")), pa.int64())
             same = pc.fill_null(pc.equal(pc.cast(ours, theirs.type), theirs), fill_value=False)
             unlike = pc.or_(unlike, pc.invert(same))
@@ -195,7 +215,8 @@ def _read(columns: Sequence[_Told], values: Sequence[bytes]) -> pa.Table:
     whole = b"\n".join(values)
     kinds = {"string": pa.string(), "timestamp": pa.string(), "boolean": pa.bool_()}
     kinds |= dict.fromkeys(("integer", "long"), pa.int64())
-    fields = {one.field: kinds.get(one.kind) or pa.decimal128(*_digits(one.kind)) for one in columns}
+    types = {one.field: one.declared.type for one in columns}
+    fields = {name: kinds.get(kind) or pa.decimal128(*_digits(kind)) for name, kind in types.items()}
     return arrow.read_json(
         BytesIO(whole),
         # In one block: a value must not lie across two.
@@ -209,36 +230,33 @@ def _digits(kind: str) -> tuple[int, int]:
     return int(precision), int(scale)
 
 
-def _differing(columns: Sequence[_Told], row: Mapping[str, Any], value: bytes) -> list[str]:
+# What Arrow's parser reads as it is declared.
+_PLAIN = frozenset({"string", "timestamp", "boolean", "integer", "long", "decimal"})
+
+
+def _is_plain(one: _Told) -> bool:
+    """Whether a field is a required one of the value's outermost object, of a type that Arrow's parser reads."""
+    bare = Field(one.field, one.declared.type, one.declared.one_of, one.declared.at_least)
+    return one.declared == bare and one.declared.type.split("(")[0] in _PLAIN
+
+
+def _differing(columns: Sequence[_Told], row: Mapping[str, Any], record: Record) -> list[str]:
     """The fields that an event has otherwise than its record, or has not."""
     try:
-        record = json.loads(value, parse_int=_number, parse_float=_number)
+        document = document_of(record.value)
     except RecursionError:
         return []  # nested deeper than Python reads, in a field that is ignored: not to be compared
     except ValueError:
         return ["the record is no JSON"]
-    if not isinstance(record, dict):
+    if not isinstance(document, dict):
         return ["the record is no JSON object"]
-    return [
-        one.field
-        for at, one in enumerate(columns)
-        if row[f"c{at}"] is None or not _equal(one.kind, record.get(one.field), row[f"c{at}"])
-    ]
+    return [one.field for at, one in enumerate(columns) if not _is_same(one.declared, record, document, row[f"c{at}"])]
 
 
-def _number(text: str) -> Decimal | None:
-    """A number exactly; None where Python holds none so large. Python's own parser refuses whole numbers that long."""
+def _is_same(declared: Field, record: Record, document: dict[str, Any], told: Any) -> bool:
     try:
-        return Decimal(text)
-    except InvalidOperation:
-        return None
-
-
-def _equal(kind: str, value: Any, told: Any) -> bool:
-    if kind == "timestamp":
-        try:
-            return bool((datetime.fromisoformat(value.upper()) - _BEGIN) // timedelta(microseconds=1) == told)
-        except (AttributeError, ValueError):
-            return isinstance(value, str)  # Spark reads more forms and years than Python: not to be compared
-    # A number of JSON equals a decimal by its value. To Python `true` equals 1.
-    return bool(value == told) and isinstance(value, bool) == (kind == "boolean")
+        return same(declared, value_of(declared, record, document), told)
+    except UnreadableError:
+        return told is not None  # not to be compared
+    except MisfitError:
+        return False
