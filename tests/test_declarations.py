@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from assets.streams import load_streams
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Accepted, Alerts, Field, Foreign, Limits
 from highwater.errors import DeclarationError
+from highwater.sources import Meta
 from orchestration.cli.main import main
 from orchestration.cli.terminal import PERMANENT
 
@@ -91,6 +92,27 @@ def test_a_broken_declaration_is_named_and_mended(declarations: Path, text: str,
         ({"fields": field("integer", one_of=(1, "two"))}, "one_of has 'two', which is no integer"),
         ({"fields": field("string", one_of=("one", 2))}, "one_of has 2, which is no string"),
         ({"fields": field("boolean", one_of=("yes",))}, "one_of is for strings and whole numbers, and a boolean is"),
+        ({"fields": field("string", source="a..b")}, "field 'x': source: 'a..b' is no path"),
+        ({"fields": field("string", source=())}, "field 'x': source names nothing"),
+        ({"fields": field("timestamp", source=Meta("timestamp"))}, "is a number in ms: declare unit='ms'"),
+        ({"fields": field("timestamp", unit="days")}, "unit is 'days'; of a timestamp it is ms, ns, s, us"),
+        ({"fields": field("date", unit="ms")}, "unit is 'ms'; of a date it is days"),
+        ({"fields": field("long", unit="ms")}, "unit is 'ms': it is for timestamp and date"),
+        ({"fields": field("timestamp", unit="ms", zone="UTC")}, "zone is for a timestamp in ISO 8601"),
+        ({"fields": field("timestamp", zone="Berlin")}, "there is no zone 'Berlin'"),
+        ({"fields": field("string", text=True)}, "text is for numbers, and a string is none"),
+        ({"fields": field("long", nan="null")}, "nan is for float and double, and this is a long"),
+        (
+            {"fields": field("timestamp", unit="s", plausible=(date(2026, 1, 2), date(2026, 1, 1)))},
+            "plausible ends before",
+        ),
+        ({"fields": field("string", default="a")}, "default is for an optional field"),
+        ({"fields": field("json", optional=True, default="a")}, "a json has no default"),
+        ({"fields": field("long", optional=True, default=True)}, "the default True is no long"),
+        ({"fields": field("integer", optional=True, default=2**31)}, "the default 2147483648 does not fit integer"),
+        ({"key": ("x",), "fields": field("double")}, "a double cannot be a part of the key"),
+        ({"key": ("x",), "fields": field("string", nullable=True)}, "'x' is the key, the version or the event time"),
+        ({"version": "x", "fields": field("long", optional=True)}, "'x' is the key, the version or the event time"),
         ({"key": ("order_id", "order_id")}, "the key has field 'order_id' 2 times"),
         ({"key": ("order_id", "customer_id"), "key_separator": ""}, "the key separator ''"),
         ({"key": ("order_id", "customer_id"), "key_separator": "\\"}, "hold no backslash"),

@@ -194,6 +194,10 @@ def default_text(field: dataclasses.Field[Any]) -> str:
         return f"`{minutes:g} minute{'' if minutes == 1 else 's'}`"
     if isinstance(value, declaration.Start):
         return f"`Start.{value.name}`"
+    if isinstance(value, bool):
+        return f"`{value}`"
+    if isinstance(value, tuple) and value and all(isinstance(one, date) for one in value):
+        return " to ".join(f"`{one}`" for one in value)
     if isinstance(value, str):
         escaped = value.replace("|", "\\|")
         return f'`"{escaped}"`'
@@ -228,9 +232,14 @@ def test_the_page_of_operations_has_every_check_and_every_place_of_a_missing_ver
 def test_the_page_of_streams_has_every_type_of_a_field() -> None:
     page = section("docs/streams.md", "Field")
     table = next(part for part in page.split("\n\n") if part.startswith("| type |"))
-    listed = {spans(row[0])[0] for row in rows(table)}
+    listed = {name for row in rows(table) for name in spans(row[0])}
 
     assert {name.replace("(p,s)", "(12,2)") for name in listed} == {
+        "float",
+        "double",
+        "date",
+        "binary",
+        "json",
         "string",
         "integer",
         "long",
