@@ -103,7 +103,7 @@ def test_a_broken_declaration_is_named_and_mended(declarations: Path, text: str,
         ({"fields": field("string", text=True)}, "text is for numbers, and a string is none"),
         ({"fields": field("long", nan="null")}, "nan is for float and double, and this is a long"),
         (
-            {"fields": field("timestamp", unit="s", plausible=(date(2026, 1, 2), date(2026, 1, 1)))},
+            {"fields": field("timestamp", plausible=(date(2026, 1, 2), date(2026, 1, 1)))},
             "plausible ends before",
         ),
         ({"fields": field("string", default="a")}, "default is for an optional field"),

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import date, timedelta
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -194,14 +194,13 @@ def default_text(field: dataclasses.Field[Any]) -> str:
         return f"`{minutes:g} minute{'' if minutes == 1 else 's'}`"
     if isinstance(value, declaration.Start):
         return f"`Start.{value.name}`"
-    if isinstance(value, bool):
-        return f"`{value}`"
     if isinstance(value, tuple) and value and all(isinstance(one, date) for one in value):
         return " to ".join(f"`{one}`" for one in value)
     if isinstance(value, str):
         escaped = value.replace("|", "\\|")
         return f'`"{escaped}"`'
-    return f"`{value:_}`" if isinstance(value, int) else f"`{value}`"
+    # To Python a bool is an int.
+    return f"`{value:_}`" if type(value) is int else f"`{value}`"
 
 
 def test_the_page_of_streams_has_every_check_with_its_severity() -> None:
