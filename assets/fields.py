@@ -154,8 +154,8 @@ def _is_inexact(declared: Field) -> Column:
     """Whether the value is a number that the variant parser would have rounded."""
     from pyspark.sql import functions as F
 
-    text = _text(declared)
-    return (F.col(f"kind_{declared.name}") == "STRING") & F.startswith(text, F.lit(EXACT))
+    is_text = F.col(f"kind_{declared.name}") == "STRING"
+    return F.col("markable") & is_text & F.startswith(_text(declared), F.lit(EXACT))
 
 
 def _digits_of(declared: Field, plain: Column) -> Column:
@@ -186,7 +186,7 @@ def _plain(number: Column) -> Column:
     whole = F.regexp_replace(padded.substr(F.lit(1), at), r"^0+(?=[0-9])", "")
     fraction = F.regexp_replace(padded.substr(at + 1, F.length(padded)), r"0+\z", "")
     plain = F.concat(part(1), whole, F.when(fraction == "", "").otherwise(F.concat(F.lit("."), fraction)))
-    return F.when(moved.between(-_MOST_PLACES, _MOST_PLACES), plain)
+    return F.when((part(2) != "") & moved.between(-_MOST_PLACES, _MOST_PLACES), plain)
 
 
 def _value(declared: Field) -> Column:
@@ -255,7 +255,7 @@ def _as_json(declared: Field) -> Column:
     from pyspark.sql import functions as F
 
     kind, written = F.col(f"kind_{declared.name}"), F.to_json(F.col(f"json_{declared.name}"))
-    marked = F.contains(written, F.lit(EXACT)) & ~F.contains(F.col("value").cast("string"), F.lit(EXACT))
+    marked = F.contains(written, F.lit(EXACT)) & F.col("markable")
     restored = F.regexp_replace(written, f'"{EXACT}([^"]*+)"', "$1")
     return F.when(kind != "VOID", F.when(marked, restored).otherwise(written))
 
@@ -273,7 +273,7 @@ def _floating(declared: Field) -> Column:
 
 
 def _is_infinite(declared: Field) -> Column:
-    return _text(declared).isin([EXACT + name for name in _INFINITE])
+    return _is_inexact(declared) & _text(declared).isin([EXACT + name for name in _INFINITE])
 
 
 def _moment(declared: Field) -> Column:
@@ -376,7 +376,7 @@ def _fits(declared: Field) -> Column:
     if declared.type == "boolean":
         return kind == "BOOLEAN"
     if not _reads_digits(declared):
-        return (kind == "STRING") & ~F.startswith(_text(declared), F.lit(EXACT))
+        return (kind == "STRING") & ~_is_inexact(declared)
     number = (kind == "BIGINT") | kind.startswith("DECIMAL") | (kind == "DOUBLE")
     return number | (kind == "STRING" if declared.text else _is_inexact(declared) & ~_is_infinite(declared))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from assets.documents import escapes_half_a_pair, exact_numbers, invalid_utf8, scanned, sound_part
+from assets.documents import escapes_half_a_pair, exact_numbers, invalid_utf8, scanned, sound_part, takes_marks
 from assets.fields import kept_whole, outermost, sql_type, takes_infinite, with_fields
 from assets.fields import problem as problem_of
 from assets.origins import PROBLEM
@@ -77,18 +77,19 @@ def _with_json(stream: Stream, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     text = F.col("value").cast("string")
-    infinite = takes_infinite(stream)
-    exact = exact_numbers(text, infinite=infinite)
+    infinite, markable = takes_infinite(stream), F.col("markable")
+    exact = exact_numbers(text, markable, infinite=infinite)
     pair = F.try_parse_json(F.concat(F.lit("["), exact, F.lit(f',"{_END}"]')))
     alone = F.try_variant_get("json_and_end", "$[1]", "string") == _END
     sound = alone & ~F.contains(text, F.lit(_END)) & ~escapes_half_a_pair(text)
     whole = F.when(sound, F.try_variant_get("json_and_end", "$[0]", "variant"))
-    read = raw.withColumn("json_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("whole", whole)
+    asked = raw.withColumn("markable", takes_marks(text))
+    read = asked.withColumn("json_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("whole", whole)
     refused = F.col("whole").isNull() & F.is_valid_utf8(text)
     parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, sound_part(text))})
     scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", outermost(stream), kept_whole(stream)))
     scans = parts.withColumn("scan", _evaluated_once(scan))
-    fields = F.try_parse_json(exact_numbers(F.col("scan.fields"), infinite=infinite))
+    fields = F.try_parse_json(exact_numbers(F.col("scan.fields"), markable, infinite=infinite))
     fields = F.when(F.col("scan.problem").isNull(), fields)
     return scans.withColumn("json", _evaluated_once(F.coalesce("whole", fields)))
 
