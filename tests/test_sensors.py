@@ -431,15 +431,11 @@ def test_what_dagster_forgot_is_told_as_the_run_told_it(ticking: Callable[..., T
         "dlq": 2,
         "current": 7,
     }
-    for table, metadata in told.items():
+    for metadata in told.values():
         assert metadata["attempt"].value == 1
         assert metadata["partitions"].value == 2
         assert metadata["lag_at_planning"].value == piece.lag
         assert metadata["delta_version"].value == 0
-        if table == "current":
-            continue  # a file of it belongs to no slice
-        path = Path(ours.lake.path("orders", table))
-        assert metadata["bytes"].value == sum(file.stat().st_size for file in path.rglob("*.parquet"))
     for table in ("events", "current"):
         assert told[table]["rejects/malformed"].value == 2
         assert told[table]["event_span_seconds"].value == 60.0
