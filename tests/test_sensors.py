@@ -594,11 +594,14 @@ def test_a_cursor_that_cannot_be_read_does_no_harm(ticking: Callable[..., Tickin
     ours.tick("orders_repair")
 
 
-def test_two_ticks_at_once_plan_each_offset_once(ticking: Callable[..., Ticking], bootstrap: str) -> None:
+def test_two_ticks_at_once_plan_each_offset_once(
+    ticking: Callable[..., Ticking], bootstrap: str, tmp_path: Path
+) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     ours = ticking(records=200)
-    with ThreadPoolExecutor(2) as pool:
+    # On disk, as a deployment has it: two threads lock each other out of a database in memory.
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as ours.instance, ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: ours.evaluate("orders_planner"), range(6)))
     offsets = [
         (partition, offset)
