@@ -222,7 +222,9 @@ def _write_batch(world: World, bed: Bed, batch: DataFrame, number: int) -> None:
 
     batch.persist()
     _append(bed, batch, "raw", number)
-    named = batch.withColumns({"slice": F.lit(str(number)), "generation": F.lit(0)})
+    named = batch.withColumns(
+        {"slice": F.lit(str(number)), "generation": F.lit(0), "timestamp_ms": F.unix_millis("timestamp")}
+    )
     work = world.work(bed, [])
     judged = parsing.judged(work, with_origins(work, named.where("value IS NOT NULL"), [], {}, ())).persist()
     accepted = judged.where("reason IS NULL").select(
