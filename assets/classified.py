@@ -1,7 +1,7 @@
 """The classified records of a run, which its events hand on to its rejects.
 
-What belongs here: keeping them until they were read, and telling whether they are of the decision that stands. What
-does not: classifying (`assets.events`), or what a reject is (`assets.rejects`).
+What belongs here: keeping them until they were read, and whether they belong to the committed decision. What does
+not: classifying (`assets.events`), or what a reject is (`assets.rejects`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Kept:
 class Classified:
     """What the stages of one run share, so that a record is classified once.
 
-    Whoever finds nothing here classifies the records again, from the same versions of the tables: after a crash, or
-    where another run decided.
+    A stage that finds nothing here classifies the records again, from the same versions of the tables: after a crash,
+    or where another run decided.
     """
 
     _kept: list[_Kept] = field(default_factory=list)

@@ -57,7 +57,7 @@ def escapes_half_a_pair(text: Column) -> Column:
     return (F.contains(text, F.lit(r"\ud")) | F.contains(text, F.lit(r"\uD"))) & text.rlike(_PERHAPS_HALF)
 
 
-# Stands before a number that the variant parser would read as a double, in a string that is put in its place.
+# Is put before a number that the variant parser would read as a double, in a string that is put in its place.
 EXACT = "\ue000number:"
 # How a document may write the first character of that itself: its numbers are left as they are.
 _OWN = r"\x{e000}|\\u[eE]000"

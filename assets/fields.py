@@ -176,7 +176,9 @@ def _plain(number: Column) -> Column:
     def part(group: int) -> Column:
         return F.regexp_extract(number, r"^(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?\z", group)
 
-    moved = F.when(part(4) == "", F.lit(0)).otherwise(part(4).try_cast("int"))
+    exponent = F.when(part(4) == "", F.lit(0)).otherwise(part(4).try_cast("int"))
+    # Null beyond the bound, so that no text of a billion zeros is ever made.
+    moved = F.when(exponent.between(-_MOST_PLACES, _MOST_PLACES), exponent)
     point = F.length(part(2)) + moved
     digits = F.concat(part(2), part(3))
     # The digits with as many zeros before and behind them as bring the point into them.
@@ -186,7 +188,7 @@ def _plain(number: Column) -> Column:
     whole = F.regexp_replace(padded.substr(F.lit(1), at), r"^0+(?=[0-9])", "")
     fraction = F.regexp_replace(padded.substr(at + 1, F.length(padded)), r"0+\z", "")
     plain = F.concat(part(1), whole, F.when(fraction == "", "").otherwise(F.concat(F.lit("."), fraction)))
-    return F.when((part(2) != "") & moved.between(-_MOST_PLACES, _MOST_PLACES), plain)
+    return F.when((part(2) != "") & moved.isNotNull(), plain)
 
 
 def _value(declared: Field) -> Column:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from highwater.upkeep import Group
 
 
-# The slices of one commit stand in the text of its predicate; the others are merged by the next maintenance.
+# The slices of one commit are listed in the text of its predicate; the others are merged by the next maintenance.
 MOST_SLICES = 20_000
 _CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 

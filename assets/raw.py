@@ -64,8 +64,8 @@ SEARCHED = ("slice", "partition", "offset", "timestamp")
 # records still uses as many cores. Each task costs a consumer's start, 20 a quarter more than 4 at a million records.
 LEAST_RECORDS_A_TASK = 40_000
 MOST_RECORDS_A_TASK = 250_000
-# Several slices are gathered from the tasks that read them, into files of so many offsets. One by itself that is larger
-# than a task is written by tasks that read it, a file each: to gather it would take as long as to write it.
+# Offsets in a file where several slices are gathered from the tasks that read them. A single slice that is larger than
+# a task is written by the tasks that read it, a file each: to gather it would take as long as to write it.
 RECORDS_A_FILE = 100_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
 # default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.

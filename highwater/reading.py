@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY = 86_400_000_000
+# A number of more places fits no type.
+_MOST_PLACES = 40
 _MISSING: Any = object()
 _LARGEST_FLOAT = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
@@ -181,7 +183,7 @@ def _decimal(field: Field, found: Any) -> Decimal:
 def _whole(field: Field, found: Any) -> int:
     number = _decimal(field, found)
     with localcontext(prec=100):
-        if abs(number.adjusted()) > 40 or number != number.to_integral_value():
+        if abs(number.adjusted()) > _MOST_PLACES or number != number.to_integral_value():
             raise MisfitError("it is no whole number of the type")
         return int(number)
 
@@ -216,6 +218,8 @@ def _counted(field: Field, found: Any) -> int:
     """Microseconds since 1970 of a number; what nanoseconds have beyond them is cut off."""
     assert field.unit is not None
     number = _decimal(field, found)
+    if number.adjusted() > _MOST_PLACES:
+        raise MisfitError(f"it is no plausible number of {field.unit}")
     with localcontext(prec=100):
         factor = UNITS[field.unit]
         exact = number * factor.numerator / factor.denominator
@@ -227,11 +231,11 @@ def _counted(field: Field, found: Any) -> int:
 
 
 def _day(field: Field, found: Any) -> date:
-    if field.unit is not None:
-        return _BEGIN.date() + timedelta(days=_whole(field, found))
     try:
+        if field.unit is not None:
+            return _BEGIN.date() + timedelta(days=_whole(field, found))
         return date.fromisoformat(_string(field, found))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise MisfitError(str(error)) from error
 
 
@@ -263,19 +267,19 @@ _READERS = {
 }
 
 
-def same(field: Field, read: Any, told: Any) -> bool:
+def same(field: Field, read: Any, stored: Any) -> bool:
     """Whether a column of an event holds what was read of its record.
 
     Args:
         field: its declaration.
         read: as `value_of` returned it.
-        told: as the table has it; of a timestamp in microseconds since 1970.
+        stored: as the table has it; of a timestamp in microseconds since 1970.
     """
-    if read is None or told is None:
-        return read is None and told is None
+    if read is None or stored is None:
+        return read is None and stored is None
     if field.type == "json":
-        return bool(document_of(told.encode()) == read)
+        return bool(document_of(stored.encode()) == read)
     if isinstance(read, float) and math.isnan(read):
-        return isinstance(told, float) and math.isnan(told)
+        return isinstance(stored, float) and math.isnan(stored)
     # To Python `true` equals 1.
-    return bool(read == told) and isinstance(read, bool) == isinstance(told, bool)
+    return bool(read == stored) and isinstance(read, bool) == isinstance(stored, bool)

@@ -71,6 +71,10 @@ CASES: dict[str, Case] = {
         "decimal(10,2)", "1005e-3", Malformed("field x has more than 2 digits after the point")
     ),
     "an exponent beyond every type": one("decimal(38,0)", "1e99999", Malformed("field x does not fit decimal(38,0)")),
+    "an exponent of ten digits": one("decimal(38,0)", "1e2000000000", Malformed("field x does not fit decimal(38,0)")),
+    "milliseconds with such an exponent": one(
+        "timestamp", "1e2000000000", Malformed("field x does not fit timestamp"), unit="ms"
+    ),
     "zero with an exponent": one("decimal(4,2)", "-0.0e5", Decimal(0)),
     "50 digits that are zeros": one("decimal(4,2)", "1." + "0" * 50, Decimal(1)),
     "39 digits": one("decimal(38,0)", "9" * 39, Malformed("field x does not fit decimal(38,0)")),

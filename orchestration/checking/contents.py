@@ -253,10 +253,10 @@ def _differing(columns: Sequence[_Told], row: Mapping[str, Any], record: Record)
     return [one.field for at, one in enumerate(columns) if not _is_same(one.declared, record, document, row[f"c{at}"])]
 
 
-def _is_same(declared: Field, record: Record, document: dict[str, Any], told: Any) -> bool:
+def _is_same(declared: Field, record: Record, document: dict[str, Any], stored: Any) -> bool:
     try:
-        return same(declared, value_of(declared, record, document), told)
+        return same(declared, value_of(declared, record, document), stored)
     except UnreadableError:
-        return told is not None  # not to be compared
+        return stored is not None  # not to be compared
     except MisfitError:
         return False
