@@ -51,7 +51,7 @@ def reading_tables(world: World, rounds: int, records: int) -> Result:
 
 def reading_small_slices(world: World, rounds: int, records: int) -> Result:
     """(n) The same after many small slices and one maintenance."""
-    bed = world.fresh(fill(world, TOPIC, 1))
+    bed = world.fresh(fill(world, f"{TOPIC}-small", 1))
     _filled(world, bed, records, SMALL_SLICES)
     [events_] = [one for one in act(world.work(bed, []), None, BEGIN, sure=True).tables if one.table == events.TABLE]
     rows = _rows(world, bed, rounds)

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from highwater.errors import DeclarationError
+from highwater.formats import Format, Json
 from highwater.sources import Header, Key, Meta, Source, steps
 
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
@@ -37,6 +38,7 @@ RESERVED_COLUMNS = frozenset(
         "version",
         "event_time",
         "updated_by_slice",
+        "deleted",
     }
 )
 
@@ -61,8 +63,9 @@ class Field:
 
     Args:
         name: the column's name and, without a source, the name in the JSON object.
-        type: `string`, `integer`, `long`, `float`, `double`, `boolean`, `timestamp`, `date`, `binary` (base64), `json`
-            (any value, as text) or `decimal(p,s)` (a number that fits without rounding).
+        type: `string`, `integer`, `long`, `float`, `double`, `boolean`, `timestamp`, `timestamp_ntz` (without a zone),
+            `date`, `time` (ISO 8601, as text), `binary` (base64), `json` (any value, as text), `decimal(p,s)` (a number
+            that fits without rounding), `array`, `map` (keys are text) or `struct`.
         one_of: the values allowed, of a string or a whole number; another one makes the record `invalid`.
         at_least: the least value allowed, of a number; a smaller one makes the record `invalid`.
         source: where the value is taken from; of several the first that is there.
@@ -70,11 +73,16 @@ class Field:
         nullable: the value may be null in the record.
         default: what an absent value becomes; None is null.
         text: a number may also be written as a text.
-        unit: a `timestamp` is a number in `s`, `ms`, `us` or `ns` since 1970, a `date` one in `days`; None for text in
-            ISO 8601.
+        unit: a `timestamp` is a number in `s`, `ms`, `us` or `ns` since 1970, a `date` one in `days`, a `time` one in
+            `ms` or `us` since midnight; None for text in ISO 8601.
         zone: the zone of a `timestamp` in ISO 8601 that names none, such as `Europe/Berlin`.
         plausible: first and last day of a `timestamp` that is a number, in UTC: another unit misses them by far.
         nan: what becomes of NaN and infinities, which are no JSON, in a `float` or a `double`.
+        rounded: a `decimal` with more digits after the point is rounded, half up; otherwise it is a reject.
+        unscaled: a `decimal` is base64 of its unscaled value, a two's complement number with the highest byte first, as
+            Kafka Connect's JsonConverter writes it.
+        of: the elements of an `array` or the values of a `map`, one field whose name says nothing; of a `struct` its
+            members, whose sources are paths in the struct.
     """
 
     name: str
@@ -90,6 +98,14 @@ class Field:
     zone: str | None = None
     plausible: tuple[date, date] = (date(1980, 1, 1), date(2099, 12, 31))
     nan: Literal["reject", "null", "keep"] = "reject"
+    rounded: bool = False
+    unscaled: bool = False
+    of: Field | tuple[Field, ...] = ()
+
+    @property
+    def members(self) -> tuple[Field, ...]:
+        """The fields inside of it: an element, a map's value, or a struct's members."""
+        return self.of if isinstance(self.of, tuple) else (self.of,)
 
     @property
     def sources(self) -> tuple[Key | Header | Meta | tuple[str, ...], ...]:
@@ -108,6 +124,24 @@ class Field:
     def is_number(self) -> bool:
         """Whether the type is one of numbers."""
         return self.type in NUMBERS or self.type.startswith("decimal")
+
+
+@dataclass(frozen=True)
+class Deletes:
+    """Which records delete their key. A delete is a version of it: what is older never brings the key back.
+
+    In a record that deletes, fields other than the key, the version and the event time may be absent or null.
+
+    Args:
+        field: a declared field of type `string`, `boolean`, `integer` or `long`; None where only tombstones delete.
+        values: the values of that field that delete.
+        tombstones: whether a record without a value deletes too. Key, version and event time must then come from the
+            record's key, headers, or what Kafka says of it. Otherwise a tombstone is counted and does nothing.
+    """
+
+    field: str | None = None
+    values: tuple[str | int | bool, ...] = ()
+    tombstones: bool = False
 
 
 @dataclass(frozen=True)
@@ -342,6 +376,7 @@ CHECKS: Mapping[str, Severity] = MappingProxyType(
         "one_content_a_version": Severity.WARN,
         "transitions_allowed": Severity.WARN,
         "no_version_missing": Severity.ERROR,
+        "record_keys_as_declared": Severity.WARN,
         "rejects_published": Severity.ERROR,
         "versions_in_order": Severity.ERROR,
         "current_follows_events": Severity.ERROR,
@@ -388,10 +423,11 @@ class Stream:
         name: names the assets, the lake's folder and the definitions; lower case, digits and `_`.
         topic: the main topic.
         fields: the fields of the JSON value; `version` and `event_time` name two of them.
-        key: the fields whose values, joined by `key_separator`, must equal the record's key in UTF-8; of several
-            fields each has a backslash before every backslash and every first character of the separator.
-        version: the field that orders the states of a key: an integer or a timestamp.
-        event_time: the field of type timestamp that says when it happened.
+        key: the fields whose values, joined by `key_separator`, are the key of an event; of several fields each has a
+            backslash before every backslash and every first character of the separator. None: events have no key.
+        version: the field that orders the states of a key: an integer or a timestamp. None, as it must be without a
+            key: the stream is append-only, without `current` and without checks of versions.
+        event_time: the field of type timestamp that says when it happened; None for the record's timestamp.
         key_separator: what stands between the parts of a key of several fields; it holds no backslash.
         start: where planning begins in a topic that was never planned: a `Start`, or a time in ISO 8601 with its zone.
         on_expired: whether offsets that retention took before they were read stop their partition, or their slice,
@@ -409,15 +445,22 @@ class Stream:
         publishes: where accepted events are sent to; None if nowhere.
         upkeep: what maintenance keeps.
         retention: how long rows are kept.
+        value: the format of record values.
+        record_key: whether a record whose own key is not the text of `key` is a reject (`strict`), counted by the check
+            `record_keys_as_declared` (`warn`), or nothing of interest (`ignore`).
+        deletes: which records delete their key; None where none does.
     """
 
     name: str
     topic: str
     fields: tuple[Field, ...]
-    key: tuple[str, ...]
-    version: str
-    event_time: str
-    answers: Answers
+    key: tuple[str, ...] = ()
+    version: str | None = None
+    event_time: str | None = None
+    answers: Answers = field(kw_only=True)
+    value: Format = field(default_factory=Json)
+    record_key: Literal["strict", "warn", "ignore"] = "warn"
+    deletes: Deletes | None = None
     owner: str = "team:data-platform"
     description: str = ""
     key_separator: str = "|"
@@ -471,9 +514,14 @@ class Stream:
         return bool(self.holding)
 
     @property
+    def versioned(self) -> bool:
+        """Whether events have keys and versions, so that the stream has a table `current`."""
+        return self.version is not None
+
+    @property
     def versions_count(self) -> bool:
         """Whether versions are whole numbers, and no times."""
-        return self.field_named(self.version).type in {"integer", "long"}
+        return self.version is not None and self.field_named(self.version).type in {"integer", "long"}
 
     @property
     def partitions_name(self) -> str:

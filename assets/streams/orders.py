@@ -20,6 +20,7 @@ STREAM = Stream(
     version="version",
     first_version=1,
     event_time="event_time",
+    record_key="strict",
     transitions=Transitions(
         field="status",
         first="placed",

@@ -18,6 +18,7 @@ STREAM = Stream(
     key=("account_id", "payment_id"),
     version="booked_at",
     event_time="booked_at",
+    record_key="strict",
     limits=Limits(most_records=100_000, fewest_records=1_000, longest_wait=timedelta(seconds=20)),
     answers=Answers(
         does_order_matter="Only within one payment: the booking with the latest time is the one that counts.",

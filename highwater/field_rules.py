@@ -1,0 +1,123 @@
+"""The rules of a declared field: that its type, its source and its options go together.
+
+What belongs here: what is wrong with one field, in sentences. What does not: the rules of a whole stream
+(`highwater.declaration_rules`).
+"""
+
+from __future__ import annotations
+
+import re
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from highwater.declaration import UNITS, Field
+from highwater.sources import Meta
+
+TYPE = re.compile(r"string|integer|long|float|double|boolean|timestamp|date|binary|json|decimal\((\d+),(\d+)\)")
+_MOST_DECIMAL_DIGITS = 38
+
+
+def field_problems(declared: Field) -> list[str]:
+    """What is wrong with a declared field, in sentences; nothing if it may be used."""
+    kind = TYPE.fullmatch(declared.type)
+    if kind is None:
+        return [f"field {declared.name!r}: unknown type {declared.type!r}"]
+    if kind[1] and not (1 <= int(kind[1]) <= _MOST_DECIMAL_DIGITS and int(kind[2]) <= int(kind[1])):
+        rule = f"a decimal has 1 to {_MOST_DECIMAL_DIGITS} digits, and no more behind the point than in all"
+        return [f"field {declared.name!r}: there is no {declared.type}: {rule}"]
+    found = _source_problems(declared) + _form_problems(declared) + _default_problems(declared, kind)
+    return found + _bound_problems(declared, _greatest(declared, kind)) + _choice_problems(declared)
+
+
+def _source_problems(declared: Field) -> list[str]:
+    if declared.source == ():
+        return [f"field {declared.name!r}: source names nothing"]
+    try:
+        found = declared.sources
+    except ValueError as error:
+        return [f"field {declared.name!r}: source: {error}"]
+    timestamps = [one for one in found if one == Meta("timestamp")]
+    if timestamps and declared.type == "timestamp" and declared.unit != "ms":
+        return [f"field {declared.name!r}: the timestamp of a record is a number in ms: declare unit='ms'"]
+    return []
+
+
+def _form_problems(declared: Field) -> list[str]:
+    """What is said of how a value is written, and does not go with the type."""
+    name, kind, found = declared.name, declared.type, []
+    units = {"timestamp": {*UNITS}, "date": {"days"}}.get(kind, set())
+    if declared.unit is not None and declared.unit not in units:
+        allowed = f"; of a {kind} it is {', '.join(sorted(units))}" if units else ": it is for timestamp and date"
+        found.append(f"field {name!r}: unit is {declared.unit!r}{allowed}")
+    if declared.zone is not None and (kind != "timestamp" or declared.unit is not None):
+        found.append(f"field {name!r}: zone is for a timestamp in ISO 8601")
+    elif declared.zone is not None and not _is_zone(declared.zone):
+        found.append(f"field {name!r}: there is no zone {declared.zone!r}")
+    if declared.text and not declared.is_number:
+        found.append(f"field {name!r}: text is for numbers, and a {kind} is none")
+    if declared.nan != "reject" and kind not in {"float", "double"}:
+        found.append(f"field {name!r}: nan is for float and double, and this is a {kind}")
+    if declared.plausible[0] > declared.plausible[1]:
+        found.append(f"field {name!r}: plausible ends before it begins")
+    return found
+
+
+def _is_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (ValueError, ZoneInfoNotFoundError, OSError):
+        return False
+    return True
+
+
+def _default_problems(declared: Field, kind: re.Match[str]) -> list[str]:
+    default = declared.default
+    if default is None:
+        return []
+    if not declared.optional:
+        return [f"field {declared.name!r}: default is for an optional field"]
+    wanted: dict[str, tuple[type, ...]] = {
+        "string": (str,),
+        "boolean": (bool,),
+        "integer": (int,),
+        "long": (int,),
+        "float": (int, float),
+        "double": (int, float),
+    }
+    allowed = wanted.get(declared.type)
+    if allowed is None:
+        return [f"field {declared.name!r}: a {declared.type} has no default"]
+    # To Python a bool is an int.
+    if type(default) not in allowed:
+        return [f"field {declared.name!r}: the default {default!r} is no {declared.type}"]
+    greatest = _greatest(declared, kind)
+    if greatest is not None and isinstance(default, int) and not -greatest - 1 <= default <= greatest:
+        return [f"field {declared.name!r}: the default {default!r} does not fit {declared.type}"]
+    return []
+
+
+def _greatest(declared: Field, kind: re.Match[str]) -> int | None:
+    """The greatest whole number that fits the type and 64 bits; None where it is no number."""
+    if kind[1]:
+        whole_digits = int(kind[1]) - int(kind[2])
+        return min(int("9" * whole_digits or 0), 2**63 - 1)
+    greatest = {"integer": 2**31 - 1, "long": 2**63 - 1, "float": 2**63 - 1, "double": 2**63 - 1}
+    return greatest.get(declared.type)
+
+
+def _bound_problems(declared: Field, greatest: int | None) -> list[str]:
+    least = declared.at_least
+    if least is None:
+        return []
+    if greatest is None:
+        return [f"field {declared.name!r}: at_least is for numbers, and a {declared.type} is none"]
+    if least > greatest:
+        return [f"field {declared.name!r}: at_least is {least:,}, and {declared.type} takes {greatest:,} at the most"]
+    return []
+
+
+def _choice_problems(declared: Field) -> list[str]:
+    wanted = {"string": str, "integer": int, "long": int}.get(declared.type)
+    if declared.one_of and wanted is None:
+        return [f"field {declared.name!r}: one_of is for strings and whole numbers, and a {declared.type} is neither"]
+    unfit = [value for value in declared.one_of if type(value) is not wanted]
+    return [f"field {declared.name!r}: one_of has {value!r}, which is no {declared.type}" for value in unfit]

@@ -1,0 +1,97 @@
+"""The formats of record values and keys: which bytes a topic's producers write.
+
+What belongs here: the declarations of formats. What does not: decoding (`assets.decoding`, `highwater.decoding`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Json:
+    """A JSON document in UTF-8.
+
+    Args:
+        registry: the value has the framing of a schema registry: a magic byte and the schema's ID before the document,
+            or the ID in the header `__value_schema_id`. The registry must know the ID.
+    """
+
+    registry: bool = False
+
+
+@dataclass(frozen=True)
+class Avro:
+    """A record in Avro's binary encoding, by its writer's schema.
+
+    Args:
+        schema: the writer's schema as JSON, for bare values; None for values with the framing of a schema registry,
+            which has the schemas.
+    """
+
+    schema: str | None = None
+
+    @property
+    def registry(self) -> bool:
+        """Whether the schemas come from a registry."""
+        return self.schema is None
+
+
+@dataclass(frozen=True)
+class Protobuf:
+    """A Protobuf message.
+
+    Args:
+        message: the full name of the message, such as `shop.v1.Order`; with a registry it may be empty: the framing
+            says which message of the schema it is.
+        descriptors: for bare messages a `FileDescriptorSet` in base64, with all imports (`protoc
+            --include_imports --descriptor_set_out`); None for values with the framing of a schema registry.
+    """
+
+    message: str = ""
+    descriptors: str | None = None
+
+    @property
+    def registry(self) -> bool:
+        """Whether the schemas come from a registry."""
+        return self.descriptors is None
+
+
+@dataclass(frozen=True)
+class Csv:
+    """One line of separated values in UTF-8; a field's source is the name of its column.
+
+    Args:
+        columns: the names of the columns, in their order.
+        delimiter: the character between two values.
+        quote: the character around values that hold the delimiter; doubled inside of them.
+        null: the text, without quotes, that stands for null; None if no text does.
+    """
+
+    columns: tuple[str, ...]
+    delimiter: str = ","
+    quote: str = '"'
+    null: str | None = ""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A line of text in UTF-8; a field's source is the name of a group.
+
+    Args:
+        pattern: a regular expression with named groups, which must match the whole line; of the syntax that Python and
+            Java share. A group without a match is absent.
+    """
+
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Any bytes, which are not parsed: fields come from the key, headers and what Kafka says of the record.
+
+    A field with the source `value` has the whole value: of type `binary` its bytes, of type `string` its text in UTF-8.
+    """
+
+
+Format = Json | Avro | Protobuf | Csv | Lines | Raw
