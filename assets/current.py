@@ -8,7 +8,7 @@ late writer cannot bring back what a later attempt rejected (`resources.commit_l
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -46,7 +46,8 @@ _SOURCE = "highwater_current_source"
 
 
 def columns(stream: Stream) -> str:
-    """The columns of the stream's table in SQL."""
+    """The columns of the stream's table in SQL; it has versions."""
+    assert stream.version is not None
     version = sql_type(stream.field_named(stream.version))
     fields = "".join(f", {quoted(f.name)} {sql_type(f)}" for f in field_columns(stream))
     return (
@@ -68,6 +69,14 @@ def winners(rows: DataFrame, *by: str) -> DataFrame:
 
     best = F.max_by(F.struct("*"), F.expr(precedence())).alias("best")
     return rows.groupBy(*by).agg(best).select("best.*")
+
+
+def with_deleted(events: DataFrame) -> DataFrame:
+    """Events with `deleted`, never null: those from before the stream declared deletes have none."""
+    from pyspark.sql import functions as F
+
+    no = F.lit(False)  # noqa: FBT003 - a literal column
+    return events.withColumn("deleted", F.coalesce("deleted", no) if "deleted" in events.columns else no)
 
 
 def precedence(alias: str = "") -> str:
@@ -160,6 +169,8 @@ def _merge(work: Work, decided: Standing, behind: Sequence[Proof], held: Committ
         rows = _event_rows(work, decided.version, names)
         if again:
             source, actions = _recomputed(work, rows, keys, again, held), _REPLACE
+        elif work.stream.deletes:
+            source, actions = _with_earlier_deletes(work, rows, keys), _UPSERT_OR_DELETE
         else:
             source, actions = winners(rows.where(slice_is_one_of(keys)).drop("slice"), "key"), _UPSERT
         source.createOrReplaceTempView(_SOURCE)
@@ -181,6 +192,12 @@ _UPSERT = """
 WHEN MATCHED AND {newer} THEN UPDATE SET {assignments}
 WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})
 """
+# The winner may be a delete, of the slice or of an earlier one: a key without a row then stays without.
+_UPSERT_OR_DELETE = """
+WHEN MATCHED AND {newer} AND s.deleted THEN DELETE
+WHEN MATCHED AND {newer} THEN UPDATE SET {assignments}
+WHEN NOT MATCHED AND NOT s.deleted THEN INSERT ({names}) VALUES ({values})
+"""
 # Keys that were recomputed from all of their events: the source is right, and a key without a winner has none any more.
 _REPLACE = """
 WHEN MATCHED AND s.updated_by_slice IS NULL THEN DELETE
@@ -199,6 +216,24 @@ def _statement(work: Work, names: Sequence[str], actions: str) -> str:
     )
 
 
+def _with_earlier_deletes(work: Work, rows: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """The winners among what new slices bring and the deletes of their keys that were merged before.
+
+    A deleted key has no row in the table, so an older event of it would be inserted.
+    """
+    brought = rows.where(slice_is_one_of(keys))
+    earlier = _of_slices(work, rows.where("deleted"), work.lake.holds(work.stream.name, TABLE))
+    theirs = earlier.join(brought.select("key").distinct(), "key", "left_semi").select(*brought.columns)
+    return winners(brought.unionByName(theirs).drop("slice"), "key")
+
+
+def _of_slices(work: Work, rows: DataFrame, keys: Collection[str]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    counted = work.spark.createDataFrame([(key,) for key in keys], "slice STRING")
+    return rows.join(F.broadcast(counted), "slice", "left_semi")
+
+
 def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequence[str], held: Committed) -> DataFrame:
     """For every key that the slices bring or had brought its winner; a key without one has null in all other columns.
 
@@ -207,16 +242,21 @@ def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequenc
     from pyspark.sql import functions as F
 
     there = rows_at(work.spark, work.lake.path(work.stream.name, TABLE), held.version)
+    merged = work.lake.holds(work.stream.name, TABLE) | set(keys)
+    mine = _of_slices(work, rows, merged)
     affected = (
         there.where(F.col("updated_by_slice").isin(list(again)))
         .select("key")
         .union(rows.where(slice_is_one_of(keys)).select("key"))
         .distinct()
     )
-    merged = work.lake.holds(work.stream.name, TABLE) | set(keys)
-    counted = work.spark.createDataFrame([(key,) for key in merged], "slice STRING")
-    mine = rows.join(F.broadcast(counted), "slice", "left_semi").join(affected, "key", "left_semi")
-    return affected.join(winners(mine.drop("slice"), "key"), "key", "left")
+    if work.stream.deletes:
+        # A delete that the slices had brought left no row: it may be what keeps a key out of the table.
+        absent = mine.select("key").distinct().join(there.select("key"), "key", "left_anti")
+        affected = affected.union(absent).distinct()
+    won = winners(mine.join(affected, "key", "left_semi").drop("slice"), "key")
+    alive = won.where("NOT deleted") if work.stream.deletes else won
+    return affected.join(alive, "key", "left")
 
 
 def _common_columns(work: Work, events_version: int) -> list[str]:
@@ -232,8 +272,9 @@ def _common_columns(work: Work, events_version: int) -> list[str]:
 
 def _event_rows(work: Work, events_version: int, names: Sequence[str]) -> DataFrame:
     """The events of one version of their table, with `slice` beside the columns of `current`."""
-    rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), events_version)
-    return rows.select("slice", *[name for name in names if name != "updated_by_slice"], _brought_by())
+    rows = with_deleted(rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), events_version))
+    deleted = ["deleted"] if work.stream.deletes else []
+    return rows.select("slice", *[name for name in names if name != "updated_by_slice"], *deleted, _brought_by())
 
 
 def _brought_by() -> Column:

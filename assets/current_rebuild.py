@@ -89,6 +89,12 @@ class Look:
             ConfigurationError: there are no events to compute from.
             DependencyAwayError: the lake could not be read.
         """
+        if not work.stream.versioned:
+            raise ConfigurationError(
+                f"{work.stream.name} has no table current",
+                stored="the stream declares no version",
+                remedy="declare a key and a version, then materialise current of its slices",
+            )
         held = work.lake.commits(work.stream.name, TABLE)
         decisions, version = work.lake.committed_at(work.stream.name, events.TABLE)
         if not decisions:
@@ -145,7 +151,10 @@ def _right_rows(work: Work, look: Look) -> DataFrame:
     rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), look.version)
     known = work.spark.createDataFrame([(key,) for key in look.decisions], "slice STRING")
     mine = rows.join(F.broadcast(known), "slice", "left_semi").withColumn("updated_by_slice", F.col("slice"))
-    return current.winners(_with_columns_of(work, mine), "key")
+    if not work.stream.deletes:
+        return current.winners(_with_columns_of(work, mine), "key")
+    won = current.winners(current.with_deleted(mine), "key").where("NOT deleted")
+    return _with_columns_of(work, won.drop("deleted"))
 
 
 def _rows_there(work: Work) -> DataFrame:

@@ -21,7 +21,7 @@ from assets.foreign import DLQ_SEEN
 from assets.origins import SEEN, seen_now
 from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import AGED, Erased, remaining
-from highwater.errors import UnbalancedError
+from highwater.errors import ConfigurationError, UnbalancedError
 from highwater.gaps import Place, ranges_of
 from highwater.proof import Proof
 from highwater.retention import AGED_FROM, aged, records
@@ -83,7 +83,8 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
     found, mine = Found(), _IS_KEY.format(digest=digest)
     there = _readable_tables(lake, stream, digest)
     if "raw" in there:
-        where = 'slice, "partition", "offset", timestamp_ms, value IS NULL AS tombstone'
+        tombstone = "false" if stream.tombstones_delete else "value IS NULL"
+        where = f'slice, "partition", "offset", timestamp_ms, {tombstone} AS tombstone'
         for row in query(there["raw"], f"SELECT {where} FROM t WHERE {mine}"):
             found.places.setdefault(row["slice"], []).append((row["partition"], row["offset"]))
             found.newest_ms = max(found.newest_ms, row["timestamp_ms"])
@@ -106,6 +107,35 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
         for row in query_all({"r": there["rejects"], "d": there["dlq"]}, _PUBLISHED.format(digest=digest)):
             found.count(row["slice"], "dlq", row["n"])
     return found
+
+
+def ensure_same_keys(lake: Lake, stream: Stream, digest: str) -> None:
+    """Ensure that the key is that of the same records in raw and in events, where a stream lets them differ.
+
+    Raises:
+        ConfigurationError: it is not, so that some of its records would be left.
+        DependencyAwayError: the lake could not be read.
+    """
+    raw_rows, event_rows = lake.table(stream.name, "raw"), lake.table(stream.name, "events")
+    if stream.record_key == "strict" or raw_rows is None or event_rows is None:
+        return
+    [found] = query_all({"r": raw_rows, "e": event_rows}, _OTHERWISE.format(digest=digest))
+    if found["n"]:
+        raise ConfigurationError(
+            f"records of {stream.name} would be left: events and their records have different keys",
+            stored="the key is erased by the key of the records",
+            found=f"{found['n']:,} events where only the event or only its record has the key",
+            remedy="erase the rows in a copy of the stream that declares record_key='strict', or delete them by hand "
+            "and record the loss; nothing was erased now",
+        )
+
+
+_OTHERWISE = """
+SELECT count(*) AS n FROM e JOIN r ON origin_topic = r.topic AND origin_generation = r.generation
+     AND origin_partition = r."partition" AND origin_offset = r."offset"
+WHERE coalesce(encode(sha256(e.key), 'hex') = '{digest}', false)
+   <> coalesce(encode(sha256(r.key), 'hex') = '{digest}', false)
+"""
 
 
 def _readable_tables(lake: Lake, stream: Stream, digest: str) -> dict[str, DeltaTable]:

@@ -21,7 +21,17 @@ from assets.fields import sql_type
 from assets.holding import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
 from assets.kept import exposed, kept, see_kept
 from assets.origins import DLQ, TIMESTAMP, Seen, seen_now, tier_slices, with_fate, with_origins, with_superseded
-from assets.parsing import INVALID, MALFORMED, UNRESOLVED, field_columns, judged, key_of, quoted
+from assets.parsing import (
+    INVALID,
+    MALFORMED,
+    UNRESOLVED,
+    event_time_of,
+    field_columns,
+    is_tombstone,
+    judged,
+    key_of,
+    quoted,
+)
 from assets.work import SliceReport, Work, nothing
 from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError, TemporaryError, UnbalancedError
@@ -55,15 +65,29 @@ SEARCHED = (
     "reclaims",
 )
 REASONS = (MALFORMED, INVALID, UNRESOLVED)
+# Among the counts of a slice: events whose record has another key than theirs.
+OTHER_KEYS = "other_keys"
 # What a record is beside its origin.
 PAYLOAD = ("key", "value", "headers")
 
 
+def counts_keys(stream: Stream) -> bool:
+    """Whether it is counted how many records have another key than their event."""
+    return bool(stream.key) and stream.record_key == "warn"
+
+
 def columns(stream: Stream) -> str:
     """The columns of the stream's events table in SQL."""
-    version = sql_type(stream.field_named(stream.version))
+    version = f"version {sql_type(stream.field_named(stream.version))}, " if stream.version else ""
+    deleted = ", deleted BOOLEAN" if stream.deletes else ""
     fields = "".join(f", {quoted(f.name)} {sql_type(f)}" for f in field_columns(stream))
-    return f"{ORIGIN_COLUMNS}, key STRING, version {version}, event_time TIMESTAMP{fields}"
+    return f"{ORIGIN_COLUMNS}, key STRING, {version}event_time TIMESTAMP{deleted}{fields}"
+
+
+def searched(stream: Stream) -> list[str]:
+    """The columns whose file statistics let readers of events skip files."""
+    lacking = set() if stream.version else {"version"}
+    return [*[name for name in SEARCHED if name not in lacking], *(["deleted"] if stream.deletes else [])]
 
 
 def materialise(work: Work) -> list[SliceReport]:
@@ -87,7 +111,7 @@ def materialise(work: Work) -> list[SliceReport]:
         RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
-    have_table(work, TABLE, columns(work.stream), SEARCHED)
+    have_table(work, TABLE, columns(work.stream), searched(work.stream))
     read = require(work, raw.TABLE)
     tiers = tier_slices(work, work.slices)
     main = [piece for piece in work.slices if piece not in tiers]
@@ -171,8 +195,9 @@ def _unfinished(work: Work, read: Standing, standing: Standing, published: Stand
     if not standing.proofs:
         return {}
     rejects = Standing.read(work, "rejects")
-    current = work.lake.commits(work.stream.name, "current", work.keys)
-    followers = {"rejects": rejects.attempt, DLQ: published.attempt, "current": current.attempt}
+    followers = {"rejects": rejects.attempt, DLQ: published.attempt}
+    if work.stream.versioned:
+        followers["current"] = work.lake.commits(work.stream.name, "current", work.keys).attempt
     if work.stream.metrics:
         followers["metrics"] = Standing.read(work, "metrics").attempt
     lacking = {
@@ -407,7 +432,8 @@ def _needed(stream: Stream, rows: DataFrame) -> DataFrame:
 
     fields = [F.col(f"field_{f.name}") for f in stream.fields]
     own = (*TIMESTAMP, "retries", "reclaims", "superseded", "reason", COPIED_AT)
-    tombstone, anew = F.col("value").isNull().alias("tombstone"), F.col("held_reason").isNull().alias("anew")
+    tombstone, anew = is_tombstone(stream).alias("tombstone"), F.col("held_reason").isNull().alias("anew")
+    other_key = ~F.col("key").eqNullSafe(key_of(stream).cast("binary"))
     return rows.select(
         *[F.col(name) for name in ("slice", *ORIGIN, *own)],
         tombstone,
@@ -417,6 +443,8 @@ def _needed(stream: Stream, rows: DataFrame) -> DataFrame:
         F.coalesce("held_first_failed_at", "first_failed_at").alias("first_failed_at"),
         *[F.when(F.col("reason").isNotNull(), F.col(name)).alias(name) for name in PAYLOAD],
         *([holding(stream).alias(HOLDS)] if stream.ordered else []),
+        *([other_key.alias(OTHER_KEYS)] if counts_keys(stream) else []),
+        *(["deleted"] if stream.deletes else []),
         *fields,
     )
 
@@ -426,7 +454,7 @@ def _measure(stream: Stream, rows: DataFrame) -> DataFrame:
 
     alive = _alive()
     accepted = alive & F.col("reason").isNull()
-    time = F.when(accepted, F.unix_micros(f"field_{stream.event_time}"))
+    time = F.when(accepted, F.unix_micros(event_time_of(stream)))
     by_reason = [F.count_if(alive & (F.col("reason") == r)).alias(f"rejects_{r}") for r in REASONS]
     return rows.groupBy("slice").agg(
         F.count("*").alias("raw"),
@@ -436,6 +464,8 @@ def _measure(stream: Stream, rows: DataFrame) -> DataFrame:
         F.count_if(F.col("superseded") & ~F.col("tombstone")).alias("superseded"),
         *by_reason,
         *(counted_holds(alive) if stream.ordered else ()),
+        *([F.count_if(accepted & F.col(OTHER_KEYS)).alias(OTHER_KEYS)] if counts_keys(stream) else ()),
+        *([F.count_if(accepted & F.col("deleted")).alias("deletes")] if stream.deletes else ()),
         F.min(time).alias("first_event_us"),
         F.max(time).alias("last_event_us"),
     )
@@ -450,8 +480,9 @@ def _event_columns(stream: Stream) -> list[Column]:
 
     return [
         key_of(stream).alias("key"),
-        F.col(f"field_{stream.version}").alias("version"),
-        F.col(f"field_{stream.event_time}").alias("event_time"),
+        *([F.col(f"field_{stream.version}").alias("version")] if stream.version else []),
+        event_time_of(stream).alias("event_time"),
+        *(["deleted"] if stream.deletes else []),
         *[F.col(f"field_{f.name}").alias(f.name) for f in field_columns(stream)],
     ]
 

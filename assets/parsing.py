@@ -43,10 +43,24 @@ def field_columns(stream: Stream) -> list[Field]:
     return [f for f in stream.fields if f.name not in {"key", "version", "event_time"}]
 
 
+def event_time_of(stream: Stream) -> Column:
+    """When a parsed record happened; without a declared field when it was published."""
+    from pyspark.sql import functions as F
+
+    return F.col("origin_timestamp" if stream.event_time is None else f"field_{stream.event_time}")
+
+
+def is_tombstone(stream: Stream) -> Column:
+    """Whether a record of raw is a tombstone that deletes nothing: it is neither an event nor a reject."""
+    from pyspark.sql import functions as F
+
+    return F.lit(False) if stream.tombstones_delete else F.col("value").isNull()  # noqa: FBT003 - a literal column
+
+
 def judged(work: Work, raw: DataFrame) -> DataFrame:
     """Raw rows with their origins get the parsed columns, and `reason` and `detail`: null for what is an event.
 
-    Of a tombstone (null value) they say nothing: it is neither an event nor a reject.
+    The column `deleted` says which records delete their key. Columns of a tombstone that deletes nothing say nothing.
 
     Raises:
         DependencyAwayError: the table that the stream looks things up in cannot be read (I15).
@@ -54,7 +68,7 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = work.stream
-    parsed = with_fields(stream, _with_json(stream, raw))
+    parsed = _with_deleted(stream, with_fields(stream, _with_json(stream, raw)))
     problem = F.coalesce(PROBLEM, _structure_problem(stream), _key_problem(stream))
     told = parsed.withColumn("malformed", problem).withColumn("invalid", _invalid_problem(stream))
     looked_up = _with_lookup(work, told, stream.lookup)
@@ -64,6 +78,24 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
         .when(F.col("unresolved").isNotNull(), UNRESOLVED)
     )
     return looked_up.withColumn("reason", reason).withColumn("detail", F.coalesce("malformed", "invalid", "unresolved"))
+
+
+def _with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
+    """Rows with `deleted`; what a record that deletes does not have is null in it, whatever the default."""
+    from pyspark.sql import functions as F
+
+    declared = stream.deletes
+    if declared is None:
+        return parsed.withColumn("deleted", F.lit(False))  # noqa: FBT003 - a literal column
+    deletes = F.lit(False)  # noqa: FBT003 - a literal column
+    if declared.field is not None:
+        deletes = F.coalesce(F.col(f"field_{declared.field}").isin(list(declared.values)), deletes)
+    if declared.tombstones:
+        deletes = F.col("value").isNull() | deletes
+    told = parsed.withColumn("deleted", deletes)
+    with_default = [f.name for f in stream.fields if f.default is not None]
+    absent = {name: F.col("deleted") & F.col(f"json_{name}").isNull() for name in with_default}
+    return told.withColumns({f"field_{name}": F.when(~absent[name], F.col(f"field_{name}")) for name in with_default})
 
 
 def _with_json(stream: Stream, raw: DataFrame) -> DataFrame:
@@ -115,12 +147,27 @@ def _structure_problem(stream: Stream) -> Column:
     problem = F.coalesce("scan.problem", F.lit(refused))
     unread = F.when(F.is_valid_utf8(text), problem).otherwise(invalid_utf8(F.col("value")))
     whole = F.when(F.col("json").isNull(), unread).when(~text.rlike(_OBJECT), F.lit("the value is no JSON object"))
-    return F.coalesce(whole, *[problem_of(f) for f in stream.fields])
+    if stream.tombstones_delete:
+        whole = F.when(F.col("value").isNotNull(), whole)
+    return F.coalesce(whole, *[_field_problem(stream, f) for f in stream.fields])
+
+
+def _field_problem(stream: Stream, declared: Field) -> Column:
+    """What is wrong with a field; a record that deletes needs no more than its key, version and event time."""
+    from pyspark.sql import functions as F
+
+    needed = {*stream.key, stream.version, stream.event_time}
+    if stream.deletes is None or declared.name in needed:
+        return problem_of(declared)
+    lacks = F.col(f"json_{declared.name}").isNull() | (F.col(f"kind_{declared.name}") == "VOID")
+    return F.when(~F.col("deleted") | ~lacks, problem_of(declared))
 
 
 def _key_problem(stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
+    if stream.record_key != "strict" or not stream.key:
+        return F.lit(None).cast("string")
     key = F.col("key").cast("string")
     return F.when(F.col("key").isNull() | ~F.is_valid_utf8(key), F.lit("the record's key is null or not UTF-8")).when(
         key != key_of(stream), F.lit(f"the record's key is not {told_key(stream)}")
@@ -128,12 +175,14 @@ def _key_problem(stream: Stream) -> Column:
 
 
 def key_of(stream: Stream) -> Column:
-    """The key that the fields say, as text; null where one of them is.
+    """The key that the fields say, as text; null where one of them is, or where none is declared.
 
     What separates several fields is escaped in each of them: two keys whose fields differ are never one text.
     """
     from pyspark.sql import functions as F
 
+    if not stream.key:
+        return F.lit(None).cast("string")
     first, *others = [F.col(f"field_{name}").cast("string") for name in stream.key]
     if not others:
         return first

@@ -16,7 +16,7 @@ from assets.dlq_copies import COPIED_AT
 from assets.events import origin_columns, require
 from assets.holding import parked_slices
 from assets.origins import DLQ, first_of_each, with_fate, with_origins
-from assets.parsing import PERMANENT, UNRESOLVED, judged
+from assets.parsing import PERMANENT, UNRESOLVED, is_tombstone, judged
 from assets.work import SliceReport, Work
 from highwater.balancing import balanced
 from highwater.envelope import ORIGIN
@@ -217,7 +217,7 @@ def _left_over(
     seen = {d.key: d.counts for d in decisions}
     origins = with_origins(work, read, pieces, seen, published.proofs)
     fated = with_fate(work, origins, pieces, seen, published)
-    alive = fated.where(F.col("value").isNotNull() & ~F.col("elsewhere"))
+    alive = fated.where(~is_tombstone(work.stream) & ~F.col("elsewhere"))
     return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), pieces)
 
 

@@ -519,6 +519,11 @@ class Stream:
         return self.version is not None
 
     @property
+    def tombstones_delete(self) -> bool:
+        """Whether a record without a value deletes its key."""
+        return self.deletes is not None and self.deletes.tombstones
+
+    @property
     def versions_count(self) -> bool:
         """Whether versions are whole numbers, and no times."""
         return self.version is not None and self.field_named(self.version).type in {"integer", "long"}

@@ -57,7 +57,8 @@ def problems(stream: Stream) -> list[str]:
         found.append(f"the owner {stream.owner!r} is neither a mail address nor team: and a name")
     found += _name_problems(names)
     found += [problem for declared in stream.fields for problem in field_problems(declared)]
-    used = [*stream.key, stream.version, stream.event_time]
+    used = [name for name in (*stream.key, stream.version, stream.event_time) if name is not None]
+    used += [stream.deletes.field] if stream.deletes and stream.deletes.field else []
     used += [stream.lookup.field] if stream.lookup else []
     used += [stream.transitions.field] if stream.transitions else []
     used += [stream.metrics.status, stream.metrics.amount] if stream.metrics else []
@@ -74,7 +75,7 @@ def problems(stream: Stream) -> list[str]:
     found += _cluster_problems(stream)
     found += _retention_problems(stream.retention)
     if not found:
-        found += _typed_problems(stream)
+        found += _typed_problems(stream) + _delete_problems(stream)
     return found
 
 
@@ -106,13 +107,57 @@ def _name_problems(names: Sequence[str]) -> list[str]:
 
 
 def _key_problems(stream: Stream) -> list[str]:
+    found = _append_only_problems(stream) if stream.version is None else []
     if not stream.key:
-        return ["no key is declared"]
-    found = [f"the key has field {name!r} {n} times" for name, n in Counter(stream.key).items() if n > 1]
+        if stream.version is not None:
+            found.append("a version orders the states of a key, and no key is declared")
+        return found
+    found += [f"the key has field {name!r} {n} times" for name, n in Counter(stream.key).items() if n > 1]
     separator = stream.key_separator
     if len(stream.key) > 1 and (not separator or "\\" in separator):
         found.append(f"the key separator {separator!r} must be one character at least, and hold no backslash")
     return found
+
+
+def _append_only_problems(stream: Stream) -> list[str]:
+    """What needs versions, of a stream without."""
+    needs = {
+        "transitions": stream.transitions,
+        "metrics": stream.metrics,
+        "publishes": stream.publishes,
+        "deletes": stream.deletes,
+        "first_version": stream.first_version,
+    }
+    return [f"{name} needs a key and a version, and no version is declared" for name, one in needs.items() if one]
+
+
+def _delete_problems(stream: Stream) -> list[str]:
+    deletes = stream.deletes
+    if deletes is None:
+        return []
+    if deletes.field is None:
+        if deletes.values:
+            return ["deletes: values are of a field, and none is named"]
+        return _tombstone_problems(stream) if deletes.tombstones else ["deletes: neither a field nor tombstones delete"]
+    declared = stream.field_named(deletes.field)
+    wanted = {"string": str, "boolean": bool, "integer": int, "long": int}.get(declared.type)
+    if wanted is None:
+        return [f"deletes: field {declared.name!r} is a {declared.type}; it may be a string, boolean, integer or long"]
+    if not deletes.values:
+        return [f"deletes: no value of {declared.name!r} is given that deletes"]
+    found = [f"deletes: {one!r} is no {declared.type}" for one in deletes.values if type(one) is not wanted]
+    return found + (_tombstone_problems(stream) if deletes.tombstones else [])
+
+
+def _tombstone_problems(stream: Stream) -> list[str]:
+    """A tombstone has a key, headers, and what Kafka says of it; no value."""
+    names = [name for name in (*stream.key, stream.version, stream.event_time) if name is not None]
+    return [
+        f"deletes: a tombstone has no field {name!r}, which is the key, the version or the event time: give it a "
+        "source in the record's key, a header, or what Kafka says of it"
+        for name in dict.fromkeys(names)
+        if all(isinstance(one, tuple) for one in stream.field_named(name).sources)
+    ]
 
 
 def _limit_problems(limits: Limits) -> list[str]:
@@ -154,6 +199,8 @@ def _accepted_problems(stream: Stream) -> list[str]:
     found = []
     if not _is_topic(accepted.topic):
         found.append(f"publishes: {_no_topic(accepted.topic)}")
+    if stream.deletes is not None:
+        found.append("publishes: a delete has no form on the topic of accepted events; leave out publishes or deletes")
     if accepted.topic in stream.all_topics:
         found.append(f"publishes: {accepted.topic!r} is read by the stream itself")
     if accepted.horizon < timedelta(0):
@@ -251,18 +298,20 @@ def _start_problems(start: Start | str) -> list[str]:
 
 def _typed_problems(stream: Stream) -> list[str]:
     found = []
-    if stream.field_named(stream.version).type not in {"integer", "long", "timestamp"}:
+    if stream.version and stream.field_named(stream.version).type not in {"integer", "long", "timestamp"}:
         found.append("the version must be an integer, a long or a timestamp")
-    if stream.field_named(stream.event_time).type != "timestamp":
+    if stream.event_time and stream.field_named(stream.event_time).type != "timestamp":
         found.append("the event time must be a timestamp")
     for name in dict.fromkeys((*stream.key, stream.version, stream.event_time)):
+        if name is None:
+            continue
         declared = stream.field_named(name)
         if declared.may_be_null:
             found.append(f"field {name!r} is the key, the version or the event time, so it cannot be null")
     found += [
         f"field {name!r}: a {stream.field_named(name).type} cannot be a part of the key"
         for name in stream.key
-        if stream.field_named(name).type in {"float", "double", "binary", "json"}
+        if stream.field_named(name).type in {"float", "double", "binary", "json", "array", "map", "struct"}
     ]
     found += [
         f"a field named {name!r} must be the stream's {name}"

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 # In these every row names its slice in a column.
 BY_SLICE = ("raw", "events", "rejects", "dlq")
-# What every stream has.
+# What most streams have.
 COMMON = (*BY_SLICE, "current")
 
 
 def stages_of(stream: Stream) -> tuple[str, ...]:
     """The tables that a run takes its slices through, upstream first."""
-    return (*COMMON, "metrics") if stream.metrics else COMMON
+    always = COMMON if stream.versioned else BY_SLICE
+    return (*always, "metrics") if stream.metrics else always
 
 
 def tables_of(stream: Stream) -> tuple[str, ...]:

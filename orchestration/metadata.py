@@ -145,9 +145,9 @@ def of_stream(stream: Stream) -> Metadata:
     answers = stream.answers
     return {
         "topic": dg.MetadataValue.text(stream.topic),
-        "key": dg.MetadataValue.text(stream.key_separator.join(stream.key)),
-        "version": dg.MetadataValue.text(stream.version),
-        "event_time": dg.MetadataValue.text(stream.event_time),
+        "key": dg.MetadataValue.text(stream.key_separator.join(stream.key) or "none"),
+        "version": dg.MetadataValue.text(stream.version or "none: the stream is append-only"),
+        "event_time": dg.MetadataValue.text(stream.event_time or "the record's timestamp"),
         "does_order_matter": dg.MetadataValue.text(answers.does_order_matter),
         "what_of_doubles": dg.MetadataValue.text(answers.what_of_doubles),
         "what_on_failure": dg.MetadataValue.text(answers.what_on_failure),

@@ -32,6 +32,7 @@ from dev.processes import wait_until
 from highwater.declaration import Limits
 from highwater.errors import DependencyAwayError
 from highwater.slices import OffsetRange, Slice
+from highwater.tables import stages_of
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -151,7 +152,8 @@ class Bench:
 
     def materialise(self, *slices: Slice) -> dict[str, list[SliceReport]]:
         """Take slices together through all stages of the stream, which share what they classified, as in a run."""
-        stages = (*STAGES, metrics) if self.stream.metrics else STAGES
+        names = stages_of(self.stream)
+        stages = [stage for stage in (*STAGES, metrics) if stage.TABLE in names]
         work = self.work(*slices, classified=Classified())
         return {stage.TABLE: self._tried_again(partial(stage.materialise, work)) for stage in stages}
 

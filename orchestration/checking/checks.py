@@ -19,6 +19,7 @@ from orchestration.checking import (
     contents,
     follower_checks,
     gap_checks,
+    key_checks,
     metrics_checks,
     origin_checks,
     plan_checks,
@@ -149,14 +150,22 @@ CHECKS = (
                 "For every key of the slice, current is at or above the highest version that the slice brought, and of "
                 "two contents of it not the one of a later origin."
             ),
-            "current_follows_events": (
+            version_checks.FOLLOWS_EVENTS: (
                 "What current holds of the slice are the winners among its events, as they are there."
             ),
         },
         lambda ask, stream, keys: {
             version_checks.IN_ORDER: standing.version_order(ask.lake, stream, keys),
-            "current_follows_events": follower_checks.current_follows_events(ask.lake, stream, keys),
+            version_checks.FOLLOWS_EVENTS: follower_checks.current_follows_events(ask.lake, stream, keys),
         },
+        version_checks.current_names,
+    ),
+    Checks(
+        "events",
+        ("raw",),
+        {key_checks.AS_DECLARED: "Every record of an event has the key that the fields of `key` give."},
+        lambda ask, stream, keys: {key_checks.AS_DECLARED: key_checks.record_keys_as_declared(ask.lake, stream, keys)},
+        key_checks.names,
     ),
     Checks(
         "events",

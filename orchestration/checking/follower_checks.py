@@ -137,11 +137,26 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
         columns=_event_columns(stream, tables),
         slices=slice_is_one_of(keys),
         updated=slice_is_one_of(keys, "updated_by_slice"),
+        deleted="coalesce(deleted, false)" if stream.deletes else "false",
+        deletes="UNION ALL SELECT key, version, 0 FROM e WHERE deleted" if stream.deletes else "",
     )
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
-    for row in query_all(tables, sql):
+    for row in [*query_all(tables, sql), *_revived(lake, stream, tables, keys)]:
         wrong[row["slice"]].append({**told(row["problem"], Origin.of_row(row)), "key": row["key"]})
     return {key: _follows(decided.get(key), held.get(key), wrong[key]) for key in keys}
+
+
+def _revived(
+    lake: Lake, stream: Stream, tables: Mapping[str, DeltaTable], keys: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Rows of `current` that a delete of a higher version should have removed: of the slices, or by their deletes."""
+    if not stream.deletes:
+        return []
+    sql = _REVIVED.format(mine=slice_is_one_of(keys, "d.slice"), updated=slice_is_one_of(keys, "updated_by_slice"))
+    rows = query_all(tables, sql)
+    # A delete whose slice is not merged yet is merged in its turn.
+    merged = lake.holds(stream.name, "current") if rows else set()
+    return [{**row, "slice": row["told"]} for row in rows if row["slice"] in merged]
 
 
 def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
@@ -152,13 +167,14 @@ def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
 
 # A stream's field may have any name, so a name that is added here is quoted and has a mark that no field has.
 _UNLIKE_EVENTS = """
-WITH brought AS (SELECT slice, {columns} FROM e WHERE {slices}),
+WITH brought AS (SELECT slice, {columns}, {deleted} AS "#deleted" FROM e WHERE {slices}),
      highest AS (SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY slice, key ORDER BY version DESC) AS "#place"
                                 FROM brought) WHERE "#place" = 1),
-     held AS (SELECT key, version, count(*) OVER (PARTITION BY key) AS "#rows"
-              FROM c LEFT SEMI JOIN highest ON c.key = highest.key),
+     held AS (SELECT key, max(version) AS version, sum("#live") AS "#rows"
+              FROM (SELECT key, version, 1 AS "#live" FROM c {deletes}) c
+              LEFT SEMI JOIN highest ON c.key = highest.key GROUP BY key),
      strange AS (SELECT updated_by_slice AS slice, {columns} FROM c WHERE {updated}
-                 EXCEPT SELECT * FROM brought)
+                 EXCEPT SELECT slice, {columns} FROM brought WHERE NOT "#deleted")
 SELECT slice, key, origin_topic, origin_generation, origin_partition, origin_offset,
        'in current, and not an event of the slice' AS problem FROM strange
 UNION ALL
@@ -168,6 +184,15 @@ SELECT DISTINCT w.slice, w.key, w.origin_topic, w.origin_generation, w.origin_pa
 FROM highest w LEFT JOIN held h ON w.key = h.key
 WHERE h.key IS NULL OR h."#rows" > 1 OR h.version < w.version
 ORDER BY slice, key
+"""
+
+
+_REVIVED = f"""
+SELECT DISTINCT CASE WHEN {{mine}} THEN d.slice ELSE updated_by_slice END AS told, d.slice AS slice, d.key AS key,
+       {", ".join(f"d.{name} AS {name}" for name in ORIGIN)},
+       'in current, and deleted at a higher version' AS problem
+FROM c JOIN (SELECT slice, key, version, {_ORIGIN} FROM e WHERE deleted) d ON c.key = d.key AND c.version < d.version
+WHERE {{mine}} OR {{updated}}
 """
 
 

@@ -90,14 +90,15 @@ def _misplaced(
     for key in sorted(gone):
         found[key] += _unplanned(tables, stream, pieces[key])
     main = [key for key, piece in pieces.items() if piece.topic == stream.topic and key not in gone]
-    for row in _asked(tables, _MISPLACED, main):
+    for row in _asked(tables, _MISPLACED, main, tombstone=tombstone_in_sql(stream)):
         found[row["slice"]].append(told(_problem(row), Origin.of_row(row)))
     # Values are read of slices with rejects alone.
     rejected = [key for key in main if key in decisions and decisions[key].counts.get("rejects")]
     for name, question, keys in (("events", _ALTERED_EVENTS, main), ("rejects", _ALTERED_REJECTS, rejected)):
         # What the main topic holds was never rejected before, also if it was taken back from the DLQ since.
         tried = f"{count_in(tables[name], 'retries')} <> 0"
-        for row in _asked(tables, question, keys, tried=tried):
+        other_key = _OTHER_KEY if stream.record_key == "strict" else "false"
+        for row in _asked(tables, question, keys, tried=tried, other_key=other_key):
             found[row["slice"]].append(told(f"in {name} otherwise than in raw", Origin.of_row(row)))
     # Whose the records are that other systems sent rests on what was known when they were decided: the numbers tell.
     tiers = [key for key, piece in pieces.items() if piece.topic in stream.tier_topics and key not in gone]
@@ -117,6 +118,11 @@ def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice) -
     return [told("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]
 
 
+def tombstone_in_sql(stream: Stream) -> str:
+    """The condition, in SQL, of a record of raw that is neither an event nor a reject."""
+    return "false" if stream.tombstones_delete else "value IS NULL"
+
+
 def _asked(
     tables: Mapping[str, DeltaTable], question: str, keys: Collection[str], **named: str
 ) -> list[dict[str, Any]]:
@@ -130,7 +136,7 @@ def _asked(
 _MISPLACED = f"""
 SELECT slice, {_ORIGIN}, sum(r) AS in_raw, sum(n) AS tombstones, sum(e) AS in_events, sum(j) AS in_rejects
 FROM (SELECT slice, topic AS origin_topic, generation AS origin_generation, "partition" AS origin_partition,
-             "offset" AS origin_offset, 1 AS r, CASE WHEN value IS NULL THEN 1 ELSE 0 END AS n, 0 AS e, 0 AS j
+             "offset" AS origin_offset, 1 AS r, CASE WHEN {{tombstone}} THEN 1 ELSE 0 END AS n, 0 AS e, 0 AS j
       FROM raw WHERE {{slices}}
       UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 1, 0 FROM events WHERE {{slices}}
       UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 0, 1 FROM rejects WHERE {{slices}})
@@ -148,10 +154,11 @@ ORDER BY slice, origin_partition, origin_offset
 _SAME_RECORD = """x.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
      AND origin_partition = r."partition" AND origin_offset = r."offset"
 WHERE {x_slices} AND {r_slices}"""
-# A declared key is the record's own.
+# A key that is declared strict is the record's own.
+_OTHER_KEY = "(arrow_cast(x.key, 'Binary') IS DISTINCT FROM arrow_cast(r.key, 'Binary'))"
 _ALTERED_EVENTS = f"""
 SELECT x.slice, {_ORIGIN} FROM events x JOIN raw r ON {_SAME_RECORD}
-  AND ((arrow_cast(x.key, 'Binary') IS DISTINCT FROM arrow_cast(r.key, 'Binary'))
+  AND ({{other_key}}
        OR (origin_timestamp_ms IS DISTINCT FROM r.timestamp_ms) OR {{tried}})
 ORDER BY x.slice, origin_partition, origin_offset
 """
@@ -191,7 +198,7 @@ def _misplaced_of_tier(
     accepted it or a person gave it up, and those that were published before their origin was taken back from the DLQ.
     """
     mine = f"{slice_is_one_of([piece.key])}"
-    asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}")
+    asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({tombstone_in_sql(stream)}) AND {mine}")
     early = _named_early(tables["rejects"], piece, mine)
     copies = Counter(_copy_of(stream, piece, row, early) for row in asked)
     read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
@@ -202,7 +209,7 @@ def _misplaced_of_tier(
         contents[one.origin] |= {one.as_event, one.as_reject}
         tries[one.origin].add(one.retries)
     placed, altered = Counter[Origin](), list[tuple[Origin, str]]()
-    for name, columns in _PLACED.items():
+    for name, columns in _placed(stream).items():
         tried = "retries" if has_column(tables[name], "retries") else "NULL AS retries"
         for row in stream_rows(tables[name], f"SELECT {_ORIGIN}, {tried}, {columns} FROM t WHERE {mine}"):
             origin = Origin.of_row(row)
@@ -225,6 +232,11 @@ def _misplaced_of_tier(
 RECORD = """"partition", "offset", timestamp_ms AS ms, key, value, headers"""
 _TIME = "origin_timestamp_ms AS ms"
 _PLACED = {"events": f"{_TIME}, arrow_cast(key, 'Binary') AS key", "rejects": f"{_TIME}, key, value, headers"}
+
+
+def _placed(stream: Stream) -> dict[str, str]:
+    """What events and rejects have of a record; the key of an event is the record's only where that is strict."""
+    return _PLACED if stream.record_key == "strict" else {**_PLACED, "events": _TIME}
 
 
 class _Copy(NamedTuple):
@@ -255,7 +267,8 @@ def _copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any], early: Collec
     told = {**row, "headers": None} if (row["partition"], row["offset"]) in early else row
     origin, taken_back, retries, ms = enveloped(stream, piece, told)
     whole = {**row, "ms": ms}
-    return _Copy(origin, taken_back, retries, _digest({"ms": ms, "key": row["key"]}), _digest(whole))
+    as_event = {"ms": ms, "key": row["key"]} if stream.record_key == "strict" else {"ms": ms}
+    return _Copy(origin, taken_back, retries, _digest(as_event), _digest(whole))
 
 
 def enveloped(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int, int]:

@@ -148,11 +148,12 @@ def is_highest(keys: int, classes: Mapping[str, int], samples: Sequence[Mapping[
 
     Args:
         keys: keys that were compared.
-        classes: keys that differ: `absent`, `behind`, or `ahead` of all that events have, or `of a later origin` than
-            another content of their version.
+        classes: keys that differ: `absent`, `behind`, or `ahead` of all that events have, `revived` after a delete of a
+            higher version, or `of a later origin` than another content of their version.
         samples: some of them.
     """
     numbers = {"keys": keys, **{name: classes.get(name, 0) for name in ("absent", "behind", "ahead")}}
+    numbers |= {"revived": classes["revived"]} if classes.get("revived") else {}
     numbers["of_a_later_origin"] = classes.get("of a later origin", 0)
     text = f"current is at the highest version in events for all {keys:,} keys"
     if classes:
@@ -249,14 +250,14 @@ class Attempts:
     """For each table the slices that stand in it, with the attempt that they belong to.
 
     A slice without rejects has nothing to publish: it stands in `dlq` as soon as it stands in `rejects`.
-    `metrics` is None for a stream that declares none.
+    `current` and `metrics` are None for a stream that has no such table.
     """
 
     raw: Mapping[str, int]
     events: Mapping[str, int]
     rejects: Mapping[str, int]
     dlq: Mapping[str, int]
-    current: Mapping[str, int]
+    current: Mapping[str, int] | None
     metrics: Mapping[str, int] | None = None
 
     def tables(self) -> dict[str, Mapping[str, int]]:
@@ -265,8 +266,8 @@ class Attempts:
 
     @property
     def _followers(self) -> dict[str, Mapping[str, int]]:
-        always = {"rejects": self.rejects, "dlq": self.dlq, "current": self.current}
-        return always if self.metrics is None else {**always, "metrics": self.metrics}
+        found = {"rejects": self.rejects, "dlq": self.dlq, "current": self.current, "metrics": self.metrics}
+        return {name: table for name, table in found.items() if table is not None}
 
     def lacking(self, key: str) -> tuple[str, ...]:
         """The tables in which a slice does not stand as its decision has it; empty when it is done."""

@@ -34,14 +34,22 @@ ONE_CONTENT = "one_content_a_version"
 TRANSITIONS = "transitions_allowed"
 MISSING = "no_version_missing"
 IN_ORDER = "versions_in_order"
+FOLLOWS_EVENTS = "current_follows_events"
 Totals = Mapping[str, int]
 Verdicts = dict[str, dict[str, Verdict]]
 
 
 def names(stream: Stream) -> list[str]:
     """The checks of events alone that a stream has: transitions need a state machine, and versions that count."""
+    if not stream.versioned:
+        return []
     machine = stream.transitions is not None and stream.versions_count
     return [ALONG_OFFSETS, ONE_CONTENT, *([TRANSITIONS] if machine else [])]
+
+
+def current_names(stream: Stream) -> list[str]:
+    """The checks of `current`, where a stream has it."""
+    return [IN_ORDER, FOLLOWS_EVENTS] if stream.versioned else []
 
 
 def counted_names(stream: Stream) -> list[str]:
@@ -75,6 +83,8 @@ def over_the_stream(lake: Lake, stream: Stream, taken_back: Mapping[Origin, int]
     Raises:
         DependencyAwayError: the lake could not be read.
     """
+    if not stream.versioned:
+        return {}
     found = _judged(lake, stream, None, [*names(stream), *counted_names(stream)], taken_back)
     told = {name: by[STREAM] for name, by in found.items()}
     conflicts = bool(told[ONE_CONTENT].numbers.get("conflicts"))

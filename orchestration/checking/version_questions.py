@@ -334,7 +334,7 @@ def key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[A
 
 def _content(stream: Stream) -> str:
     """One value for all that an event says, in SQL."""
-    columns = ["event_time", *[f.name for f in field_columns(stream)]]
+    columns = ["event_time", *(["deleted"] if stream.deletes else []), *[f.name for f in field_columns(stream)]]
     listed = ", ".join(f"coalesce(cast({quoted(name)} AS VARCHAR), '')" for name in columns)
     return f"md5(concat_ws(chr(31), {listed}))"
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from assets import client_reads, erased, sent
-from assets.erasing import KEYED, Found, ensure_gone, erase, find
+from assets.erasing import KEYED, Found, ensure_gone, ensure_same_keys, erase, find
 from highwater.erasing import Erasure, moment_of, see_digest
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.portions import portions
@@ -110,6 +110,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
     asked.see_complete()
     stream, ledger = work.stream, work.ledger
     see_lake_there(ledger, work.lake)
+    ensure_same_keys(work.lake, stream, asked.digest)
     found = find(work.lake, stream, asked.digest)
     begun = _begun(ledger.erasures, stream, asked.digest)
     keys = sorted({*found.rows, *begun})

@@ -71,11 +71,11 @@ def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, 
     events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
     if events is None or current is None:
         return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
-    sql = _ORDER.format(slices=slice_is_one_of(keys))
+    sql = _ORDER.format(slices=slice_is_one_of(keys), deletes=_deletes(stream))
     found = {row["slice"]: row for row in query_all({"e": events, "c": current}, sql)}
     counts = {key: found.get(key, {"keys": 0, "absent": 0, "behind": 0, "late": 0}) for key in keys}
     wrong = [key for key, row in counts.items() if row["absent"] or row["behind"]]
-    samples = _samples(events, current, wrong) if wrong else {}
+    samples = _samples(events, current, wrong, _deletes(stream)) if wrong else {}
     late = [key for key, row in counts.items() if row["late"]]
     later = later_origins({"e": events, "c": current}, stream, Among.of(late)) if late else {}
     return {
@@ -105,7 +105,7 @@ WITH highest AS (SELECT slice AS of_slice, key AS of_key, max(version) AS of_ver
      brought AS (SELECT slice, key, version, {_RULE}
                  FROM (SELECT slice, key, version, {_RULE} FROM e WHERE {{slices}}) r
                  LEFT SEMI JOIN highest ON slice = of_slice AND key = of_key AND version = of_version),
-     standing AS (SELECT key, version, {_RULE} FROM c),
+     standing AS (SELECT key, version, {_RULE} FROM c {{deletes}}),
      beside AS (SELECT b.slice, b.key, max(b.version) AS version, max(s.version) AS standing,
                   bool_or(s.version > b.version OR (s.version = b.version AND {IS_LATER} IS NOT TRUE)) AS followed
                 FROM brought b LEFT JOIN standing s ON b.key = s.key
@@ -119,10 +119,12 @@ SELECT slice, count(*) AS keys,
        sum(CASE WHEN standing = version AND NOT followed THEN 1 ELSE 0 END) AS late
 FROM held GROUP BY slice
 """
-_STANDING = """
+# A delete is a version too: it stands in events alone.
+_DELETES = "UNION ALL SELECT key, version, {rule} FROM e WHERE deleted"
+_STANDING = f"""
      wanted AS (SELECT DISTINCT key FROM brought),
-     standing AS (SELECT c.key, max(c.version) AS version FROM c JOIN wanted ON c.key = wanted.key
-                  GROUP BY c.key)
+     standing AS (SELECT c.key, max(c.version) AS version FROM (SELECT key, version, {_RULE} FROM c {{deletes}}) c
+                  JOIN wanted ON c.key = wanted.key GROUP BY c.key)
 """
 # Of each key the event that won among those of its slice.
 _EXAMPLES = f"""
@@ -138,10 +140,17 @@ FROM wrong WHERE rank <= {SAMPLES} ORDER BY slice, key
 """
 
 
-def _samples(events: DeltaTable, current: DeltaTable, keys: Sequence[str]) -> dict[str, list[dict[str, object]]]:
+def _deletes(stream: Stream) -> str:
+    """The deletes of events beside the rows of `current`, in SQL; nothing for a stream that declares none."""
+    return _DELETES.format(rule=_RULE) if stream.deletes else ""
+
+
+def _samples(
+    events: DeltaTable, current: DeltaTable, keys: Sequence[str], deletes: str
+) -> dict[str, list[dict[str, object]]]:
     """For each slice some of the keys that are absent or behind, with both versions and the origin of the higher."""
     found: dict[str, list[dict[str, object]]] = {key: [] for key in keys}
-    for row in query_all({"e": events, "c": current}, _EXAMPLES.format(slices=slice_is_one_of(keys))):
+    for row in query_all({"e": events, "c": current}, _EXAMPLES.format(slices=slice_is_one_of(keys), deletes=deletes)):
         found[row.pop("slice")].append(row)
     return found
 
@@ -159,11 +168,14 @@ _HIGHEST = """
 WITH settled AS (SELECT slice FROM ({slices}) WHERE NOT {unsettled}),
      brought AS (SELECT key, max(version) AS version, bool_or({unsettled}) AS moving FROM e
                  WHERE {portion} GROUP BY key),
-     standing AS (SELECT key, max(version) AS version FROM c
-                  LEFT SEMI JOIN settled ON c.updated_by_slice = settled.slice
+     standing AS (SELECT key, max(version) AS version, max(live) AS live, max(dead) AS dead
+                  FROM (SELECT key, version, version AS live, NULL AS dead, updated_by_slice AS slice
+                        FROM c {deletes}) c
+                  LEFT SEMI JOIN settled ON c.slice = settled.slice
                   WHERE {portion} GROUP BY key),
-     beside AS (SELECT coalesce(b.key, s.key) AS key, b.version AS in_events, s.version AS in_current,
-                  CASE WHEN s.version IS NULL THEN 'absent' WHEN b.version IS NULL OR s.version > b.version THEN 'ahead'
+     beside AS (SELECT coalesce(b.key, s.key) AS key, b.version AS in_events, coalesce(s.live, s.version) AS in_current,
+                  CASE WHEN s.live < s.dead THEN 'revived'
+                       WHEN s.version IS NULL THEN 'absent' WHEN b.version IS NULL OR s.version > b.version THEN 'ahead'
                        WHEN s.version < b.version THEN 'behind' ELSE '' END AS class
                 FROM brought b FULL OUTER JOIN standing s ON b.key = s.key WHERE NOT coalesce(b.moving, false))
 SELECT * FROM (SELECT *, count(*) OVER (PARTITION BY class) AS found,
@@ -188,15 +200,19 @@ def highest_versions(lake: Lake, stream: Stream, standing: Attempts, *, conflict
     if events is None or current is None:
         return Compared(0, Found())
     decided = {key: proof.attempt for key, proof in proofs_in(events).items()}
-    moving = [key for key, attempt in decided.items() if standing.current.get(key) != attempt]
+    followed = standing.current or {}
+    moving = [key for key, attempt in decided.items() if followed.get(key) != attempt]
     # After a RESTORE of events `current` holds slices that events lack.
-    moving += standing.current.keys() - decided.keys()
+    moving += followed.keys() - decided.keys()
     of_commits, slices = slices_in_sql(events)
     tables = {"e": events, "c": current, **of_commits}
     keys, found = 0, Found()
+    deletes = "UNION ALL SELECT key, version, NULL, version, slice FROM e WHERE deleted" if stream.deletes else ""
     unsettled = slice_is_one_of(moving) if moving else "false"
     for scope in portions(events, Scope(None)):
-        sql = _HIGHEST.format(unsettled=unsettled, portion=scope.portion, samples=SAMPLES, slices=slices)
+        sql = _HIGHEST.format(
+            unsettled=unsettled, portion=scope.portion, samples=SAMPLES, slices=slices, deletes=deletes
+        )
         for row in query_all(tables, sql):
             count, rank = row.pop("found"), row.pop("rank")
             keys += count if rank == 1 else 0
@@ -234,7 +250,8 @@ def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> A
 
 def attempts_of(lake: Lake, stream: Stream, proofs: Proofs, keys: Sequence[str] | None = None) -> Attempts:
     """The same by proofs that were read before, of these slices or of all; `current` is read now."""
-    return replace(_up_to_dlq(proofs), current=lake.commits(stream.name, "current", keys).attempts)
+    current = lake.commits(stream.name, "current", keys).attempts if stream.versioned else None
+    return replace(_up_to_dlq(proofs), current=current)
 
 
 def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
@@ -244,11 +261,11 @@ def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
         DependencyAwayError: the lake could not be read.
     """
     found = _up_to_dlq(committed(lake, stream, keys))
-    return {key for key in keys if set(found.lacking(key)) <= {"current", "metrics"}}
+    return {key for key in keys if set(found.lacking(key)) <= {"metrics"}}
 
 
 def _up_to_dlq(proofs: Proofs) -> Attempts:
     nothing_to_publish = {key: proof for key, proof in proofs["rejects"].items() if not proof.rows}
     tables = {**proofs, "dlq": {**nothing_to_publish, **proofs["dlq"]}}
     numbers = {name: {key: proof.attempt for key, proof in found.items()} for name, found in tables.items()}
-    return Attempts(**numbers, current={})
+    return Attempts(**numbers, current=None)

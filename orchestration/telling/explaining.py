@@ -278,7 +278,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
     return Explained(
         piece=piece,
         lost=lost,
-        commits=[*commits, Commit("current", standing.current.get(key)), *_of_metrics(standing, key)],
+        commits=[*commits, *_of_current(standing, key), *_of_metrics(standing, key)],
         publication=ledger.publications([key]).get(key),
         undone=standing.lacking(key),
         rejects=_rejects(lake, stream, key),
@@ -352,6 +352,10 @@ def _rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
 def _concerns(lease: str, stream: Stream) -> bool:
     """Whether a lease is one of the stream's: its name is what is done, and the stream or one of its tables."""
     return lease.partition(" ")[2].partition("/")[0] == stream.name
+
+
+def _of_current(standing: Attempts, key: str) -> list[Commit]:
+    return [] if standing.current is None else [Commit("current", standing.current.get(key))]
 
 
 def _of_metrics(standing: Attempts, key: str) -> list[Commit]:

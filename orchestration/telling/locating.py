@@ -24,6 +24,7 @@ from highwater.gaps import places_in
 from highwater.reclaims import numbers, stale
 from highwater.retention import aged
 from highwater.slices import OffsetRange
+from orchestration.checking.origin_checks import tombstone_in_sql
 from orchestration.sensing.standing import attempts_of, committed
 from resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
 from resources.delta import count_in, query, rows_by_slice, slice_is_one_of
@@ -137,7 +138,7 @@ def _commits(lake: Lake, stream: Stream, piece: Slice) -> dict[str, int]:
     proofs = committed(lake, stream, [piece.key])
     current = attempts_of(lake, stream, proofs, [piece.key]).current
     attempts = {table: proof.attempt for table, found in proofs.items() for proof in found.values()}
-    return attempts | ({"current": current[piece.key]} if piece.key in current else {})
+    return attempts | ({"current": current[piece.key]} if current and piece.key in current else {})
 
 
 def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partition: int, offset: int) -> Located:
@@ -161,7 +162,7 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partitio
     where = f'{slice_is_one_of([piece.key])} AND "partition" = {partition} AND "offset" = {offset}'
     # `octet_length` takes text alone here.
     size = "octet_length(encode(value, 'hex')) / 2 AS bytes"
-    columns = f"timestamp_ms AS ms, timestamp_type, key, value IS NULL AS tombstone, {size}, headers"
+    columns = f"timestamp_ms AS ms, timestamp_type, key, {tombstone_in_sql(stream)} AS tombstone, {size}, headers"
     found = query(raw, f"SELECT {columns} FROM t WHERE {where}")
     if not found and lost:
         return _lost(lost[0], piece)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from assets.events import TABLE as EVENTS
 from assets.reclaims import SEEN
 from highwater.portions import portions
+from highwater.tables import stages_of
 from resources.commit_log import proofs_in
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def remedy(stream: Stream, found: Sequence[TakenBack]) -> str:
         for one in first
         if one.retired
     ]
-    tables = ["events", "rejects", "dlq", "current", *(["metrics"] if stream.metrics else [])]
+    tables = stages_of(stream)[1:]
     asked = " or ".join(f"key:{stream.name}/{table}" for table in tables)
     materialise = f'.venv/bin/dagster asset materialize -m orchestration.definitions --select "{asked}" --partition'
     keys = [one.slice_key for one in first]

@@ -1,0 +1,245 @@
+"""Deletes: a version that removes its key from `current`, whatever the order of arrival (I6)."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from highwater.declaration import Deletes, Field, Stream
+from highwater.sources import Key, Meta
+from orchestration.checking.follower_checks import current_follows_events
+from orchestration.checking.version_checks import over_the_stream
+from tests.support import Message, make_stream
+
+if TYPE_CHECKING:
+    from tests.support import Bench
+
+pytestmark = pytest.mark.slow
+
+FIELDS = (
+    Field("id", "string"),
+    Field("op", "string"),
+    Field("lsn", "long"),
+    Field("at", "timestamp"),
+    Field("name", "string"),
+    Field("size", "integer", optional=True, default=7),
+)
+
+
+def changes(topic: str, **more: Any) -> Stream:
+    """A stream of changes whose operation `d` deletes."""
+    ours: dict[str, Any] = {
+        "fields": FIELDS,
+        "key": ("id",),
+        "version": "lsn",
+        "event_time": "at",
+        "deletes": Deletes("op", ("d",)),
+        "record_key": "ignore",
+        "first_version": None,
+        "transitions": None,
+        "lookup": None,
+    }
+    return make_stream(topic, **{**ours, **more})
+
+
+def change(key: str, version: int, op: str = "u", **fields: Any) -> Message:
+    """A record; one that deletes has no name."""
+    value = {"id": key, "lsn": version, "op": op, "at": f"2026-03-01T10:00:{version % 60:02d}Z", **fields}
+    if op != "d":
+        value = {"name": f"{key}{version}", **value}
+    return Message(b"other", json.dumps(value).encode())
+
+
+def sent(bench: Bench, *groups: list[Message]) -> list[Any]:
+    """Each group as a planned slice of partition 0."""
+    found, at = [], 0
+    for ordinal, group in enumerate(groups):
+        bench.send(*group)
+        found.append(bench.plan(ordinal, p0=(at, at + len(group))))
+        at += len(group)
+    return found
+
+
+def versions(bench: Bench) -> dict[str, int]:
+    """The versions in `current` by key."""
+    return {key: row["version"] for key, row in bench.current().items()}
+
+
+def test_a_late_older_event_does_not_revive_a_deleted_key(bench: Bench) -> None:
+    """A delete of version 5, then version 3 in a later slice: no row; version 6 brings the key back."""
+    bench.stream = changes(bench.stream.topic)
+    slices = sent(
+        bench,
+        [change("a", 1), change("b", 1)],
+        [change("a", 5, "d")],
+        [change("a", 3)],
+        [change("a", 6), change("b", 2)],
+    )
+    seen = []
+    for piece in slices:
+        bench.materialise(piece)
+        seen.append(versions(bench))
+    assert seen == [{"a": 1, "b": 1}, {"b": 1}, {"b": 1}, {"a": 6, "b": 2}]
+    assert not bench.failing()
+
+
+def test_a_delete_that_comes_late_leaves_a_newer_row(bench: Bench) -> None:
+    """A delete of version 3 behind version 4 in `current` does nothing."""
+    bench.stream = changes(bench.stream.topic)
+    for piece in sent(bench, [change("a", 4)], [change("a", 3, "d")]):
+        bench.materialise(piece)
+    assert versions(bench) == {"a": 4}
+    assert not bench.failing()
+
+
+def test_what_a_delete_lacks_is_null_in_events(bench: Bench) -> None:
+    """A delete has its key and its version; other fields may be absent, and have no default."""
+    bench.stream = changes(bench.stream.topic)
+    [piece] = sent(bench, [change("a", 1), change("a", 2, "d"), Message(b"a", None)])
+    bench.materialise(piece)
+    rows = sorted(bench.rows("events"), key=lambda row: row["version"])
+    assert [(row["deleted"], row["name"], row["size"]) for row in rows] == [(False, "a1", 7), (True, None, None)]
+    assert not bench.rows("rejects")
+    assert not bench.current()
+    assert not bench.failing()
+
+
+def test_a_delete_without_its_version_is_a_reject(bench: Bench) -> None:
+    """Nothing else may be lacking: the key, the version and the event time are needed."""
+    bench.stream = changes(bench.stream.topic)
+    [piece] = sent(bench, [change("a", 1), Message(b"a", b'{"id": "a", "op": "d", "at": "2026-03-01T10:00:00Z"}')])
+    bench.materialise(piece)
+    assert [row["detail"] for row in bench.rows("rejects")] == ["field lsn is missing"]
+    assert versions(bench) == {"a": 1}
+
+
+def test_tombstones_delete_by_key_and_offset(bench: Bench) -> None:
+    """A compacted topic: the key is the record's, the offset orders, and a record without a value deletes."""
+    fields = (Field("id", "string", source=Key()), Field("at", "long", source=Meta("offset")), Field("name", "string"))
+    bench.stream = changes(
+        bench.stream.topic, fields=fields, version="at", event_time=None, deletes=Deletes(tombstones=True)
+    )
+    named = [Message(key, b'{"name": "x"}') for key in (b"a", b"b", b"c")]
+    first, second = sent(bench, [*named, Message(b"a", None), Message(b"\xff", None)], [Message(b"b", None)])
+    bench.materialise(second)
+    bench.materialise(first)
+    assert versions(bench) == {"c": 2}
+    deleted = {row["key"]: row["version"] for row in bench.rows("events") if row["deleted"]}
+    assert deleted == {"a": 3, "b": 5}
+    # Not UTF-8, so nobody knows which key it deletes.
+    assert [(row["reason"], row["value"]) for row in bench.rows("rejects")] == [("malformed", None)]
+    assert not bench.failing()
+
+
+def test_a_slice_decided_again_takes_its_deletes_back(bench: Bench) -> None:
+    """A delete that is none any more gives the key back what was there before it."""
+    topic = bench.stream.topic
+    bench.stream = changes(topic)
+    first, second = sent(bench, [change("a", 1), change("b", 1)], [change("a", 2, "d"), change("b", 2, "x")])
+    bench.materialise(first)
+    bench.materialise(second)
+    assert versions(bench) == {"b": 2}
+    # `name` is lacking in what was a delete: a reject now; and `x` deletes.
+    bench.stream = changes(topic, deletes=Deletes("op", ("x",)))
+    bench.materialise(second)
+    assert versions(bench) == {"a": 1}
+    assert not bench.failing()
+
+
+def test_checks_find_a_key_that_came_back(bench: Bench) -> None:
+    """A row of `current` below a delete is found by the check of the slice, and by the audit over all."""
+    from deltalake import DeltaTable, write_deltalake
+
+    bench.stream = changes(bench.stream.topic)
+    [piece] = sent(bench, [change("a", 1), change("b", 1)])
+    bench.materialise(piece)
+    path = bench.lake.path(bench.stream.name, "current")
+    [row] = [one for one in DeltaTable(path).to_pyarrow_table().to_batches()[0].to_pylist() if one["key"] == "a"]
+    bench.send(change("a", 5, "d"))
+    deletes = bench.plan(1, p0=(2, 3))
+    bench.materialise(deletes)
+    assert not bench.failing()
+    import pyarrow as pa
+
+    write_deltalake(path, pa.Table.from_pylist([row], DeltaTable(path).to_pyarrow_table().schema), mode="append")
+    told = current_follows_events(bench.lake, bench.stream, [deletes.key, piece.key])
+    assert "deleted at a higher version" in told[deletes.key].text
+    assert not told[deletes.key].passed
+    assert over_the_stream(bench.lake, bench.stream)["versions_in_order"].numbers["revived"] == 1
+
+
+def test_any_order_of_slices_ends_in_the_same_table(bench: Bench) -> None:
+    """200 changes of ten keys in 12 slices in a random order, some together: the highest version counts."""
+    seed = random.randrange(10**6)
+    chance = random.Random(seed)
+    bench.stream = changes(bench.stream.topic)
+    all_ = [(f"k{chance.randrange(10)}", version, chance.choice("uuud")) for version in range(1, 201)]
+    mixed = [*all_]
+    chance.shuffle(mixed)
+    groups = [mixed[at : at + 17] for at in range(0, 200, 17)]
+    slices = sent(bench, *[[change(*one) for one in group] for group in groups])
+    chance.shuffle(slices)
+    while slices:
+        some, slices = slices[: (many := chance.choice([1, 1, 2, 4]))], slices[many:]
+        bench.materialise(*some)
+    highest = {key: (version, op) for key, version, op in sorted(all_, key=lambda one: one[1])}
+    assert versions(bench) == {key: version for key, (version, op) in highest.items() if op != "d"}, f"seed {seed}"
+    assert not bench.failing()
+
+
+def test_rebuilding_leaves_deleted_keys_out(bench: Bench) -> None:
+    """`current` made from the events alone has the same rows."""
+    from assets.current_rebuild import Look, differences, rebuild
+
+    bench.stream = changes(bench.stream.topic)
+    for piece in sent(bench, [change("a", 1), change("b", 1)], [change("a", 2, "d")]):
+        bench.materialise(piece)
+    work = bench.work()
+    assert differences(work, Look.take(work)).none
+    assert rebuild(work) == 1
+    assert versions(bench) == {"b": 1}
+
+
+def test_a_stream_that_declares_deletes_later(bench: Bench) -> None:
+    """Events from before have no such column: they delete nothing."""
+    topic = bench.stream.topic
+    bench.stream = changes(topic, deletes=None)
+    first, second = sent(bench, [change("a", 1), change("b", 1)], [change("a", 2, "d")])
+    bench.materialise(first)
+    bench.stream = changes(topic)
+    bench.materialise(second)
+    assert versions(bench) == {"b": 1}
+    assert not bench.failing()
+
+
+def test_without_a_version_a_stream_is_append_only(bench: Bench) -> None:
+    """Every event is a row, there is no `current`, and no check misses it."""
+    bench.stream = changes(bench.stream.topic, version=None, event_time=None, deletes=None, key=())
+    [piece] = sent(bench, [change("a", 1), change("a", 1), change("a", 2, "d", name="n"), Message(None, b"{}")])
+    bench.materialise(piece)
+    rows = bench.rows("events")
+    assert [(row["id"], row["key"], row["lsn"]) for row in rows] == [("a", None, 1), ("a", None, 1), ("a", None, 2)]
+    assert all(row["event_time"] == row["origin_timestamp"] for row in rows)
+    assert "version" not in rows[0]
+    assert not bench.failing()
+    assert bench.lake.table(bench.stream.name, "current") is None
+
+
+def test_records_with_another_key_are_told(bench: Bench) -> None:
+    """By default the key of the fields counts, and a check warns of records that have another one."""
+    from orchestration.checking.key_checks import record_keys_as_declared
+
+    bench.stream = changes(bench.stream.topic, record_key="warn")
+    [piece] = sent(bench, [change("a", 1), replace(change("b", 1), key=b"b"), replace(change("c", 1), key=None)])
+    bench.materialise(piece)
+    assert versions(bench) == {"a": 1, "b": 1, "c": 1}
+    verdict = record_keys_as_declared(bench.lake, bench.stream, [piece.key])[piece.key]
+    assert (verdict.passed, verdict.numbers) == (False, {"events": 3, "unlike": 2})
+    assert [row["key"] for row in verdict.samples] == ["a", "c"]
+    bench.stream = changes(bench.stream.topic, record_key="strict")
+    bench.materialise(piece)
+    assert versions(bench) == {"b": 1}
