@@ -482,7 +482,7 @@ def _event_columns(stream: Stream) -> list[Column]:
         key_of(stream).alias("key"),
         *([F.col(f"field_{stream.version}").alias("version")] if stream.version else []),
         event_time_of(stream).alias("event_time"),
-        *(["deleted"] if stream.deletes else []),
+        *([F.col("deleted")] if stream.deletes else []),
         *[F.col(f"field_{f.name}").alias(f.name) for f in field_columns(stream)],
     ]
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from assets.documents import escapes_half_a_pair, exact_numbers, invalid_utf8, scanned, sound_part, takes_marks
-from assets.fields import kept_whole, outermost, sql_type, takes_infinite, with_fields
+from assets.decoding import with_json
 from assets.fields import problem as problem_of
+from assets.fields import sql_type, with_fields
 from assets.origins import PROBLEM
 from highwater.errors import DependencyAwayError
 from resources.delta import open_table
@@ -32,10 +32,6 @@ MALFORMED = "malformed"
 INVALID = "invalid"
 UNRESOLVED = "unresolved"
 PERMANENT = frozenset({MALFORMED, INVALID})
-
-# Of a sound document the first character tells that it is an object.
-_OBJECT = r"^[ \t\r\n]*\{"
-_END = "end of the value"
 
 
 def field_columns(stream: Stream) -> list[Field]:
@@ -68,16 +64,19 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = work.stream
-    parsed = _with_deleted(stream, with_fields(stream, _with_json(stream, raw)))
-    problem = F.coalesce(PROBLEM, _structure_problem(stream), _key_problem(stream))
+    parsed = _with_deleted(stream, with_fields(stream, with_json(work, raw)))
+    # Without its schema nothing is known of a value, so nothing is wrong with it.
+    known = F.col("unknown_schema").isNull()
+    problem = F.coalesce(PROBLEM, F.when(known, F.coalesce(_structure_problem(stream), _key_problem(stream))))
     told = parsed.withColumn("malformed", problem).withColumn("invalid", _invalid_problem(stream))
     looked_up = _with_lookup(work, told, stream.lookup)
     reason = (
         F.when(F.col("malformed").isNotNull(), MALFORMED)
         .when(F.col("invalid").isNotNull(), INVALID)
-        .when(F.col("unresolved").isNotNull(), UNRESOLVED)
+        .when(F.coalesce("unknown_schema", "unresolved").isNotNull(), UNRESOLVED)
     )
-    return looked_up.withColumn("reason", reason).withColumn("detail", F.coalesce("malformed", "invalid", "unresolved"))
+    detail = F.coalesce("malformed", "invalid", "unknown_schema", "unresolved")
+    return looked_up.withColumn("reason", reason).withColumn("detail", detail)
 
 
 def _with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
@@ -98,58 +97,13 @@ def _with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
     return told.withColumns({f"field_{name}": F.when(~absent[name], F.col(f"field_{name}")) for name in with_default})
 
 
-def _with_json(stream: Stream, raw: DataFrame) -> DataFrame:
-    """The value as a variant, null where it is not one JSON document in UTF-8, and `scan` where that is in doubt.
-
-    `try_parse_json` stops at the end of the first document and would drop what follows in silence. Read as the first
-    element of an array whose second one is ours, trailing text moves ours from its place. A value that holds ours
-    itself is scanned, and so is one that the parser refuses, or whose strings may have half of a surrogate pair: the
-    parser reads that as `?`.
-    """
-    from pyspark.sql import functions as F
-
-    text = F.col("value").cast("string")
-    infinite, markable = takes_infinite(stream), F.col("markable")
-    exact = exact_numbers(text, markable, infinite=infinite)
-    pair = F.try_parse_json(F.concat(F.lit("["), exact, F.lit(f',"{_END}"]')))
-    alone = F.try_variant_get("json_and_end", "$[1]", "string") == _END
-    sound = alone & ~F.contains(text, F.lit(_END)) & ~escapes_half_a_pair(text)
-    whole = F.when(sound, F.try_variant_get("json_and_end", "$[0]", "variant"))
-    asked = raw.withColumn("markable", takes_marks(text))
-    read = asked.withColumn("json_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("whole", whole)
-    refused = F.col("whole").isNull() & F.is_valid_utf8(text)
-    parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, sound_part(text))})
-    scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", outermost(stream), kept_whole(stream)))
-    scans = parts.withColumn("scan", _evaluated_once(scan))
-    fields = F.try_parse_json(exact_numbers(F.col("scan.fields"), markable, infinite=infinite))
-    fields = F.when(F.col("scan.problem").isNull(), fields)
-    return scans.withColumn("json", _evaluated_once(F.coalesce("whole", fields)))
-
-
-def _evaluated_once(column: Column) -> Column:
-    """The same values, in a form that the optimizer does not copy into the filters above.
-
-    It never inlines a non-deterministic expression. Copies of the scan made the plan of a filter on `reason` take 20 s.
-    """
-    from pyspark.sql import functions as F
-
-    return F.when(F.spark_partition_id() >= 0, column)
-
-
 def _structure_problem(stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
-    text = F.col("value").cast("string")
-    # Without a problem it is longer than Jackson's limit for strings, or a variant's; or within it is what both refuse.
-    refused = "a declared field is longer than 16 MiB"
-    if kept_whole(stream):
-        refused += ", nested too deep, or has a name twice"
-    problem = F.coalesce("scan.problem", F.lit(refused))
-    unread = F.when(F.is_valid_utf8(text), problem).otherwise(invalid_utf8(F.col("value")))
-    whole = F.when(F.col("json").isNull(), unread).when(~text.rlike(_OBJECT), F.lit("the value is no JSON object"))
+    unread = F.col("unread")
     if stream.tombstones_delete:
-        whole = F.when(F.col("value").isNotNull(), whole)
-    return F.coalesce(whole, *[_field_problem(stream, f) for f in stream.fields])
+        unread = F.when(F.col("value").isNotNull(), unread)
+    return F.coalesce(unread, *[_field_problem(stream, f) for f in stream.fields])
 
 
 def _field_problem(stream: Stream, declared: Field) -> Column:
@@ -158,9 +112,9 @@ def _field_problem(stream: Stream, declared: Field) -> Column:
 
     needed = {*stream.key, stream.version, stream.event_time}
     if stream.deletes is None or declared.name in needed:
-        return problem_of(declared)
+        return problem_of(stream, declared)
     lacks = F.col(f"json_{declared.name}").isNull() | (F.col(f"kind_{declared.name}") == "VOID")
-    return F.when(~F.col("deleted") | ~lacks, problem_of(declared))
+    return F.when(~F.col("deleted") | ~lacks, problem_of(stream, declared))
 
 
 def _key_problem(stream: Stream) -> Column:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from highwater.schemas import Schema
     from pyspark.sql import SparkSession
 
     from assets.classified import Classified
@@ -48,7 +49,8 @@ class Work:
 
     The slices are taken together: one read, one commit. `log` gets progress as plain sentences. `before_commit` raises
     when what the commit rests on holds no more, such as a lease. `run` is the run's id, empty outside of Dagster.
-    `classified` is what the stages of a run share; without it each classifies records by itself.
+    `classified` is what the stages of a run share; without it each classifies records by itself. `schemas` finds the
+    schemas of the configured registry, by number or GUID; None where none is configured.
     """
 
     stream: Stream
@@ -61,6 +63,7 @@ class Work:
     before_commit: Callable[[], None] = nothing
     run: str = ""
     classified: Classified | None = None
+    schemas: Callable[[int | str], Schema | None] | None = None
 
     @property
     def keys(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Jars of the broker, of Spark and of Kafka's tools: resolved once by Ivy, held against a lock, put in place whole.
+"""Jars of broker, Spark, Kafka's tools and a schema registry: resolved once by Ivy, held against a lock, put in place.
 
 What belongs here: which jars, their lock, and getting them. What does not: starting a JVM with them.
 
@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,12 +29,13 @@ from dev import paths
 from dev.java import find_java
 from highwater.errors import PermanentError, TemporaryError
 
-SetName = Literal["broker", "spark", "tools"]
+SetName = Literal["broker", "registry", "spark", "tools"]
 
 BROKER_KAFKA = "4.3.1"
 # The connector and its token provider must agree, and 4.0.0 is the newest of the latter; it runs on pyspark 4.0.5.
 SPARK_KAFKA = "4.0.0"
 DELTA = "4.4.0"
+REGISTRY = "2.6.13.Final"
 
 LOCK = Path(__file__).with_name("jars.lock")
 HEADER = "# set group:artifact:version sha256 - written by `make jars-lock`\n"
@@ -42,6 +44,9 @@ HEADER = "# set group:artifact:version sha256 - written by `make jars-lock`\n"
 IVY_SETTINGS = "HIGHWATER_IVY_SETTINGS"
 
 AGAIN = "see that the network is there, then run `make setup` again: it goes on from here"
+
+
+JAR, ARCHIVE = "jar", "tar.gz"
 
 
 class JarError(PermanentError):
@@ -54,24 +59,48 @@ class DownloadError(TemporaryError):
 
 @dataclass(frozen=True, order=True)
 class Module:
-    """One jar by its coordinates."""
+    """One jar, or one archive of jars, by its coordinates.
+
+    Args:
+        group: the publisher.
+        artifact: the name.
+        version: the version.
+        classifier: tells apart several files of one version; empty for the main one.
+        type: `jar` or `tar.gz`.
+    """
 
     group: str
     artifact: str
     version: str
+    classifier: str = ""
+    type: str = JAR
 
     def __str__(self) -> str:
-        return f"{self.group}:{self.artifact}:{self.version}"
+        classifier = f":{self.classifier}" if self.classifier else ""
+        type_ = f"@{self.type}" if self.type != JAR else ""
+        return f"{self.group}:{self.artifact}:{self.version}{classifier}{type_}"
 
     @classmethod
     def parse(cls, text: str) -> Module:
-        """Read `group:artifact:version`."""
-        return cls(*text.split(":"))
+        """Read `group:artifact:version[:classifier][@type]`, as Gradle writes it."""
+        names, _, type_ = text.partition("@")
+        return cls(*names.split(":"), type=type_ or JAR)
 
     @property
     def file(self) -> str:
         """Name of its file in the set's folder."""
-        return f"{self.artifact}-{self.version}.jar"
+        return f"{self.stem}.{self.type}"
+
+    @property
+    def stem(self) -> str:
+        """Name of the folder that an archive is unpacked into."""
+        classifier = f"-{self.classifier}" if self.classifier else ""
+        return f"{self.artifact}-{self.version}{classifier}"
+
+    @property
+    def is_archive(self) -> bool:
+        """Whether it is unpacked."""
+        return self.type == ARCHIVE
 
 
 # What the lock is made from. The closure of Delta and of the connector would bring hundreds of jars that Spark ships
@@ -84,6 +113,8 @@ WANTED: Mapping[SetName, Sequence[str]] = {
     ),
     "spark": (
         f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_KAFKA}",
+        # The newest that resolves; it runs on pyspark 4.0.5, which ships what it depends on (avro 1.12, xz 1.10).
+        "org.apache.spark:spark-avro_2.13:4.0.2",
         f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{SPARK_KAFKA}",
         "org.apache.kafka:kafka-clients:3.9.0",
         "org.apache.commons:commons-pool2:2.12.0",
@@ -98,8 +129,12 @@ WANTED: Mapping[SetName, Sequence[str]] = {
     # `kafka-consumer-groups` and the like, for tests: they run with the broker's jars beside this one, and its closure
     # would bring Connect and a web server.
     "tools": (f"org.apache.kafka:kafka-tools:{BROKER_KAFKA}",),
+    # Apicurio with all that it depends on, for tests.
+    "registry": (f"io.apicurio:apicurio-registry-app:{REGISTRY}:all@{ARCHIVE}",),
 }
 CLOSURES: frozenset[SetName] = frozenset({"broker"})
+# 142 MB that only tests of schemas want: the first of them fetches it, not the set-up.
+ON_DEMAND: frozenset[SetName] = frozenset({"registry"})
 
 
 def read_lock(text: str) -> dict[SetName, dict[Module, str]]:
@@ -162,9 +197,18 @@ def _fetch(name: SetName, locked: Mapping[Module, str], tools: Path) -> None:
     with temporary_folder(tools) as work:
         cache = _ivy_cache(name, tools)
         verify(locked, resolve(locked, work, cache, transitive=False), cache)
+        for module in locked:
+            if module.is_archive:
+                _unpack(work / "new" / module.file, work / "new" / module.stem)
         (work / "new" / "sizes").write_text(_sizes(work / "new", locked))
         (work / "new" / "complete").write_text(_digest_of(locked))
         _put_in_place(work, place)
+
+
+def _unpack(archive: Path, into: Path) -> None:
+    with tarfile.open(archive) as packed:
+        packed.extractall(into, filter="data")
+    archive.unlink()
 
 
 @contextmanager
@@ -195,8 +239,18 @@ def _put_in_place(work: Path, place: Path) -> None:
 
 
 def _sizes(place: Path, locked: Mapping[Module, str]) -> str:
-    jars = [place / module.file for module in sorted(locked)]
-    return "".join(f"{jar.name} {jar.stat().st_size if jar.is_file() else 'missing'}\n" for jar in jars)
+    return "".join(
+        f"{file.relative_to(place)} {file.stat().st_size if file.is_file() else 'missing'}\n"
+        for module in sorted(locked)
+        for file in _files(place, module)
+    )
+
+
+def _files(place: Path, module: Module) -> list[Path]:
+    """What of a module lies in the set's folder; what an archive lacks is missing from the list, and so from the sizes."""
+    if module.is_archive:
+        return sorted(file for file in (place / module.stem).rglob("*") if file.is_file())
+    return [place / module.file]
 
 
 def _digest_of(locked: Mapping[Module, str]) -> str:
@@ -257,11 +311,12 @@ def resolve(modules: Iterable[Module], work: Path, cache: Path, *, transitive: b
 
 
 def _named(retrieved: Path, into: Path) -> Iterator[tuple[Module, Path]]:
-    # Ivy tells the coordinates by the pattern of `_ivy_command`; jars are put down under the names that people know.
-    for jar in retrieved.rglob("*.jar"):
-        group, artifact, version = jar.relative_to(retrieved).parent.parts
-        module = Module(group, artifact, version)
-        yield module, jar.rename(into / module.file)
+    # Ivy tells the coordinates by the pattern of `_ivy_command`; files are put down under the names that people know.
+    for file in [file for file in retrieved.rglob("*") if file.is_file()]:
+        group, artifact, version = file.relative_to(retrieved).parent.parts
+        classifier, _, type_ = file.name.removeprefix("file").removeprefix("-").partition(".")
+        module = Module(group, artifact, version, classifier, type_)
+        yield module, file.rename(into / module.file)
 
 
 def ivy_xml(modules: Iterable[Module], *, transitive: bool) -> str:
@@ -269,14 +324,22 @@ def ivy_xml(modules: Iterable[Module], *, transitive: bool) -> str:
     mapping, flag = ("default->default", "true") if transitive else ("default->master", "false")
     wanted = "\n".join(
         f"<dependency org={quoteattr(m.group)} name={quoteattr(m.artifact)} rev={quoteattr(m.version)}"
-        f' conf="{mapping}" transitive="{flag}"/>'
+        f' conf="{mapping}" transitive="{flag}">{_artifact_xml(m)}</dependency>'
         for m in sorted(modules)
     )
     return (
-        '<ivy-module version="2.0"><info organisation="highwater" module="jars"/>\n'
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+        '<info organisation="highwater" module="jars"/>\n'
         '<configurations><conf name="default"/></configurations>\n'
         f"<dependencies>\n{wanted}\n</dependencies></ivy-module>\n"
     )
+
+
+def _artifact_xml(module: Module) -> str:
+    if (module.classifier, module.type) == ("", JAR):
+        return ""
+    type_, classifier = quoteattr(module.type), quoteattr(module.classifier)
+    return f"<artifact name={quoteattr(module.artifact)} type={type_} ext={type_} m:classifier={classifier}/>"
 
 
 def _ivy_cache(name: SetName, tools: Path) -> Path:
@@ -292,8 +355,8 @@ def _ivy_command(ivy_file: Path, retrieved: Path, cache: Path) -> list[str]:
     if own := os.environ.get(IVY_SETTINGS):
         command += ["-settings", own]
     # Some jars are of the packaging "bundle": without it five are missing.
-    command += ["-ivy", str(ivy_file), "-types", "jar", "bundle"]
-    return [*command, "-retrieve", f"{retrieved}/[organisation]/[artifact]/[revision]/jar.[ext]"]
+    command += ["-ivy", str(ivy_file), "-types", JAR, "bundle", ARCHIVE]
+    return [*command, "-retrieve", f"{retrieved}/[organisation]/[artifact]/[revision]/file(-[classifier]).[ext]"]
 
 
 def _run_ivy(command: list[str]) -> None:
@@ -338,7 +401,7 @@ def _recorded(name: SetName, tools: Path) -> dict[Module, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program; exit status 1 and the reason when jars are missing."""
-    parser = argparse.ArgumentParser(prog="python -m dev.jars", description="Fetch the jars of broker and Spark.")
+    parser = argparse.ArgumentParser(prog="python -m dev.jars", description="Fetch the jars of broker, Spark and tools.")
     parser.add_argument("--lock", action="store_true", help="record dev/jars.lock anew instead")
     if parser.parse_args(arguments).lock:
         record()
@@ -346,7 +409,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # Side by side: nearly all of the time is waiting for many small files.
         with ThreadPoolExecutor() as pool:
-            list(pool.map(ensure, WANTED))
+            list(pool.map(ensure, [name for name in WANTED if name not in ON_DEMAND]))
     except (JarError, DownloadError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

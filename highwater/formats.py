@@ -65,7 +65,7 @@ class Csv:
         columns: the names of the columns, in their order.
         delimiter: the character between two values.
         quote: the character around values that hold the delimiter; doubled inside of them.
-        null: the text, without quotes, that stands for null; None if no text does.
+        null: the text that stands for null, with quotes or without; None if no text does.
     """
 
     columns: tuple[str, ...]
@@ -80,7 +80,7 @@ class Lines:
 
     Args:
         pattern: a regular expression with named groups, which must match the whole line; of the syntax that Python and
-            Java share. A group without a match is absent.
+            Java share. A group that matches nothing, or no character, is absent.
     """
 
     pattern: str

@@ -14,7 +14,9 @@ from highwater.declaration import Field
 from highwater.reading import Record
 from orchestration.checking import contents
 from orchestration.checking.contents import _differing, _suspects, _Told
+from tests.support import make_stream
 
+STREAM = make_stream("orders")
 COLUMNS = [
     _Told(Field("id", "string"), "id", always=False),
     _Told(Field("version", "integer"), "version", always=False),
@@ -40,7 +42,7 @@ def unlike(*pairs: tuple[bytes, tuple[Any, ...]]) -> dict[int, list[str]]:
     """By the place in the batch the fields that differ, of those that Arrow's parser leaves to Python's."""
     made = batch(*pairs)
     rows = made.to_pylist()
-    found = {at: _differing(COLUMNS, rows[at], Record(rows[at]["value"])) for at in _suspects(COLUMNS, made)}
+    found = {at: _differing(STREAM, COLUMNS, rows[at], Record(rows[at]["value"])) for at in _suspects(STREAM, COLUMNS, made)}
     return {at: fields for at, fields in found.items() if fields}
 
 
@@ -50,7 +52,7 @@ def record(**changes: object) -> bytes:
 
 def test_what_is_alike_is_seen_by_the_quick_parser_alone() -> None:
     alike = [record(), record(at="2026-03-01T13:00:00.000+01:00"), b" " + record(more=None).replace(b",", b",\n")]
-    assert _suspects(COLUMNS, batch(*((value, EVENT) for value in alike))) == []
+    assert _suspects(STREAM, COLUMNS, batch(*((value, EVENT) for value in alike))) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from assets.streams import load_streams
 from assets.streams.orders import STREAM as ORDERS
-from highwater.declaration import Accepted, Alerts, Field, Foreign, Limits
+from highwater.declaration import Accepted, Alerts, Deletes, Field, Foreign, Limits
 from highwater.errors import DeclarationError
 from highwater.sources import Meta
 from orchestration.cli.main import main
@@ -49,7 +50,13 @@ OTHER = "from dataclasses import replace\nfrom assets.streams.orders import STRE
         ("import nothing_of_that_name", "nothing_of_that_name"),
         ("STREAM = 3", "STREAM is int"),
         ("", "STREAM is NoneType"),
+        ("STREAMS = [3]", "STREAMS has int"),
+        ("STREAMS = []", "STREAMS has nothing"),
         ("from assets.streams.orders import STREAM", "declared twice"),
+        (
+            OTHER + "STREAMS = [replace(ORDERS, name=n, topic='o') for n in 'ab']",
+            "the topic 'o' is declared twice",
+        ),
         (OTHER + "STREAM = replace(ORDERS, name='other')", "the topic 'orders' is declared twice"),
         (
             OTHER + "STREAM = replace(ORDERS, name='other', topic='o', key=('nothing',))",
@@ -70,6 +77,41 @@ def test_a_broken_declaration_is_named_and_mended(declarations: Path, text: str,
     assert (result.exit_code, "broken.py" in result.stderr) == (PERMANENT, True)
     (declarations / "broken.py").unlink()
     assert set(load_streams(declarations)) == {"orders"}
+
+
+def test_one_file_declares_several_streams(declarations: Path) -> None:
+    """A list of topics is one declaration, beside other files."""
+    several = "STREAMS = [replace(ORDERS, name=f'shop_{n}', topic=f'shop.{n}', publishes=None) for n in (1, 2)]"
+    declare(declarations, "shops.py", OTHER + several)
+    assert {name: one.topic for name, one in load_streams(declarations).items()} == {
+        "orders": "orders",
+        "shop_1": "shop.1",
+        "shop_2": "shop.2",
+    }
+
+
+NO_VERSION = {"version": None, "first_version": None, "transitions": None, "metrics": None, "publishes": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"key": ()}, "a version orders the states of a key, and no key is declared"),
+        ({"version": None}, "transitions needs a key and a version, and no version is declared"),
+        ({**NO_VERSION, "deletes": Deletes("status", ("x",))}, "deletes needs a key and a version"),
+        ({"deletes": Deletes("status", ("canceled",))}, "publishes: a delete has no form"),
+        ({"publishes": None, "deletes": Deletes()}, "neither a field nor tombstones delete"),
+        ({"publishes": None, "deletes": Deletes(values=("d",))}, "values are of a field, and none is named"),
+        ({"publishes": None, "deletes": Deletes("status")}, "no value of 'status' is given that deletes"),
+        ({"publishes": None, "deletes": Deletes("status", (1,))}, "deletes: 1 is no string"),
+        ({"publishes": None, "deletes": Deletes("amount", (1,))}, "field 'amount' is a decimal(12,2)"),
+        ({"publishes": None, "deletes": Deletes("nothing", ("d",))}, "'nothing' is used and not declared"),
+        ({"publishes": None, "deletes": Deletes(tombstones=True)}, "a tombstone has no field 'order_id'"),
+    ],
+)
+def test_keys_versions_and_deletes_go_together(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(DeclarationError, match=re.escape(told)):
+        replace(ORDERS, **changes)
 
 
 @pytest.mark.parametrize(

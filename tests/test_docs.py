@@ -20,7 +20,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from highwater import declaration, declaration_rules, errors, settings
+from highwater import declaration, errors, field_rules, settings
 from highwater.errors import ConfigurationError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -246,7 +246,7 @@ def test_the_page_of_streams_has_every_type_of_a_field() -> None:
         "timestamp",
         "decimal(12,2)",
     }
-    assert all(declaration_rules._TYPE.fullmatch(name.replace("(p,s)", "(12,2)")) for name in listed)
+    assert all(field_rules.TYPE.fullmatch(name.replace("(p,s)", "(12,2)")) for name in listed)
 
 
 def test_the_page_of_streams_has_every_name_that_is_taken() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from assets import event_json
 from assets.documents import exact_numbers
-from assets.fields import _behind_mark, _digits_of, _plain, _value
+from assets.fields import _digits_of, _plain, _value, part_of
 from assets.origins import PROBLEM
 from assets.parsing import judged
 from highwater.declaration import Field
@@ -194,7 +194,7 @@ REJECTS: dict[str, tuple[bytes, str]] = {
     "nothing of an ignored field": (b'{"ignored": ' + REFUSED.encode() + b"}", "field id is missing"),
     "an array for a string": (
         document(', "y": ' + REFUSED, id="[[]]"),
-        "field id is string, found JSON ARRAY<VOID>",
+        "field id is string, found JSON ARRAY",
     ),
 }
 INVALID = {"below by the last digit": (document(part="-0." + "0" * 37 + "1"), "part is below 0")}
@@ -316,13 +316,14 @@ def test_a_decimal_is_exact_or_malformed_for_every_precision_and_scale(spark: Sp
 
     texts = numbers()
     rows = spark.createDataFrame([(text,) for text in texts], "text STRING")
-    any_ = Field("x", "decimal(1,0)")
+    stream = make_stream("numbers")
+    any_ = part_of(stream, Field("x", "decimal(1,0)"))
     read = rows.withColumn("markable", F.lit(True))
     exact = exact_numbers(F.col("text"), F.col("markable"), infinite=False)
     read = read.withColumn("json_x", F.try_parse_json(exact))
     read = read.withColumn("kind_x", F.schema_of_variant("json_x"))
-    read = read.withColumn("number_x", _digits_of(any_, _plain(_behind_mark(any_))))
-    columns = [_value(Field("x", f"decimal({p},{s})")).alias(f"d_{p}_{s}") for p, s in TYPES]
+    read = read.withColumn("number_x", _digits_of(any_, _plain(any_.behind_mark)))
+    columns = [_value(part_of(stream, Field("x", f"decimal({p},{s})"))).alias(f"d_{p}_{s}") for p, s in TYPES]
     table = read.select("text", *columns).toArrow()
     order = table["text"].to_pylist()
     assert sorted(order) == sorted(texts)

@@ -1,4 +1,4 @@
-"""The declared streams: every module of this folder holds one `STREAM`.
+"""The declared streams: every module of this folder holds one `STREAM`, or several `STREAMS`.
 
 What belongs here: declarations and the loader that finds them. What does not: code for one stream alone.
 """
@@ -22,17 +22,17 @@ def load_streams(folder: Path = FOLDER) -> dict[str, Stream]:
         DeclarationError: a file cannot be read or declares nothing, or two streams share a name or a topic, or a stream
             names a topic twice. The message names the file.
     """
-    streams: dict[Path, Stream] = {}
+    streams: list[tuple[Path, Stream]] = []
     for file in sorted(folder.glob("[!_]*.py")):
-        stream = _load(file)
-        _see_each_topic_once(file, stream)
-        for earlier, other in streams.items():
-            _see_apart(file, stream, earlier, other)
-        streams[file] = stream
-    return {stream.name: stream for stream in streams.values()}
+        for stream in _load(file):
+            _see_each_topic_once(file, stream)
+            for earlier, other in streams:
+                _see_apart(file, stream, earlier, other)
+            streams.append((file, stream))
+    return {stream.name: stream for _, stream in streams}
 
 
-def _load(file: Path) -> Stream:
+def _load(file: Path) -> list[Stream]:
     spec = importlib.util.spec_from_file_location(f"assets.streams.{file.stem}", file)
     if spec is None or spec.loader is None:
         raise DeclarationError(f"{file.name} is no Python module", remedy="give the file a name that ends in .py")
@@ -49,15 +49,22 @@ def _load(file: Path) -> Stream:
             found=f"{type(error).__name__}: {error}",
             remedy="mend the file; docs/streams.md lists what a declaration may say",
         ) from error
-    stream = getattr(module, "STREAM", None)
-    if not isinstance(stream, Stream):
+    one, several = getattr(module, "STREAM", None), getattr(module, "STREAMS", None)
+    if several is None:
+        found, told = [one], f"STREAM is {type(one).__name__}"
+    else:
+        listed = list(several) if isinstance(several, list | tuple) else [several]
+        found = [*listed, *([] if one is None else [one])]
+        told = f"STREAMS has {', '.join(sorted({type(each).__name__ for each in found})) or 'nothing'}"
+    streams = [each for each in found if isinstance(each, Stream)]
+    if not found or len(streams) < len(found):
         raise DeclarationError(
-            f"{file.name} declares no stream",
+            f"{file.name} declares no stream" if several is None else f"{file.name}: STREAMS is no list of streams",
             stored=f"{file}",
-            found=f"STREAM is {type(stream).__name__}",
-            remedy="let the file hold STREAM = Stream(…); docs/streams.md has an example",
+            found=told,
+            remedy="let the file hold STREAM = Stream(…), or STREAMS = [Stream(…), …]; docs/streams.md has an example",
         )
-    return stream
+    return streams
 
 
 def _see_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assets.parsing import field_columns
 from highwater.declaration import Field
 from highwater.envelope import ORIGIN, Origin
+from highwater.formats import Json
 from highwater.reading import MisfitError, Record, UnreadableError, document_of, same, value_of
 from highwater.retention import aged
-from orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, told
+from orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, told, tombstone_in_sql
 from orchestration.checking.verdicts import Verdict
 from resources.commit_log import proofs_in
-from resources.delta import query, quoted, slice_is_one_of, stream_batches, stream_rows
+from resources.delta import has_column, query, quoted, slice_is_one_of, stream_batches, stream_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +73,7 @@ def events_as_recorded(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequenc
             text = f"nothing is compared: {gone[piece.key]:,} rows of raw went by their age"
             found[piece.key] = Verdict(passed=True, text=text, numbers={"events": 0, "unlike": 0})
         elif piece.topic == stream.topic:
-            found[piece.key] = _judged(*_of_main(raw, events, _held(events, columns, piece), piece))
+            found[piece.key] = _judged(*_of_main(raw, events, stream, _held(events, columns, piece), piece))
         elif piece.topic in stream.tier_topics:
             found[piece.key] = _judged(*_of_tier(raw, events, stream, _held(events, columns, piece), piece))
         else:
@@ -91,15 +93,18 @@ def _judged(events: int, unlike: Sequence[_Unlike]) -> Verdict:
     return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
 
 
-def _of_main(raw: DeltaTable, events: DeltaTable, columns: Sequence[_Told], piece: Slice) -> tuple[int, list[_Unlike]]:
+def _of_main(
+    raw: DeltaTable, events: DeltaTable, stream: Stream, columns: Sequence[_Told], piece: Slice
+) -> tuple[int, list[_Unlike]]:
     """How many events of a slice were compared, and those that differ; a batch at a time."""
     mine = {f"{name}_slices": slice_is_one_of([piece.key], f"{name}.slice") for name in "er"}
-    sql = _PAIRS.format(chosen=_chosen(columns), **mine)
+    chosen = _chosen(columns) + _deleted(stream, events)
+    sql = _PAIRS.format(chosen=chosen, tombstone=tombstone_in_sql(stream), **mine)
     compared, unlike = 0, list[_Unlike]()
     for batch in stream_batches({"raw": raw, "events": events}, sql):
         compared += batch.num_rows
-        rows = (batch.slice(at, 1).to_pylist()[0] for at in _suspects(columns, batch))
-        differing = ((row, _differing(columns, row, _record(row))) for row in rows)
+        rows = (batch.slice(at, 1).to_pylist()[0] for at in _suspects(stream, columns, batch))
+        differing = ((row, _differing(stream, columns, row, _record(row))) for row in rows)
         unlike += [_Unlike(Origin.of_row(row), fields) for row, fields in differing if fields]
     return compared, unlike
 
@@ -123,7 +128,7 @@ _PAIRS = f"""
 SELECT {_ORIGIN}, origin_timestamp_ms, r.value AS value, r.key AS record_key, r.headers AS headers, {{chosen}}
 FROM events e JOIN raw r ON e.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
      AND origin_partition = r."partition" AND origin_offset = r."offset"
-WHERE r.value IS NOT NULL AND {{e_slices}} AND {{r_slices}}
+WHERE NOT ({{tombstone}}) AND {{e_slices}} AND {{r_slices}}
 """
 
 
@@ -133,14 +138,15 @@ def _of_tier(
     """The same of a tier's slice: of several copies of an origin the event is like one at least."""
     mine = f"{slice_is_one_of([piece.key])}"
     read: defaultdict[Origin, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE value IS NOT NULL AND {mine}"):
+    for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE NOT ({tombstone_in_sql(stream)}) AND {mine}"):
         origin, *_ = enveloped(stream, piece, row)
         read[origin].append({"value": row["value"], "record_key": row["key"], "headers": row["headers"]})
     compared, unlike = 0, list[_Unlike]()
-    asked = f"SELECT {_ORIGIN}, origin_timestamp_ms, {_chosen(columns)} FROM t e WHERE {mine}"
+    chosen = _chosen(columns) + _deleted(stream, events)
+    asked = f"SELECT {_ORIGIN}, origin_timestamp_ms, {chosen} FROM t e WHERE {mine}"
     for row in query(events, asked):
         copies = read[Origin.of_row(row)]
-        found = [_differing(columns, row, _record({**row, **copy})) for copy in copies]
+        found = [_differing(stream, columns, row, _record({**row, **copy})) for copy in copies]
         compared += 1 if copies else 0
         unlike += [_Unlike(Origin.of_row(row), found[0])] if found and all(found) else []
     return compared, unlike
@@ -151,9 +157,19 @@ def _columns(stream: Stream, events: DeltaTable) -> list[_Told]:
     declared = {one.name: one for one in stream.fields}
     there = {field.name for field in events.schema().fields}
     named = [(one.name, one.name) for one in field_columns(stream) if one.name in there]
-    pairs = [*named, (stream.version, "version"), (stream.event_time, "event_time")]
+    pairs = [*named, *[(name, column) for name, column in _roles(stream) if name is not None]]
+    # A record that deletes has these at least.
     always = {stream.version, stream.event_time, *stream.key}
     return [_Told(declared[name], column, name in always) for name, column in pairs]
+
+
+def _roles(stream: Stream) -> list[tuple[str | None, str]]:
+    return [(stream.version, "version"), (stream.event_time, "event_time")]
+
+
+def _deleted(stream: Stream, events: DeltaTable) -> str:
+    """The column `deleted` in SQL, behind others; nothing where a stream has none, or has it only since."""
+    return ", e.deleted AS deleted" if stream.deletes and has_column(events, "deleted") else ""
 
 
 def _held(events: DeltaTable, columns: Sequence[_Told], piece: Slice) -> list[_Told]:
@@ -180,7 +196,7 @@ def _quoted(one: _Told) -> str:
     return f"e.{quoted(one.column)}"
 
 
-def _suspects(columns: Sequence[_Told], batch: pa.RecordBatch) -> list[int]:
+def _suspects(stream: Stream, columns: Sequence[_Told], batch: pa.RecordBatch) -> list[int]:
     """The rows that are to be looked at one by one: Arrow's parser, five times as fast, calls them different.
 
     All of them where it cannot read the values: it knows fewer forms of times and numbers.
@@ -189,7 +205,7 @@ def _suspects(columns: Sequence[_Told], batch: pa.RecordBatch) -> list[int]:
     import pyarrow.compute as pc
 
     every = list(range(batch.num_rows))
-    if not all(map(_is_plain, columns)):
+    if stream.value != Json() or stream.deletes or not all(map(_is_plain, columns)):
         return every
     try:
         read = _read(columns, batch["value"].to_pylist())
@@ -240,17 +256,39 @@ def _is_plain(one: _Told) -> bool:
     return one.declared == bare and one.declared.type.split("(")[0] in _PLAIN
 
 
-def _differing(columns: Sequence[_Told], row: Mapping[str, Any], record: Record) -> list[str]:
+def _differing(stream: Stream, columns: Sequence[_Told], row: Mapping[str, Any], record: Record) -> list[str]:
     """The fields that an event has otherwise than its record, or has not."""
     try:
-        document = document_of(record.value)
+        document = {} if record.value is None else document_of(record.value)
     except RecursionError:
         return []  # nested deeper than Python reads, in a field that is ignored: not to be compared
     except ValueError:
         return ["the record is no JSON"]
     if not isinstance(document, dict):
         return ["the record is no JSON object"]
-    return [one.field for at, one in enumerate(columns) if not _is_same(one.declared, record, document, row[f"c{at}"])]
+    deletes = _is_delete(stream, record, document)
+    found = [] if row.get("deleted", deletes) == deletes else ["deleted"]
+    told = [one if one.always or not deletes else one._replace(declared=_lenient(one.declared)) for one in columns]
+    same_ = (_is_same(one.declared, record, document, row[f"c{at}"]) for at, one in enumerate(told))
+    return found + [one.field for one, same in zip(told, same_, strict=True) if not same]
+
+
+def _is_delete(stream: Stream, record: Record, document: dict[str, Any]) -> bool:
+    """Whether a record deletes its key, as the stream declares it."""
+    deletes = stream.deletes
+    if deletes is None or record.value is None:
+        return deletes is not None and deletes.tombstones
+    if deletes.field is None:
+        return False
+    try:
+        return value_of(stream.field_named(deletes.field), record, document) in deletes.values
+    except (MisfitError, UnreadableError):
+        return False
+
+
+def _lenient(declared: Field) -> Field:
+    """A field as a record that deletes may have it: absent or null, and without its default."""
+    return replace(declared, optional=True, nullable=True, default=None)
 
 
 def _is_same(declared: Field, record: Record, document: dict[str, Any], stored: Any) -> bool:

@@ -146,9 +146,7 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
     return {key: _follows(decided.get(key), held.get(key), wrong[key]) for key in keys}
 
 
-def _revived(
-    lake: Lake, stream: Stream, tables: Mapping[str, DeltaTable], keys: Sequence[str]
-) -> list[dict[str, Any]]:
+def _revived(lake: Lake, stream: Stream, tables: Mapping[str, DeltaTable], keys: Sequence[str]) -> list[dict[str, Any]]:
     """Rows of `current` that a delete of a higher version should have removed: of the slices, or by their deletes."""
     if not stream.deletes:
         return []

@@ -207,7 +207,9 @@ def highest_versions(lake: Lake, stream: Stream, standing: Attempts, *, conflict
     of_commits, slices = slices_in_sql(events)
     tables = {"e": events, "c": current, **of_commits}
     keys, found = 0, Found()
-    deletes = "UNION ALL SELECT key, version, NULL, version, slice FROM e WHERE deleted" if stream.deletes else ""
+    deletes = (
+        "UNION ALL SELECT key, version, NULL, version AS dead, slice FROM e WHERE deleted" if stream.deletes else ""
+    )
     unsettled = slice_is_one_of(moving) if moving else "false"
     for scope in portions(events, Scope(None)):
         sql = _HIGHEST.format(

@@ -1,0 +1,346 @@
+"""Decoding record values: whatever the format, a variant whose parts become fields, or what is wrong with the value.
+
+What belongs here: the formats as Spark expressions. What does not: JSON documents that Spark refuses
+(`assets.documents`), single fields (`assets.fields`), or reading schemas (`resources.schema_registry`).
+
+The columns are `payload`, the value without its framing; `json`, the variant, null where there is none; `unread`, what
+is wrong with the value; `unknown_schema`, the schema that the registry does not know yet; and `markable` (see
+`assets.documents.takes_marks`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from assets.documents import escapes_half_a_pair, exact_numbers, invalid_utf8, scanned, sound_part, takes_marks
+from assets.fields import kept_whole, outermost, takes_infinite
+from highwater.errors import ConfigurationError
+from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
+
+if TYPE_CHECKING:
+    from highwater.schemas import Schema
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from assets.work import Work
+    from highwater.declaration import Stream
+
+# Of a sound document the first character tells that it is an object.
+_OBJECT = r"^[ \t\r\n]*\{"
+_END = "end of the value"
+# The name of the header with a schema's ID, and what stands in front of one: a number, or a GUID.
+_HEADER = "__value_schema_id"
+_BY_NUMBER, _BY_GUID = "00", "01"
+# What stands for an empty value without quotes in a line of separated values.
+_EMPTY = "\ue001"
+
+
+def with_json(work: Work, raw: DataFrame) -> DataFrame:
+    """Rows of raw with the columns of the decoded value.
+
+    Raises:
+        ConfigurationError: the format needs a schema registry, and none is configured.
+        DependencyAwayError: the registry cannot be read (I15).
+    """
+    stream = work.stream
+    value = stream.value
+    if isinstance(value, Json):
+        rows = _framed(work, raw, by_guid=False) if value.registry else _bare(raw)
+        return _documents(stream, rows)
+    if isinstance(value, Avro):
+        return _avro(work, value, raw)
+    if isinstance(value, Protobuf):
+        return _documents(stream, _protobuf(work, value, raw))
+    readers = {Csv: _separated, Lines: _matched, Raw: _opaque}
+    return readers[type(value)](stream, _bare(raw))
+
+
+def _bare(raw: DataFrame) -> DataFrame:
+    """Rows whose values have no framing."""
+    from pyspark.sql import functions as F
+
+    nothing = F.lit(None).cast("string")
+    return raw.withColumns({"payload": F.col("value"), "misframed": nothing, "unknown_schema": nothing})
+
+
+def _documents(stream: Stream, rows: DataFrame) -> DataFrame:
+    """The payload as a variant, null where it is not one JSON document in UTF-8, and `scan` where that is in doubt.
+
+    `try_parse_json` stops at the end of the first document and would drop what follows in silence. Read as the first
+    element of an array whose second one is ours, trailing text moves ours from its place. A payload that holds ours
+    itself is scanned, and so is one that the parser refuses, or whose strings may have half of a surrogate pair: the
+    parser reads that as `?`.
+    """
+    from pyspark.sql import functions as F
+
+    text = F.col("payload").cast("string")
+    infinite, markable = takes_infinite(stream), F.col("markable")
+    exact = exact_numbers(text, markable, infinite=infinite)
+    pair = F.try_parse_json(F.concat(F.lit("["), exact, F.lit(f',"{_END}"]')))
+    alone = F.try_variant_get("json_and_end", "$[1]", "string") == _END
+    sound = alone & ~F.contains(text, F.lit(_END)) & ~escapes_half_a_pair(text)
+    whole = F.when(sound, F.try_variant_get("json_and_end", "$[0]", "variant"))
+    asked = rows.withColumn("markable", takes_marks(text))
+    read = asked.withColumn("json_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("whole", whole)
+    refused = F.col("whole").isNull() & F.is_valid_utf8(text)
+    parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, sound_part(text))})
+    scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", outermost(stream), kept_whole(stream)))
+    scans = parts.withColumn("scan", evaluated_once(scan))
+    fields = F.try_parse_json(exact_numbers(F.col("scan.fields"), markable, infinite=infinite))
+    fields = F.when(F.col("scan.problem").isNull(), fields)
+    found = scans.withColumn("json", evaluated_once(F.coalesce("whole", fields)))
+    return found.withColumn("unread", F.coalesce("misframed", _document_problem(stream)))
+
+
+def _document_problem(stream: Stream) -> Column:
+    from pyspark.sql import functions as F
+
+    text = F.col("payload").cast("string")
+    # Without a problem it is longer than Jackson's limit for strings, or a variant's; or within it is what both refuse.
+    refused = "a declared field is longer than 16 MiB"
+    if kept_whole(stream):
+        refused += ", nested too deep, or has a name twice"
+    problem = F.coalesce("scan.problem", F.lit(refused))
+    unread = F.when(F.is_valid_utf8(text), problem).otherwise(invalid_utf8(F.col("payload")))
+    return F.when(F.col("json").isNull(), unread).when(~text.rlike(_OBJECT), F.lit("the value is no JSON object"))
+
+
+def evaluated_once(column: Column) -> Column:
+    """The same values, in a form that the optimizer does not copy into the filters above.
+
+    It never inlines a non-deterministic expression. Copies of the scan made the plan of a filter on `reason` take 20 s.
+    """
+    from pyspark.sql import functions as F
+
+    return F.when(F.spark_partition_id() >= 0, column)
+
+
+def _framed(work: Work, raw: DataFrame, *, by_guid: bool = True) -> DataFrame:
+    """Rows without the framing of a registry; `schema` is the schema's ID, a number or a GUID, as text.
+
+    Args:
+        work: finds the schemas.
+        raw: the rows.
+        by_guid: whether GUIDs are looked up, which few registries can: a document in JSON is read without its schema.
+    """
+    from pyspark.sql import functions as F
+
+    value, found = F.col("value"), _schema_id()
+    in_front = F.col("in_header").isNull() & (F.hex(value.substr(1, 1)) == _BY_NUMBER) & (F.length(value) >= 5)
+    headers = F.transform(F.filter("headers", lambda h: h["key"] == _HEADER), lambda h: h["value"])
+    rows = raw.withColumn("in_header", F.try_element_at(headers, F.lit(-1)))
+    rows = rows.withColumns(
+        {
+            "payload": F.when(in_front, value.substr(F.lit(6), F.length(value))).otherwise(value),
+            "schema": F.when(in_front, _number(value.substr(2, 4))).otherwise(found),
+        }
+    )
+    unframed = "the value has no schema ID: neither a magic byte in front of it nor a header"
+    misframed = F.when(F.col("schema").isNull() & value.isNotNull(), F.lit(unframed))
+    rows = rows.withColumn("misframed", misframed)
+    asked = F.lit(True) if by_guid else ~F.contains("schema", F.lit("-"))  # noqa: FBT003 - a literal column
+    known = _schemas(work, rows.where(asked))
+    told = F.when(
+        F.col("schema").isNotNull() & asked & ~F.col("schema").isin([one for one, schema in known.items() if schema]),
+        F.concat(F.lit("the registry does not know schema "), F.col("schema")),
+    )
+    return rows.withColumn("unknown_schema", told)
+
+
+def _schema_id() -> Column:
+    """The ID in a record's header, as text; null without one."""
+    from pyspark.sql import functions as F
+
+    header, kind = F.col("in_header"), F.hex(F.col("in_header").substr(1, 1))
+    guid = F.when((kind == _BY_GUID) & (F.length(header) == 17), _guid(header))
+    return guid.when((kind == _BY_NUMBER) & (F.length(header) == 5), _number(header.substr(2, 4)))
+
+
+def _number(four: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.conv(F.hex(four), 16, 10)
+
+
+def _guid(header: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    digits = F.lower(F.hex(header.substr(2, 16)))
+    parts = [digits.substr(at, length) for at, length in ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))]
+    return F.concat_ws("-", *parts)
+
+
+def _schemas(work: Work, rows: DataFrame) -> Mapping[str, Schema | None]:
+    """The schemas that the rows name, by their IDs; None for those that the registry does not know."""
+    found = [row["schema"] for row in rows.where("schema IS NOT NULL").select("schema").distinct().collect()]
+    schema_of = schemas_of(work)
+    return {one: schema_of(int(one) if one.isdecimal() else one) for one in sorted(found)}
+
+
+def schemas_of(work: Work) -> Callable[[int | str], Schema | None]:
+    """How the schemas of a stream are found, by number or GUID.
+
+    Raises:
+        ConfigurationError: no registry is configured.
+    """
+    if work.schemas is None:
+        raise ConfigurationError(
+            f"{work.stream.name} needs a schema registry",
+            stored=f"value={work.stream.value!r}"[:200],
+            remedy="set HIGHWATER_SCHEMA_REGISTRY_URL, then request the slice again",
+        )
+    return work.schemas
+
+
+# Read behind the value, and known before: bytes that a value leaves over move it from its place.
+_AVRO_END = {"type": "fixed", "name": "highwater_end", "size": 8}
+
+
+def _avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
+    """Rows whose payload is read by the schema of its writer, each by its own."""
+    from pyspark.sql import functions as F
+
+    if declared.schema is not None:
+        rows = _bare(raw).withColumn("schema", F.lit("declared"))
+        texts = {"declared": declared.schema}
+    else:
+        rows = _framed(work, raw)
+        texts = {one: schema.text for one, schema in _schemas(work, rows).items() if schema}
+    checked = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
+    rows = rows.withColumn("checked", F.concat("payload", checked))
+    json_, problem = F.lit(None).cast("variant"), F.lit(None).cast("string")
+    for one, text in texts.items():
+        mine, refused = F.col("schema") == one, _unreadable(work.spark, text)
+        named = "the declared schema" if one == "declared" else f"schema {one}"
+        if refused is not None:
+            problem = F.when(mine, F.lit(f"{named} cannot be read: {refused}")).otherwise(problem)
+            continue
+        read = _from_avro("checked", text)
+        fits = read["end"] == checked
+        json_ = F.when(mine & fits, F.to_variant_object(read["value"])).otherwise(json_)
+        problem = F.when(mine & ~F.coalesce(fits, F.lit(False)), F.lit(f"no Avro of {named}")).otherwise(problem)  # noqa: FBT003 - a literal column
+    no = F.lit(False)  # noqa: FBT003 - a literal column
+    rows = rows.withColumns({"json": evaluated_once(json_), "markable": no})
+    return rows.withColumn("unread", F.coalesce("misframed", F.when(F.col("value").isNotNull(), problem)))
+
+
+def _from_avro(column: str, text: str) -> Column:
+    from pyspark.sql.avro.functions import from_avro
+
+    fields = [{"name": "value", "type": json.loads(text)}, {"name": "end", "type": _AVRO_END}]
+    both = {"type": "record", "name": "highwater_record", "fields": fields}
+    return from_avro(column, json.dumps(both), {"mode": "PERMISSIVE"})
+
+
+def _unreadable(spark: SparkSession, text: str) -> str | None:
+    """Why values of a schema cannot be read; None if they can."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as F
+
+    try:
+        if json.loads(text)["type"] != "record":
+            return "it is no record"
+        empty = spark.range(0).select(F.lit(b"").alias("v"))
+        _ = empty.select(F.to_variant_object(_from_avro("v", text)["value"])).schema
+    except (PySparkException, ValueError, TypeError, KeyError) as error:
+        return str(error).splitlines()[0][:200]
+    return None
+
+
+def _protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFrame:
+    """Rows whose payload is a JSON document that says what the Protobuf message says."""
+    from pyspark.sql import functions as F
+
+    from assets.protobuf import reader_of
+
+    if declared.descriptors is not None:
+        rows = _bare(raw).withColumn("schema", F.lit("declared"))
+        schemas = None
+    else:
+        rows = _framed(work, raw)
+        schemas = {one: schema for one, schema in _schemas(work, rows).items() if schema}
+    read = reader_of(declared, schemas)("schema", "payload")
+    rows = rows.withColumn("message", evaluated_once(read))
+    return rows.withColumns(
+        {
+            "payload": F.col("message.document").cast("binary"),
+            "misframed": F.coalesce("misframed", "message.problem"),
+        }
+    )
+
+
+def _separated(stream: Stream, rows: DataFrame) -> DataFrame:
+    """Rows whose payload is one line of separated values."""
+    from pyspark.sql import functions as F
+
+    declared = stream.value
+    assert isinstance(declared, Csv)
+    names = [f"c{at}" for at, _ in enumerate(declared.columns)]
+    kinds = ", ".join(f"{name} STRING" for name in (*names, "refused"))
+    options = {
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": "refused",
+        "sep": declared.delimiter,
+        "quote": declared.quote,
+        "escape": declared.quote,
+        "nullValue": _EMPTY,
+        "emptyValue": "",
+        "maxCharsPerColumn": "-1",
+    }
+    text = _line(rows)
+    read = F.from_csv(F.col("line"), kinds, options)
+    rows = text.withColumn("read", evaluated_once(read))
+    values = [F.coalesce(F.col(f"read.{name}"), F.lit("")) for name in names]
+    if declared.null is not None:
+        values = [F.when(value != declared.null, value) for value in values]
+    whole = F.struct(*[value.alias(name) for value, name in zip(values, declared.columns, strict=True)])
+    few = (F.col("line") == "") & F.lit(len(names) > 1)
+    wrong = F.col("read").isNull() | F.col("read.refused").isNotNull() | few
+    problem = F.when(wrong, F.lit(f"no line of {len(names)} values separated by {declared.delimiter!r}"))
+    return _texts(rows, whole, problem)
+
+
+def _matched(stream: Stream, rows: DataFrame) -> DataFrame:
+    """Rows whose payload is a line that a pattern matches."""
+    from highwater.format_rules import groups_of, java_pattern
+    from pyspark.sql import functions as F
+
+    declared = stream.value
+    assert isinstance(declared, Lines)
+    pattern = rf"\A(?:{java_pattern(declared.pattern)})\z"
+    groups = groups_of(declared.pattern)
+    found = [F.regexp_extract("line", pattern, at).alias(name) for name, at in groups.items()]
+    whole = F.struct(*[F.when(one != "", one).alias(name) for one, name in zip(found, groups, strict=True)])
+    matches = F.col("line").rlike(pattern)
+    return _texts(_line(rows), whole, F.when(~matches, F.lit("the line does not match the declared pattern")))
+
+
+def _line(rows: DataFrame) -> DataFrame:
+    """Rows with their payload as a line of text, without what ends it; null where it is none."""
+    from pyspark.sql import functions as F
+
+    text = F.col("payload").cast("string")
+    return rows.withColumn("line", F.when(F.is_valid_utf8(text), F.regexp_replace(text, r"\r?\n\z", "")))
+
+
+def _texts(rows: DataFrame, whole: Column, problem: Column) -> DataFrame:
+    """Rows whose line is an object of texts, unless there is a problem."""
+    from pyspark.sql import functions as F
+
+    several = F.when(F.col("line").rlike(r"[\r\n]"), F.lit("the value has more than one line"))
+    broken = F.when(F.col("line").isNull(), invalid_utf8(F.col("payload")))
+    unread = F.when(F.col("value").isNotNull(), F.coalesce(broken, several, problem))
+    told = rows.withColumn("unread", evaluated_once(unread))
+    json_ = F.when(F.col("unread").isNull() & F.col("value").isNotNull(), F.to_variant_object(whole))
+    return told.withColumns({"json": evaluated_once(json_), "markable": F.lit(False)})  # noqa: FBT003 - a literal column
+
+
+def _opaque(stream: Stream, rows: DataFrame) -> DataFrame:
+    """Rows whose payload is not parsed."""
+    from pyspark.sql import functions as F
+
+    del stream
+    whole = F.when(F.col("value").isNotNull(), F.to_variant_object(F.struct("value")))
+    nothing, no = F.lit(None).cast("string"), F.lit(False)  # noqa: FBT003 - a literal column
+    return rows.withColumns({"json": whole, "unread": nothing, "markable": no})

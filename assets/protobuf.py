@@ -1,0 +1,61 @@
+"""Protobuf messages as JSON documents, read by Python beside Spark's executors.
+
+What belongs here: the function of Spark. What does not: what a document has of a message (`assets.protobuf_documents`),
+or which schema a record names (`assets.decoding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from assets import protobuf_documents
+from assets.protobuf_documents import Reader
+from highwater.protobuf import compiled, declared_files
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from highwater.schemas import Schema
+    from pyspark.sql import Column
+
+    from highwater.formats import Protobuf
+
+_RESULT = "document STRING, problem STRING"
+
+
+def reader_of(declared: Protobuf, schemas: Mapping[str, Schema] | None) -> Callable[[str, str], Column]:
+    """A function of Spark that reads messages.
+
+    Args:
+        declared: the format.
+        schemas: those of the registry by their IDs; None for bare messages of the declared one.
+
+    Returns:
+        A function of the columns of the schema's ID and of the message, whose result is a struct of `document`, the
+        message as JSON, and `problem`, why there is none; both are null of a record without a value or a schema.
+    """
+    from pyspark.cloudpickle import register_pickle_by_value
+    from pyspark.sql import functions as F
+
+    register_pickle_by_value(protobuf_documents)
+    files = {"declared": declared_files(declared)} if schemas is None else {k: compiled(s) for k, s in schemas.items()}
+    read = _batches(declared.message, files, framed=schemas is not None)
+    found: Callable[[str, str], Column] = F.pandas_udf(read, returnType=_RESULT)
+    return found
+
+
+def _batches(
+    message: str, files: Mapping[str, tuple[bytes, str]], *, framed: bool
+) -> Callable[[Iterator[tuple[pd.Series, pd.Series]]], Iterator[pd.DataFrame]]:
+    made, named = Reader, ["document", "problem"]
+
+    def read(batches: Iterator[tuple[pd.Series, pd.Series]]) -> Iterator[pd.DataFrame]:
+        import pandas as pd
+
+        reader = made(message, files, framed=framed)
+        for ids, values in batches:
+            pairs = zip(ids, values, strict=True)
+            found = [reader.read(one, None if data is None else bytes(data)) for one, data in pairs]
+            yield pd.DataFrame(found, columns=named)
+
+    return read
