@@ -14,24 +14,26 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from assets.avro_unions import without_members
 from assets.documents import escapes_half_a_pair, exact_numbers, invalid_utf8, scanned, sound_part, takes_marks
 from assets.fields import kept_whole, outermost, takes_infinite
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
+from highwater.schemas import GUID_BYTES, GUID_MAGIC, ID_BYTES, ID_MAGIC, VALUE_HEADER, self_contained_avro
 
 if TYPE_CHECKING:
-    from highwater.schemas import Schema
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from assets.work import Work
     from highwater.declaration import Stream
+    from highwater.schemas import Schema
 
 # Of a sound document the first character tells that it is an object.
 _OBJECT = r"^[ \t\r\n]*\{"
 _END = "end of the value"
-# The name of the header with a schema's ID, and what stands in front of one: a number, or a GUID.
-_HEADER = "__value_schema_id"
-_BY_NUMBER, _BY_GUID = "00", "01"
+# The first byte of the framing and where it ends, with a number or with a GUID.
+_BY_NUMBER, _NUMBER_ENDS = f"{ID_MAGIC:02X}", 1 + ID_BYTES
+_BY_GUID, _GUID_ENDS = f"{GUID_MAGIC:02X}", 1 + GUID_BYTES
 # What stands for an empty value without quotes in a line of separated values.
 _EMPTY = "\ue001"
 
@@ -127,13 +129,14 @@ def _framed(work: Work, raw: DataFrame, *, by_guid: bool = True) -> DataFrame:
     from pyspark.sql import functions as F
 
     value, found = F.col("value"), _schema_id()
-    in_front = F.col("in_header").isNull() & (F.hex(value.substr(1, 1)) == _BY_NUMBER) & (F.length(value) >= 5)
-    headers = F.transform(F.filter("headers", lambda h: h["key"] == _HEADER), lambda h: h["value"])
+    in_front = F.col("in_header").isNull() & (F.hex(value.substr(1, 1)) == _BY_NUMBER)
+    headers = F.transform(F.filter("headers", lambda h: h["key"] == VALUE_HEADER), lambda h: h["value"])
+    in_front &= F.length(value) >= _NUMBER_ENDS
     rows = raw.withColumn("in_header", F.try_element_at(headers, F.lit(-1)))
     rows = rows.withColumns(
         {
-            "payload": F.when(in_front, value.substr(F.lit(6), F.length(value))).otherwise(value),
-            "schema": F.when(in_front, _number(value.substr(2, 4))).otherwise(found),
+            "payload": F.when(in_front, _behind(value, _NUMBER_ENDS)).otherwise(value),
+            "schema": F.when(in_front, _number(value.substr(2, ID_BYTES))).otherwise(found),
         }
     )
     unframed = "the value has no schema ID: neither a magic byte in front of it nor a header"
@@ -153,8 +156,15 @@ def _schema_id() -> Column:
     from pyspark.sql import functions as F
 
     header, kind = F.col("in_header"), F.hex(F.col("in_header").substr(1, 1))
-    guid = F.when((kind == _BY_GUID) & (F.length(header) == 17), _guid(header))
-    return guid.when((kind == _BY_NUMBER) & (F.length(header) == 5), _number(header.substr(2, 4)))
+    guid = F.when((kind == _BY_GUID) & (F.length(header) >= _GUID_ENDS), _guid(header))
+    return guid.when((kind == _BY_NUMBER) & (F.length(header) >= _NUMBER_ENDS), _number(header.substr(2, ID_BYTES)))
+
+
+def _behind(data: Column, end: int) -> Column:
+    """The bytes behind a framing."""
+    from pyspark.sql import functions as F
+
+    return data.substr(F.lit(end + 1), F.length(data))
 
 
 def _number(four: Column) -> Column:
@@ -166,7 +176,7 @@ def _number(four: Column) -> Column:
 def _guid(header: Column) -> Column:
     from pyspark.sql import functions as F
 
-    digits = F.lower(F.hex(header.substr(2, 16)))
+    digits = F.lower(F.hex(header.substr(2, GUID_BYTES)))
     parts = [digits.substr(at, length) for at, length in ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))]
     return F.concat_ws("-", *parts)
 
@@ -206,7 +216,7 @@ def _avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
         texts = {"declared": declared.schema}
     else:
         rows = _framed(work, raw)
-        texts = {one: schema.text for one, schema in _schemas(work, rows).items() if schema}
+        texts = {one: self_contained_avro(schema) for one, schema in _schemas(work, rows).items() if schema}
     checked = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
     rows = rows.withColumn("checked", F.concat("payload", checked))
     json_, problem = F.lit(None).cast("variant"), F.lit(None).cast("string")
@@ -218,7 +228,7 @@ def _avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
             continue
         read = _from_avro("checked", text)
         fits = read["end"] == checked
-        json_ = F.when(mine & fits, F.to_variant_object(read["value"])).otherwise(json_)
+        json_ = F.when(mine & fits, _object_of(read, text)).otherwise(json_)
         problem = F.when(mine & ~F.coalesce(fits, F.lit(False)), F.lit(f"no Avro of {named}")).otherwise(problem)  # noqa: FBT003 - a literal column
     no = F.lit(False)  # noqa: FBT003 - a literal column
     rows = rows.withColumns({"json": evaluated_once(json_), "markable": no})
@@ -233,16 +243,23 @@ def _from_avro(column: str, text: str) -> Column:
     return from_avro(column, json.dumps(both), {"mode": "PERMISSIVE"})
 
 
+def _object_of(read: Column, text: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.to_variant_object(without_members(read["value"], json.loads(text)))
+
+
 def _unreadable(spark: SparkSession, text: str) -> str | None:
     """Why values of a schema cannot be read; None if they can."""
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
     try:
-        if json.loads(text)["type"] != "record":
+        schema = json.loads(text)
+        if not isinstance(schema, dict) or schema.get("type") != "record":
             return "it is no record"
         empty = spark.range(0).select(F.lit(b"").alias("v"))
-        _ = empty.select(F.to_variant_object(_from_avro("v", text)["value"])).schema
+        _ = empty.select(_object_of(_from_avro("v", text), text)).schema
     except (PySparkException, ValueError, TypeError, KeyError) as error:
         return str(error).splitlines()[0][:200]
     return None
@@ -260,6 +277,10 @@ def _protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFrame:
     else:
         rows = _framed(work, raw)
         schemas = {one: schema for one, schema in _schemas(work, rows).items() if schema}
+        # Where the ID is in a header, which message it is follows there.
+        end = F.when(F.hex(F.col("in_header").substr(1, 1)) == _BY_GUID, _GUID_ENDS).otherwise(_NUMBER_ENDS)
+        places = F.col("in_header").substr(end + 1, F.length("in_header"))
+        rows = rows.withColumn("payload", F.concat(F.coalesce(places, F.lit(b"")), F.col("payload")))
     read = reader_of(declared, schemas)("schema", "payload")
     rows = rows.withColumn("message", evaluated_once(read))
     return rows.withColumns(

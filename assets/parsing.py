@@ -93,6 +93,8 @@ def _with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
         deletes = F.col("value").isNull() | deletes
     told = parsed.withColumn("deleted", deletes)
     with_default = [f.name for f in stream.fields if f.default is not None]
+    if not with_default:
+        return told
     absent = {name: F.col("deleted") & F.col(f"json_{name}").isNull() for name in with_default}
     return told.withColumns({f"field_{name}": F.when(~absent[name], F.col(f"field_{name}")) for name in with_default})
 

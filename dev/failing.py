@@ -38,5 +38,5 @@ def failing(sources: Sources, stream: Stream) -> Iterator[Failing]:
     standing = attempts(sources.lake, stream)
     keys = [piece.key for piece in sources.ledger.slices(stream.name) if not standing.lacking(piece.key)]
     for checks in CHECKS if keys else ():
-        red = failures(stream, checks.decide(sources, stream, keys), warned=True)
+        red = failures(stream, checks.verdicts(sources, stream, keys), warned=True)
         yield from (Failing(name, key, verdict.text) for name, key, verdict in red)

@@ -84,7 +84,8 @@ class Module:
     def parse(cls, text: str) -> Module:
         """Read `group:artifact:version[:classifier][@type]`, as Gradle writes it."""
         names, _, type_ = text.partition("@")
-        return cls(*names.split(":"), type=type_ or JAR)
+        group, artifact, version, *classifier = names.split(":")
+        return cls(group, artifact, version, "".join(classifier), type_ or JAR)
 
     @property
     def file(self) -> str:
@@ -247,7 +248,7 @@ def _sizes(place: Path, locked: Mapping[Module, str]) -> str:
 
 
 def _files(place: Path, module: Module) -> list[Path]:
-    """What of a module lies in the set's folder; what an archive lacks is missing from the list, and so from the sizes."""
+    """The files of a module in the set's folder; a file that an archive lacks is not listed, so the sizes differ."""
     if module.is_archive:
         return sorted(file for file in (place / module.stem).rglob("*") if file.is_file())
     return [place / module.file]
@@ -401,7 +402,9 @@ def _recorded(name: SetName, tools: Path) -> dict[Module, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program; exit status 1 and the reason when jars are missing."""
-    parser = argparse.ArgumentParser(prog="python -m dev.jars", description="Fetch the jars of broker, Spark and tools.")
+    parser = argparse.ArgumentParser(
+        prog="python -m dev.jars", description="Fetch the jars of broker, Spark and tools."
+    )
     parser.add_argument("--lock", action="store_true", help="record dev/jars.lock anew instead")
     if parser.parse_args(arguments).lock:
         record()

@@ -16,7 +16,8 @@ from dev.server import Server
 
 # Seen: the process has 217 MB with this heap once it answers.
 HEAP_MB = 256
-# Seen: 4.7 s on a quiet machine of 2 cores. A broker there takes 4 s, and 15 s beside several JVMs: as many times more.
+# Seen: 5 s to 6 s on a quiet machine of 2 cores. The broker was seen to need four times its 4 s beside several JVMs;
+# four times 6 s are 24 s, and the rest is reserve.
 START_SECONDS = 90.0
 ANSWER_SECONDS = 2.0
 

@@ -17,6 +17,8 @@ LAKE = "HIGHWATER_LAKE"
 LEDGER_URL = "HIGHWATER_LEDGER_URL"
 KAFKA_BOOTSTRAP = "HIGHWATER_KAFKA_BOOTSTRAP"
 KAFKA_CONFIG = "HIGHWATER_KAFKA_CONFIG"
+SCHEMA_REGISTRY_URL = "HIGHWATER_SCHEMA_REGISTRY_URL"
+SCHEMA_REGISTRY_CONFIG = "HIGHWATER_SCHEMA_REGISTRY_CONFIG"
 ALERTS_URL = "HIGHWATER_ALERTS_URL"
 DOCS_URL = "HIGHWATER_DOCS_URL"
 LOG_FORMAT = "HIGHWATER_LOG_FORMAT"
@@ -28,12 +30,16 @@ DEFAULT_MASTER = "local[*]"
 DEFAULT_LOG_FORMAT = "text"
 LOG_FORMATS = (DEFAULT_LOG_FORMAT, "json")
 
+# The values of properties.
+Plain = str | int | bool
+
 
 @dataclass(frozen=True)
 class Settings:
     """Everything a deployment configures; each value has an embedded default.
 
-    `kafka_config`, `ledger_url` and `alerts_url` may hold secrets, so they are kept out of the text form.
+    `kafka_config`, `ledger_url`, `alerts_url`, `schema_registry_url` and `schema_registry_config` may hold secrets, so
+    they are kept out of the text form.
     """
 
     home: Path
@@ -44,13 +50,16 @@ class Settings:
     spark_remote: str | None
     spark_master: str
     alerts_url: str | None = field(default=None, repr=False)
+    schema_registry_url: str | None = field(default=None, repr=False)
+    schema_registry_config: Mapping[str, Plain] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
         """Read the settings.
 
         Raises:
-            ConfigurationError: `HIGHWATER_KAFKA_CONFIG` is not a JSON object of plain values.
+            ConfigurationError: `HIGHWATER_KAFKA_CONFIG` or `HIGHWATER_SCHEMA_REGISTRY_CONFIG` is not a JSON object of
+                plain values, or `HIGHWATER_SCHEMA_REGISTRY_URL` is not an HTTP address.
         """
         home = Path(environment.get(HOME) or ".highwater").absolute()
         return cls(
@@ -62,6 +71,8 @@ class Settings:
             spark_remote=environment.get(SPARK_REMOTE) or None,
             spark_master=environment.get(SPARK_MASTER) or DEFAULT_MASTER,
             alerts_url=environment.get(ALERTS_URL) or None,
+            schema_registry_url=parse_registry_url(environment.get(SCHEMA_REGISTRY_URL) or ""),
+            schema_registry_config=parse_registry_config(environment.get(SCHEMA_REGISTRY_CONFIG) or "{}"),
         )
 
 
@@ -104,15 +115,44 @@ def parse_kafka_config(text: str) -> dict[str, str]:
     Raises:
         ConfigurationError: the text is not such an object. The text itself is not repeated: it may hold secrets.
     """
-    remedy = f'set {KAFKA_CONFIG} to a JSON object, for example {{"security.protocol": "SASL_SSL"}}'
+    plain = _plain_object(KAFKA_CONFIG, text, example='{"security.protocol": "SASL_SSL"}')
+    return {name: _as_property(value) for name, value in plain.items()}
+
+
+def parse_registry_url(text: str) -> str | None:
+    """Read the addresses of the schema registry, separated by commas; None without any.
+
+    Raises:
+        ConfigurationError: one is not an HTTP address. The text itself is not repeated: it may hold a password.
+    """
+    urls = [url.strip() for url in text.split(",") if url.strip()]
+    if not all(url.startswith(("http://", "https://")) for url in urls):
+        raise ConfigurationError(
+            f"{SCHEMA_REGISTRY_URL} is not an HTTP address", remedy="begin each address with http:// or https://"
+        )
+    return ",".join(urls) or None
+
+
+def parse_registry_config(text: str) -> dict[str, Plain]:
+    """Read further properties of the schema registry's client from a JSON object; numbers stay numbers.
+
+    Raises:
+        ConfigurationError: the text is not such an object. The text itself is not repeated: it may hold secrets.
+    """
+    return _plain_object(SCHEMA_REGISTRY_CONFIG, text, example='{"ssl.ca.location": "/etc/ssl/certs/registry-ca.pem"}')
+
+
+def _plain_object(name: str, text: str, *, example: str) -> dict[str, Plain]:
     try:
         plain = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(f"{KAFKA_CONFIG} is not JSON", remedy=remedy) from error
-    if not isinstance(plain, dict) or not all(isinstance(v, str | int | bool) for v in plain.values()):
-        raise ConfigurationError(f"{KAFKA_CONFIG} is not an object of plain values", remedy=remedy)
-    return {str(k): _as_property(v) for k, v in plain.items()}
+    except ValueError:
+        problem = f"{name} is not JSON"  # the error of the JSON parser holds the whole text, so it is not the cause
+    else:
+        if isinstance(plain, dict) and all(isinstance(value, Plain) for value in plain.values()):
+            return plain
+        problem = f"{name} is not an object of plain values"
+    raise ConfigurationError(problem, remedy=f"set {name} to a JSON object, for example {example}")
 
 
-def _as_property(value: str | int | bool) -> str:  # noqa: FBT001 - a JSON value, not a flag
+def _as_property(value: Plain) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

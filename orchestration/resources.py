@@ -6,7 +6,7 @@ environment when a connection is opened, in the process that opens it.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -21,6 +21,8 @@ from highwater.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from highwater.schemas import Schema
+    from highwater.settings import Plain
     from resources.kafka import Kafka
     from resources.lake import Lake
     from resources.ledger import Ledger
@@ -30,6 +32,23 @@ if TYPE_CHECKING:
 def settings() -> Settings:
     """The settings of this process, read now."""
     return Settings.from_environment(os.environ)
+
+
+def schemas() -> "Callable[[int | str], Schema | None] | None":
+    """How schemas of the registry of `HIGHWATER_SCHEMA_REGISTRY_URL` are found, by number or GUID; None without one."""
+    found = settings()
+    return finder(found.schema_registry_url, frozenset(found.schema_registry_config.items()))
+
+
+@lru_cache
+def finder(url: str | None, config: "frozenset[tuple[str, Plain]]") -> "Callable[[int | str], Schema | None] | None":
+    """The same of a registry; one client a process, which remembers schemas."""
+    from resources.schema_registry import SchemaRegistry
+
+    if url is None:
+        return None
+    registry = SchemaRegistry(url, dict(config))
+    return lambda one: registry.schema(one) if isinstance(one, int) else registry.schema_by_guid(one)
 
 
 class KafkaResource(dg.ConfigurableResource["Kafka"]):

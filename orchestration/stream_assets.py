@@ -18,6 +18,7 @@ from orchestration import metadata
 from orchestration.dependencies import guards_of, see_lake_there
 from orchestration.failures import told_to_dagster
 from orchestration.partitions import slices_of
+from orchestration.resources import schemas
 from orchestration.sensing.breaking import watched
 from resources.guards import guarded
 
@@ -216,6 +217,7 @@ def work_of(
         run=context.run.run_id,
         # A resource in its place may share nothing.
         classified=getattr(given.spark, "classified", None) if spark else None,
+        schemas=schemas(),
     )
 
 

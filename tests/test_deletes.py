@@ -48,7 +48,13 @@ def changes(topic: str, **more: Any) -> Stream:
 
 def change(key: str, version: int, op: str = "u", **fields: Any) -> Message:
     """A record; one that deletes has no name."""
-    value = {"id": key, "lsn": version, "op": op, "at": f"2026-03-01T10:00:{version % 60:02d}Z", **fields}
+    value = {
+        "id": key,
+        "lsn": version,
+        "op": op,
+        "at": f"2026-03-01T10:{version // 60:02d}:{version % 60:02d}Z",
+        **fields,
+    }
     if op != "d":
         value = {"name": f"{key}{version}", **value}
     return Message(b"other", json.dumps(value).encode())

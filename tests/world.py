@@ -383,7 +383,7 @@ class World:
         return {
             name: by_slice
             for checks in CHECKS
-            for name, by_slice in checks.decide(sources, self.stream, wanted).items()
+            for name, by_slice in checks.verdicts(sources, self.stream, wanted).items()
         }
 
     def red(self, keys: Iterable[str] = ()) -> dict[str, list[str]]:

@@ -533,7 +533,7 @@ def _failing(
     unasked: dict[str, HighwaterError] = {}
     for checks in CHECKS if keys else ():
         try:
-            verdicts = checks.decide(Sources(ledger, kafka, lake), stream, keys)
+            verdicts = checks.verdicts(Sources(ledger, kafka, lake), stream, keys)
         except Exception as error:  # noqa: BLE001 - a table that breaks one check must not hide what the others say
             told = error if isinstance(error, HighwaterError) else _broke(error)
             unasked[f"{', '.join(checks.names(stream))}: {told}"] = told

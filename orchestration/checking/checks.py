@@ -87,6 +87,10 @@ class Checks:
         """The names of those that a stream has."""
         return list(self.what) if self.of is None else self.of(stream)
 
+    def verdicts(self, ask: Sources, stream: "Stream", keys: Sequence[str]) -> Verdicts:
+        """For each check that a stream has the verdict on each slice."""
+        return self.decide(ask, stream, keys) if self.names(stream) else {}
+
 
 def _of_raw(ask: Sources, stream: "Stream", keys: Sequence[str]) -> Verdicts:
     found = in_raw(ask.ledger, ask.lake, stream, keys)
@@ -261,7 +265,7 @@ def evaluations(context: dg.OpExecutionContext, stream: "Stream", checks: Checks
     with told_to_dagster(context.retry_number, lambda: None):
         made = context.resources
         sources = Sources(made.ledger.open(), made.kafka.open(), made.lake.open())
-        verdicts = checks.decide(sources, stream, context.partition_keys)
+        verdicts = checks.verdicts(sources, stream, context.partition_keys)
     for name, by_slice in verdicts.items():
         for key, verdict in by_slice.items():
             yield evaluation(stream, checks.table, name, key, verdict)

@@ -267,7 +267,8 @@ def _differing(stream: Stream, columns: Sequence[_Told], row: Mapping[str, Any],
     if not isinstance(document, dict):
         return ["the record is no JSON object"]
     deletes = _is_delete(stream, record, document)
-    found = [] if row.get("deleted", deletes) == deletes else ["deleted"]
+    # Null in events from before the stream declared deletes.
+    found = [] if row.get("deleted") in {None, deletes} else ["deleted"]
     told = [one if one.always or not deletes else one._replace(declared=_lenient(one.declared)) for one in columns]
     same_ = (_is_same(one.declared, record, document, row[f"c{at}"]) for at, one in enumerate(told))
     return found + [one.field for one, same in zip(told, same_, strict=True) if not same]

@@ -1,0 +1,308 @@
+"""Types of fields, guessed from sampled JSON documents or from texts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, Literal
+
+from highwater.declaration import UNITS, Field
+from highwater.reading import Infinite
+
+Path = tuple[str, ...]
+
+# Objects below this depth become JSON text: a table with a column for each leaf of a deep tree has no readers.
+MOST_DEPTH = 4
+# An object with more rarely filled names than this is another object in each record, such as a payload by event type.
+MOST_RARE_NAMES = 12
+COMMON_SHARE = 0.5
+# At most one implausible value in twenty is a fault of the data, and not of the guess.
+PLAUSIBLE_SHARE = 0.95
+
+_SECONDS = r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,6}0*)?"
+_LOCAL_TIME = re.compile(_SECONDS)
+_ZONED_TIME = re.compile(_SECONDS + r"([Zz]|[+-]\d{2}:?\d{2})")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
+_PLAIN_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)\.([0-9]+)")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+_TIME_WORDS = frozenset(
+    "ts time timestamp datetime date at created updated modified changed occurred happened expires expiry epoch when "
+    "since until".split()
+)
+_DURATION_WORDS = frozenset("duration elapsed timeout latency uptime ttl interval age delay".split())
+_DAY_WORDS = frozenset("day date due birthday birthdate dob".split())
+_MONEY_WORDS = frozenset("amount total subtotal price cost sum fee fees tax vat balance discount payment".split())
+
+_LARGEST_LONG = 2**63 - 1
+_MOST_DIGITS = 38
+# Digits before the point of a guessed decimal, so that larger amounts than those of the sample fit too.
+_ROOM = 16
+_LEAST_SCALE = 2
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the format says of all values.
+
+    Args:
+        textual: the format has texts alone, such as CSV.
+        debezium: a row of a database: numbers of a time have no zone, and days are numbers.
+    """
+
+    textual: bool = False
+    debezium: bool = False
+
+
+@dataclass
+class Seen:
+    """What a sample has at one place of its values."""
+
+    times: int = 0
+    nulls: int = 0
+    objects: int = 0
+    arrays: int = 0
+    scalars: list[Any] = field(default_factory=list)
+    members: dict[str, Seen] = field(default_factory=dict)
+    elements: Seen | None = None
+
+    def add(self, value: Any) -> None:
+        """Count one more value."""
+        self.times += 1
+        if value is None:
+            self.nulls += 1
+        elif isinstance(value, Mapping):
+            self.objects += 1
+            for name, inner in value.items():
+                self.members.setdefault(name, Seen()).add(inner)
+        elif isinstance(value, list):
+            self.arrays += 1
+            for inner in value:
+                self.elements = self.elements or Seen()
+                self.elements.add(inner)
+        else:
+            self.scalars.append(value)
+
+    @property
+    def is_polymorphic(self) -> bool:
+        """Whether the objects of this place differ so much that they share no columns."""
+        common = sum(inner.times >= COMMON_SHARE * self.objects for inner in self.members.values())
+        rare = len(self.members) - common
+        return rare > MOST_RARE_NAMES or rare > max(2 * common, 0)
+
+
+def seen_in(documents: Iterable[Any]) -> Seen:
+    """What is seen in some documents."""
+    found = Seen()
+    for one in documents:
+        found.add(one)
+    return found
+
+
+@dataclass
+class Guesses:
+    """Guesses the type of each place, and notes why.
+
+    Args:
+        hints: what the format says.
+        reasons: why a type was chosen, by the path of the place.
+    """
+
+    hints: Hints = Hints()
+    reasons: dict[Path, str] = field(default_factory=dict)
+
+    def tree(self, seen: Seen, path: Path = ()) -> Field:
+        """The field of a place; its name is the last name of the path, as it is written."""
+        guessed, reason = self._guess(seen, path)
+        if reason:
+            self.reasons[path] = reason
+        return replace(guessed, nullable=guessed.nullable or seen.nulls > 0)
+
+    def _guess(self, seen: Seen, path: Path) -> tuple[Field, str]:
+        name = path[-1] if path else ""
+        if seen.times == seen.nulls:
+            return Field(name, "json"), "always null in the sample, so the type is not known"
+        if bool(seen.objects) + bool(seen.arrays) + bool(seen.scalars) > 1:
+            return Field(name, "json"), "objects, arrays or single values in turn"
+        if seen.objects:
+            return self._object(seen, path)
+        if seen.arrays:
+            return self._array(seen, path)
+        return guessed_scalar(name, seen.scalars, self.hints)
+
+    def _object(self, seen: Seen, path: Path) -> tuple[Field, str]:
+        name = path[-1] if path else ""
+        if path and seen.is_polymorphic:
+            return Field(name, "json"), f"the shape differs: {len(seen.members)} names, most of them rarely filled"
+        if len(path) >= MOST_DEPTH:
+            return Field(name, "json"), "nested deep"
+        if path and not seen.members:
+            return Field(name, "json"), "always an empty object in the sample"
+        members = []
+        for inner, found in seen.members.items():
+            member = self.tree(found, (*path, inner))
+            members.append(replace(member, optional=found.times < seen.objects))
+        return Field(name, "struct", of=tuple(members)), ""
+
+    def _array(self, seen: Seen, path: Path) -> tuple[Field, str]:
+        name = path[-1] if path else ""
+        if seen.elements is None:
+            return Field(name, "json"), "always an empty array in the sample"
+        element = self.tree(seen.elements, (*path, ""))
+        if element.type == "json":
+            return Field(name, "json"), "an array whose elements differ in shape"
+        return Field(name, "array", of=replace(element, name="element")), ""
+
+
+def guessed_scalar(name: str, values: Sequence[Any], hints: Hints) -> tuple[Field, str]:
+    """The field for single values, none of them null, and why."""
+    texts = [value for value in values if isinstance(value, str)]
+    flags = [value for value in values if isinstance(value, bool)]
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    infinite = [value for value in values if isinstance(value, Infinite)]
+    if len(texts) == len(values):
+        return _of_texts(name, texts, hints)
+    if len(flags) == len(values):
+        return Field(name, "boolean"), ""
+    if flags or not all(map(_NUMBER.fullmatch, texts)):
+        return Field(name, "json"), "values of several types: " + _kinds(texts, flags, numbers)
+    if not texts:
+        return _of_numbers(name, numbers, infinite, hints)
+    numbers += [int(one) if _WHOLE.fullmatch(one) else float(one) for one in texts]
+    found, _ = _of_numbers(name, numbers, infinite, Hints(), plain=True)
+    share = f"{len(texts):,} of {len(values):,} numbers are written as text"
+    return (replace(found, text=True), share) if found.is_number else (found, share)
+
+
+def _kinds(texts: Sequence[str], flags: Sequence[bool], numbers: Sequence[float]) -> str:
+    named = {"text": texts, "boolean": flags, "number": numbers}
+    return ", ".join(kind for kind, some in named.items() if some)
+
+
+def _of_texts(name: str, texts: Sequence[str], hints: Hints) -> tuple[Field, str]:
+    if hints.textual:
+        if {*texts} <= {"true", "false"}:
+            return Field(name, "boolean"), ""
+        if all(map(_NUMBER.fullmatch, texts)):
+            return _of_numbers(name, [int(t) if _WHOLE.fullmatch(t) else float(t) for t in texts], [], hints)
+    if all(_is_time(one, _ZONED_TIME) for one in texts):
+        return Field(name, "timestamp"), ""
+    if all(_is_time(one, _LOCAL_TIME) for one in texts):
+        return Field(name, "timestamp_ntz"), "times without a zone"
+    if all(map(_is_date, texts)):
+        return Field(name, "date"), ""
+    return _money(name, texts) or (Field(name, "string"), "")
+
+
+def _is_time(text: str, form: re.Pattern[str]) -> bool:
+    try:
+        return bool(form.fullmatch(text)) and bool(datetime.fromisoformat(text.upper()))
+    except ValueError:
+        return False
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(_DATE.fullmatch(text)) and bool(date.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+def _money(name: str, texts: Sequence[str]) -> tuple[Field, str] | None:
+    """A decimal for amounts that are written as text with digits after the point."""
+    found = [_PLAIN_DECIMAL.fullmatch(one) for one in texts]
+    if not texts or not all(found) or not _MONEY_WORDS & words(name):
+        return None
+    scale = max(_LEAST_SCALE, *(len(one[2]) for one in found if one))
+    if scale + _ROOM > _MOST_DIGITS:
+        return None
+    return Field(name, f"decimal({scale + _ROOM},{scale})", text=True), f"texts of at most {scale} digits after the point"
+
+
+def _of_numbers(
+    name: str, numbers: Sequence[float], infinite: Sequence[Infinite], hints: Hints, *, plain: bool = False
+) -> tuple[Field, str]:
+    fractions = [one for one in numbers if isinstance(one, float)]
+    if infinite:
+        reason = f"{len(infinite):,} values are NaN or infinite, which become null"
+        return Field(name, "double", nan="null"), reason
+    if not plain and (timed := _of_moments(name, numbers, hints)):
+        return timed
+    if fractions:
+        mixed = len(fractions) < len(numbers)
+        return Field(name, "double"), "whole and fractional numbers" if mixed else ""
+    largest = max(map(abs, numbers))
+    if largest <= _LARGEST_LONG:
+        return Field(name, "long"), ""
+    if largest < 10**_MOST_DIGITS:
+        return Field(name, f"decimal({_MOST_DIGITS},0)"), "numbers that do not fit 64 bits"
+    return Field(name, "json"), f"numbers of more than {_MOST_DIGITS} digits"
+
+
+def _of_moments(name: str, numbers: Sequence[float], hints: Hints) -> tuple[Field, str] | None:
+    """A timestamp or a date, where the name says time and the numbers are plausible."""
+    asked = words(name)
+    if hints.debezium and asked & _DAY_WORDS and all(map(_is_plausible_day, numbers)):
+        return Field(name, "date", unit="days"), "plausible days since 1970"
+    if asked & _DURATION_WORDS or not asked & _TIME_WORDS:
+        return None
+    units = [plausible_unit(one) for one in numbers]
+    unit = max(UNITS, key=units.count)
+    if len(units) - units.count(None) < PLAUSIBLE_SHARE * len(units) or units.count(unit) * 2 <= len(units):
+        return None
+    others = len(units) - units.count(unit)
+    reason = f"the name says time, and the numbers are plausible in {unit}"
+    reason += f"; {others:,} of {len(units):,} are not, and will be rejected" if others else ""
+    kind = "timestamp_ntz" if hints.debezium else "timestamp"
+    return Field(name, kind, unit=unit), reason
+
+
+Unit = Literal["s", "ms", "us", "ns"]
+_UNITS: tuple[Unit, ...] = ("s", "ms", "us", "ns")
+_PLAUSIBLE = tuple(datetime(d.year, d.month, d.day, tzinfo=UTC).timestamp() for d in Field("", "timestamp").plausible)
+_DAY_SECONDS = 86_400
+
+
+def plausible_unit(number: float) -> Unit | None:
+    """The unit in which a number is a plausible time since 1970; the units' ranges do not overlap."""
+    if not math.isfinite(number):
+        return None
+    for unit in _UNITS:
+        micros = Decimal(str(number)) * UNITS[unit].numerator / UNITS[unit].denominator
+        if _PLAUSIBLE[0] <= micros / 10**6 < _PLAUSIBLE[1] + _DAY_SECONDS:
+            return unit if unit == "ns" or micros == int(micros) else None
+    return None
+
+
+def _is_plausible_day(number: float) -> bool:
+    return isinstance(number, int) and _PLAUSIBLE[0] <= number * _DAY_SECONDS < _PLAUSIBLE[1]
+
+
+def words(name: str) -> frozenset[str]:
+    """The words of a name in lower case: `createdAt` and `created_at` have the same."""
+    return frozenset(word.lower() for word in _WORD.findall(name))
+
+
+def leaves(tree: Field, path: Path = (), *, optional: bool = False) -> list[tuple[Path, Field]]:
+    """The columns of a struct: each member, where objects within objects are columns by their paths.
+
+    Args:
+        tree: a field of type `struct` whose members have names as they are written.
+        path: where the struct is.
+        optional: whether the struct may be absent or null, and so each of its members absent.
+    """
+    found: list[tuple[Path, Field]] = []
+    for member in tree.members:
+        at = (*path, member.name)
+        absent = optional or member.optional
+        if member.type == "struct" and member.members:
+            found += leaves(member, at, optional=absent or member.nullable)
+        else:
+            found.append((at, replace(member, optional=absent)))
+    return found

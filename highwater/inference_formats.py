@@ -1,0 +1,258 @@
+"""The format and the envelope of sampled records."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from highwater.errors import ConfigurationError
+from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
+from highwater.reading import Infinite, Record
+from highwater.schemas import Framed, FramingError, Schema, framing_of, protobuf_message
+from highwater.settings import SCHEMA_REGISTRY_URL
+
+Schemas = Callable[[int | str], Schema | None]
+
+# A format is recognised if nine values in ten have it; the others will be rejects.
+RECOGNISED_SHARE = 0.9
+_DELIMITERS = ",;\t|"
+_IDENTIFIER_LENGTH = 64
+# Any text: the dot would leave out some line ends, which differ between Python and Java.
+WHOLE_LINE = r"(?P<line>[\s\S]*)"
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What the values of a sample are.
+
+    Args:
+        format: the format.
+        reason: why, for a person.
+        documents: the values as JSON has them, where the format is JSON, CSV or text.
+        schemas: the registered schemas that the values name, by ID; empty without a registry.
+        message: for Protobuf which message of the schema the values are.
+    """
+
+    format: Format
+    reason: str
+    documents: tuple[Any, ...] = ()
+    schemas: tuple[Schema, ...] = ()
+    message: tuple[int, ...] = (0,)
+
+
+def recognise(records: Sequence[Record], schemas: Schemas | None) -> Recognised:
+    """Find the format of the records that have a value.
+
+    Raises:
+        ConfigurationError: the values name schemas, and no registry is configured.
+    """
+    filled = [record for record in records if record.value is not None]
+    framed = _framed(filled, schemas)
+    if framed is not None:
+        return framed
+    documents = [found for record in filled if isinstance(found := document_of(record.value), dict)]
+    if _is_most(len(documents), len(filled)):
+        return Recognised(Json(), f"{_counted(len(documents), len(filled))} are JSON objects", tuple(documents))
+    texts = [text for record in filled if (text := text_of(record.value)) is not None]
+    if not _is_most(len(texts), len(filled)):
+        return Recognised(Raw(), "the values are neither text nor framed by a known schema, so they are kept as bytes")
+    lines = [text.removesuffix("\n").removesuffix("\r") for text in texts]
+    return _separated(lines) or _plain(lines)
+
+
+def _counted(some: int, of: int) -> str:
+    return f"all {of:,} values" if some == of else f"{some:,} of {of:,} values"
+
+
+def _is_most(some: int, of: int) -> bool:
+    return some > 0 and some >= RECOGNISED_SHARE * of
+
+
+def document_of(value: bytes | None) -> Any:
+    """A JSON document with its numbers as int or float; None where there is none."""
+    try:
+        return None if value is None else json.loads(value.decode(), parse_constant=Infinite)
+    except (ValueError, RecursionError):
+        return None
+
+
+def text_of(value: bytes | None) -> str | None:
+    """A value as text in UTF-8; None if it is none, or holds control characters that texts do not have."""
+    try:
+        text = None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if text is None or "\x00" in text else text
+
+
+@dataclass
+class _Names:
+    """The schemas that framed values name."""
+
+    framed: list[Framed] = field(default_factory=list)
+    known: dict[str, Schema] = field(default_factory=dict)
+    unknown: Counter[int | str] = field(default_factory=Counter)
+
+
+def _framed(records: Sequence[Record], schemas: Schemas | None) -> Recognised | None:
+    """The format of values whose schemas a registry knows; None where the values are not framed."""
+    framed = [one for record in records if (one := _framing(record)) is not None]
+    if not _is_most(len(framed), len(records)):
+        return None
+    names = Counter(named for one in framed if (named := _named(one)) is not None)
+    if schemas is None:
+        if not _looks_framed(names, framed):
+            return None
+        raise ConfigurationError(
+            "the values name schemas of a schema registry, and none is configured",
+            found=f"schemas {', '.join(map(str, sorted(names, key=str)[:5]))}",
+            remedy=f"set {SCHEMA_REGISTRY_URL} to the registry's address, then repeat the command",
+        )
+    found = {name: schema for name in names if (schema := schemas(name)) is not None}
+    known = [one for one in framed if _named(one) in found]
+    kinds = Counter(found[name].kind for one in known if (name := _named(one)) is not None)
+    if not _is_most(len(known), len(records)) or len(kinds) != 1:
+        return None
+    # Several names may be one schema: a number in one record, a GUID in another.
+    distinct = {(one.text, one.references): one for one in sorted(found.values(), key=lambda one: one.id or 0)}
+    read = tuple(distinct.values())
+    kind = next(iter(kinds))
+    shown = ", ".join(str(one.id if one.id is not None else "by GUID") for one in read)
+    reason = f"{_counted(len(known), len(records))} name a {kind} schema of the registry: {shown}"
+    if kind == "JSON":
+        documents = tuple(d for one in known if isinstance(d := document_of(one.payload), dict))
+        return Recognised(Json(registry=True), reason, documents, read)
+    if kind == "AVRO":
+        return Recognised(Avro(), reason, (), read)
+    return Recognised(Protobuf(), reason, (), read, _message(known))
+
+
+def _framing(record: Record) -> Framed | None:
+    try:
+        return framing_of(record.value, record.headers)
+    except FramingError:
+        return None
+
+
+def _named(framed: Framed) -> int | str | None:
+    return framed.guid if framed.schema_id is None else framed.schema_id
+
+
+def _looks_framed(names: Mapping[int | str, int], framed: Sequence[Framed]) -> bool:
+    """Whether bytes that begin like a framing are one: few IDs for many values, or headers that say so."""
+    if any(one.header_rest is not None for one in framed):
+        return True
+    return len(names) <= max(1, len(framed) // 10)
+
+
+def _message(framed: Sequence[Framed]) -> tuple[int, ...]:
+    """The message that most values are."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for one in framed:
+        try:
+            found[protobuf_message(one)[0]] += 1
+        except FramingError:
+            continue
+    return found.most_common(1)[0][0] if found else (0,)
+
+
+def _separated(lines: Sequence[str]) -> Recognised | None:
+    """The format of lines that all have the same number of values, two at least."""
+    for delimiter in _DELIMITERS:
+        rows = [_row(line, delimiter) for line in lines]
+        sizes = Counter(map(len, rows))
+        size, times = sizes.most_common(1)[0]
+        if size < 2 or not _is_most(times, len(lines)):
+            continue
+        rows = [row for row in rows if len(row) == size]
+        columns = tuple(f"c{number}" for number in range(1, size + 1))
+        reason = f"{_counted(times, len(lines))} are lines of {size} values separated by {delimiter!r}"
+        if _is_head(rows):
+            columns, rows = tuple(rows[0]), rows[1:]
+            reason += "; the first line names the columns, and will be a reject unless its values fit"
+        documents = tuple({k: v or None for k, v in zip(columns, row, strict=True)} for row in rows)
+        return Recognised(Csv(columns, delimiter=delimiter), reason, documents)
+    return None
+
+
+def _row(line: str, delimiter: str) -> list[str]:
+    try:
+        found = list(csv.reader([line], delimiter=delimiter, strict=True))
+    except csv.Error:
+        return []
+    return found[0] if len(found) == 1 and "\n" not in line else []
+
+
+def _is_head(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line names columns: distinct words, none of which occurs in its column again."""
+    first, *others = rows
+    names = [name.strip() for name in first]
+    plain = all(name.replace("_", "a").isalnum() and name[:1].isalpha() for name in names)
+    short = all(len(name) <= _IDENTIFIER_LENGTH for name in names)
+    repeated = any(name == row[at] for row in others for at, name in enumerate(first))
+    has_numbers = any(cell[:1].isdigit() for row in others for cell in row)
+    return plain and short and len({*names}) == len(names) and len(others) > 0 and has_numbers and not repeated
+
+
+def _plain(lines: Sequence[str]) -> Recognised:
+    if any("\n" in line or "\r" in line for line in lines):
+        return Recognised(Raw(), "the values are texts of several lines, so each is kept whole", tuple(lines))
+    documents = tuple({"line": line} if line else {} for line in lines)
+    return Recognised(Lines(WHOLE_LINE), "the values are lines of text without a known form", documents)
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What is around the data of a value.
+
+    Args:
+        kind: `debezium`, `connect`, `cloudevents`, `cloudevents headers`, or empty for none.
+        prefix: where the envelope is in the value: `payload` beside a schema of Kafka Connect.
+        reason: why, for a person.
+        schema: the newest schema that Kafka Connect's JsonConverter wrote beside the payload.
+    """
+
+    kind: str
+    reason: str
+    prefix: tuple[str, ...] = ()
+    schema: Any = None
+
+
+_NONE = Envelope("", "none: the fields are at the top of the value")
+_CLOUD = frozenset({"specversion", "id", "source", "type"})
+
+
+def envelope_of(documents: Sequence[Any], records: Sequence[Record]) -> Envelope:
+    """Find the envelope of JSON documents."""
+    objects = [one for one in documents if isinstance(one, Mapping)]
+    connect = [one for one in objects if {*one} == {"schema", "payload"}]
+    if _is_most(len(connect), len(objects)):
+        schema = next((one["schema"] for one in reversed(connect) if one["schema"]), None)
+        payloads = [one["payload"] for one in connect if isinstance(one["payload"], Mapping)]
+        if _is_most(sum(map(is_change, payloads)), len(payloads)):
+            return Envelope("debezium", "Debezium, with the schema of Kafka Connect", ("payload",), schema)
+        return Envelope("connect", "schema and payload of Kafka Connect's JsonConverter", ("payload",), schema)
+    if _is_most(sum(map(is_change, objects)), len(objects)):
+        return Envelope("debezium", "Debezium: before, after, source and op")
+    if _is_most(sum(_CLOUD <= {*one} for one in objects), len(objects)):
+        return Envelope("cloudevents", "CloudEvents, structured: the event is in data")
+    return header_envelope(records)
+
+
+def header_envelope(records: Sequence[Record]) -> Envelope:
+    """The envelope that headers are, whatever the format."""
+    filled = [record for record in records if record.value is not None]
+    named = [record for record in filled if {"ce_id", "ce_type"} <= {name for name, _ in record.headers}]
+    if _is_most(len(named), len(filled)):
+        return Envelope("cloudevents headers", "CloudEvents, binary: attributes in the headers ce_*")
+    return _NONE
+
+
+def is_change(document: Mapping[str, Any]) -> bool:
+    """Whether an object is a change event of Debezium."""
+    names = {*document}
+    return {"op", "source"} <= names and bool({"before", "after"} & names) and isinstance(document["source"], Mapping)

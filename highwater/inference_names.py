@@ -1,0 +1,126 @@
+"""Names of inferred columns: legal, distinct, and free of the names that Highwater takes itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from highwater.declaration import RESERVED_COLUMNS, Field
+from highwater.sources import Header, Key, Meta, Source
+
+_ILLEGAL = re.compile(r"[^\w@-]+")
+_PLAIN_STEP = re.compile(r'[^.\[\]"\\\s]+')
+_UNWRITABLE = re.compile(r'["\\\x00-\x1f]')
+
+Path = tuple[str, ...]
+From = Path | Key | Header | Meta
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A column before it has its final name.
+
+    Args:
+        wanted: the name to take if it is free.
+        field: the type and its options; the names in it are those of the values.
+        sources: where the value is taken from, the first that is there.
+        reason: why the type was chosen; empty where it is plain.
+    """
+
+    wanted: str
+    field: Field
+    sources: tuple[From, ...]
+    reason: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The first path into the value; empty if there is none."""
+        return next((one for one in self.sources if isinstance(one, tuple)), ())
+
+    @property
+    def shown_source(self) -> str:
+        """Where the value is taken from, for a person."""
+        return ", else ".join(_shown(one) for one in self.sources)
+
+
+def _shown(one: From) -> str:
+    if isinstance(one, tuple):
+        return path_text(one)
+    if isinstance(one, Key):
+        return f"key {one.path}".strip()
+    return f"{type(one).__name__.lower()} {one.name}"
+
+
+def is_writable(path: Iterable[str]) -> bool:
+    """Whether a source can name a path: without empty names, quotation marks, backslashes and control characters."""
+    return all(step and not _UNWRITABLE.search(step) for step in path)
+
+
+def path_text(path: Path) -> str:
+    """A path as a source is written."""
+    text = ""
+    for step in path:
+        plain = _PLAIN_STEP.fullmatch(step)
+        text += f'["{step}"]' if plain is None else f".{step}" if text else step
+    return text
+
+
+def named(drafts: Sequence[Draft], *, version: Draft | None = None, event_time: Draft | None = None) -> list[Field]:
+    """The fields with their final names.
+
+    Args:
+        drafts: the columns.
+        version: the one that is the stream's version, which may have that name.
+        event_time: likewise.
+    """
+    taken: set[str] = set()
+    found = []
+    for draft in drafts:
+        allowed = {name for name, one in (("version", version), ("event_time", event_time)) if one is draft}
+        name = _free_name(draft.wanted, taken, allowed)
+        found.append(_with_sources(replace(draft.field, name=name, of=_inside(draft.field)), draft.sources))
+    return found
+
+
+def _with_sources(field: Field, sources: Sequence[From]) -> Field:
+    if tuple(sources) == ((field.name,),):
+        return field
+    written: list[Source] = [path_text(one) if isinstance(one, tuple) else one for one in sources]
+    return replace(field, source=written[0] if len(written) == 1 else tuple(written))
+
+
+def _inside(field: Field) -> Field | tuple[Field, ...]:
+    """The members of a field with legal names, each with its source where the name differs."""
+    if isinstance(field.of, Field):
+        return replace(field.of, of=_inside(field.of))
+    taken: set[str] = set()
+    found = []
+    for member in field.of:
+        name = _free_name(member.name, taken, reserved=False)
+        found.append(_with_sources(replace(member, name=name, of=_inside(member)), [(member.name,)]))
+    return tuple(found)
+
+
+def _free_name(wanted: str, taken: set[str], allowed: Collection[str] = (), *, reserved: bool = True) -> str:
+    """A legal name that differs from those that are taken in more than case; it is taken from now on."""
+    name = _ILLEGAL.sub("_", wanted).strip("_") if _ILLEGAL.search(wanted) else wanted
+    name = name or "field"
+    if reserved and name.lower() in RESERVED_COLUMNS and name not in allowed:
+        name = f"{name}_value"
+    number, free = 1, name
+    while free.lower() in taken:
+        number += 1
+        free = f"{name}_{number}"
+    taken.add(free.lower())
+    return free
+
+
+def writable(field: Field) -> Field | None:
+    """The field without members that no source can name; None if nothing is left."""
+    if not field.members:
+        return field
+    kept = [inner for one in field.members if is_writable((one.name,)) and (inner := writable(one)) is not None]
+    if not kept:
+        return None
+    return replace(field, of=kept[0] if isinstance(field.of, Field) else tuple(kept))

@@ -1,0 +1,386 @@
+"""Types of fields as schemas say them: Avro, JSON Schema, Protobuf, and the schemas of Kafka Connect's JsonConverter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+from highwater.declaration import Field
+from highwater.protobuf import compiled
+from highwater.schemas import Schema, self_contained_avro
+
+# Logical types of Kafka Connect and Debezium, which say in what unit a number is.
+_LOGICAL: Mapping[str, Mapping[str, Any]] = {
+    "org.apache.kafka.connect.data.Timestamp": {"type": "timestamp", "unit": "ms"},
+    "org.apache.kafka.connect.data.Date": {"type": "date", "unit": "days"},
+    "org.apache.kafka.connect.data.Time": {"type": "time", "unit": "ms"},
+    "io.debezium.time.Timestamp": {"type": "timestamp_ntz", "unit": "ms"},
+    "io.debezium.time.MicroTimestamp": {"type": "timestamp_ntz", "unit": "us"},
+    "io.debezium.time.NanoTimestamp": {"type": "timestamp_ntz", "unit": "ns"},
+    "io.debezium.time.ZonedTimestamp": {"type": "timestamp"},
+    "io.debezium.time.Date": {"type": "date", "unit": "days"},
+    "io.debezium.time.Time": {"type": "time", "unit": "ms"},
+    "io.debezium.time.MicroTime": {"type": "time", "unit": "us"},
+}
+_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+_MOST_DIGITS = 38
+# Types of which the wider one holds the values of both.
+_WIDER = ("integer", "long", "float", "double")
+
+
+def tree_of(schemas: Sequence[Schema], message: Sequence[int] = (0,)) -> Field:
+    """The field of type `struct` that holds the values of all schemas, the newest one last.
+
+    Args:
+        schemas: of one kind.
+        message: for Protobuf which message of the schema the values are.
+
+    Raises:
+        ValueError: a schema cannot be read, or describes no object.
+    """
+    read: Callable[[Schema], Field]
+    if schemas[0].kind == "AVRO":
+        read = avro_tree
+    elif schemas[0].kind == "JSON":
+        read = json_schema_tree
+    else:
+
+        def read(schema: Schema) -> Field:
+            return protobuf_tree(schema, message)
+
+    return reduce(merged, [read(one) for one in schemas])
+
+
+def merged(first: Field, second: Field) -> Field:
+    """The field that holds the values of both."""
+    options = {
+        "nullable": first.nullable or second.nullable,
+        "optional": first.optional or second.optional,
+        "default": second.default if second.default is not None else first.default,
+    }
+    if first.type == second.type == "struct":
+        mine, other = ({one.name: one for one in tree.members} for tree in (first, second))
+        both = [merged(one, other[name]) if name in other else _made_optional(one) for name, one in mine.items()]
+        added = [_made_optional(one) for name, one in other.items() if name not in mine]
+        return replace(second, of=(*both, *added), **options)
+    if first.type == second.type:
+        return replace(second, **options)
+    if {first.type, second.type} <= {*_WIDER}:
+        return replace(max(first, second, key=lambda one: _WIDER.index(one.type)), **options)
+    return Field(second.name, "json", nullable=options["nullable"], optional=options["optional"])
+
+
+def _made_optional(one: Field) -> Field:
+    return replace(one, optional=True)
+
+
+def connect_tree(schema: Any, name: str = "") -> Field:
+    """The field of a schema as Kafka Connect's JsonConverter writes it beside the payload.
+
+    Raises:
+        ValueError: it is no such schema.
+    """
+    if not isinstance(schema, Mapping) or "type" not in schema:
+        raise ValueError("the schema has no type")
+    optional = bool(schema.get("optional"))
+    kind, inner = schema["type"], logical_options(schema.get("name"), schema.get("parameters") or {})
+    if inner is not None:
+        return Field(name, **{"nullable": optional, **inner})
+    if kind == "struct":
+        members = tuple(connect_tree(one, one.get("field", "")) for one in schema.get("fields", ()))
+        return Field(name, "struct" if members else "json", nullable=optional, of=members)
+    if kind == "array":
+        return Field(name, "array", nullable=optional, of=connect_tree(schema.get("items"), "element"))
+    if kind == "map" and (schema.get("keys") or {}).get("type") == "string":
+        return Field(name, "map", nullable=optional, of=connect_tree(schema.get("values"), "value"))
+    types = {
+        **dict.fromkeys(("int8", "int16", "int32"), "integer"),
+        "int64": "long",
+        "float32": "float",
+        "float": "float",
+        "float64": "double",
+        "double": "double",
+        "boolean": "boolean",
+        "string": "string",
+        "bytes": "binary",
+    }
+    return _with_nan(Field(name, types.get(kind, "json"), nullable=optional))
+
+
+def logical_options(logical: str | None, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The type and the options of a logical type; None if it is none of these."""
+    if logical == _DECIMAL and "scale" in parameters:
+        scale = int(parameters["scale"])
+        precision = int(parameters.get("connect.decimal.precision", _MOST_DIGITS))
+        if 0 <= scale <= precision <= _MOST_DIGITS:
+            return {"type": f"decimal({precision},{scale})", "unscaled": True}
+    return None if logical not in _LOGICAL else dict(_LOGICAL[logical])
+
+
+def _with_nan(found: Field) -> Field:
+    """A schema allows NaN in each float and double, and a document has no text for it."""
+    return replace(found, nan="null") if found.type in {"float", "double"} else found
+
+
+def avro_tree(schema: Schema) -> Field:
+    """The field of an Avro record.
+
+    Raises:
+        ValueError: the schema is no JSON, or no record.
+    """
+    found = _Avro().field("", json.loads(self_contained_avro(schema)), "")
+    if found.type != "struct":
+        raise ValueError("the schema is no record, so its values have no fields")
+    return found
+
+
+_AVRO_LOGICAL: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("long", "timestamp-millis"): {"type": "timestamp"},
+    ("long", "timestamp-micros"): {"type": "timestamp"},
+    ("long", "timestamp-nanos"): {"type": "timestamp", "unit": "ns"},
+    ("long", "local-timestamp-millis"): {"type": "timestamp_ntz"},
+    ("long", "local-timestamp-micros"): {"type": "timestamp_ntz"},
+    ("long", "local-timestamp-nanos"): {"type": "timestamp_ntz", "unit": "ns"},
+    ("int", "date"): {"type": "date"},
+    ("int", "time-millis"): {"type": "time", "unit": "ms"},
+    ("long", "time-micros"): {"type": "time", "unit": "us"},
+}
+_AVRO_TYPES = {"int": "integer", "bytes": "binary", "fixed": "binary", "enum": "string"}
+_AVRO_SAME = frozenset({"string", "boolean", "long", "float", "double"})
+
+
+class _Avro:
+    """Reads the types of one Avro schema, with those that it defines by name."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, Any] = {}
+        self._open: set[str] = set()
+
+    def field(self, name: str, node: Any, namespace: str) -> Field:
+        """The field of a node of the schema."""
+        if isinstance(node, list):
+            return self._union(name, node, namespace)
+        if isinstance(node, str):
+            return self._by_name(name, node, namespace)
+        kind = node["type"]
+        if isinstance(kind, dict | list):
+            return self.field(name, kind, namespace)
+        if kind in {"record", "error", "enum", "fixed"}:
+            full = node["name"] if "." in node["name"] else f"{node.get('namespace', namespace)}.{node['name']}"
+            self._named[full] = node
+            namespace = full.rpartition(".")[0]
+            if kind in {"record", "error"}:
+                return self._record(name, node, full, namespace)
+        if kind == "array":
+            return Field(name, "array", of=self.field("element", node["items"], namespace))
+        if kind == "map":
+            return Field(name, "map", of=self.field("value", node["values"], namespace))
+        return self._plain(name, kind, node, namespace)
+
+    def _plain(self, name: str, kind: str, node: Mapping[str, Any], namespace: str) -> Field:
+        logical = node.get("logicalType")
+        if logical == "decimal" and kind in {"bytes", "fixed"} and node["precision"] <= _MOST_DIGITS:
+            return Field(name, f"decimal({node['precision']},{node.get('scale', 0)})")
+        if options := _AVRO_LOGICAL.get((kind, logical or "")):
+            return Field(name, **options)
+        if not logical and (options := logical_options(node.get("connect.name"), {})):
+            return Field(name, **options)
+        return self._by_name(name, kind, namespace)
+
+    def _by_name(self, name: str, kind: str, namespace: str) -> Field:
+        if kind in _AVRO_SAME or kind in _AVRO_TYPES:
+            return _with_nan(Field(name, _AVRO_TYPES.get(kind, kind)))
+        for full in (kind, f"{namespace}.{kind}"):
+            if full in self._open:
+                break  # a type within itself has no end
+            if full in self._named:
+                return self.field(name, self._named[full], namespace)
+        return Field(name, "json", nullable=True)
+
+    def _union(self, name: str, branches: Sequence[Any], namespace: str) -> Field:
+        others = [one for one in branches if one != "null"]
+        nullable = len(others) < len(branches)
+        found = self.field(name, others[0], namespace) if len(others) == 1 else Field(name, "json")
+        return replace(found, nullable=found.nullable or nullable)
+
+    def _record(self, name: str, node: Mapping[str, Any], full: str, namespace: str) -> Field:
+        self._open.add(full)
+        members = tuple(
+            _with_default(self.field(one["name"], one["type"], namespace), one) for one in node.get("fields", ())
+        )
+        self._open.discard(full)
+        return Field(name, "struct" if members else "json", of=members)
+
+
+_DEFAULTS: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "long": (int,),
+    "float": (int, float),
+    "double": (int, float),
+}
+
+
+def _with_default(found: Field, node: Mapping[str, Any]) -> Field:
+    """A field whose schema has a default may be absent in values of an older schema."""
+    if "default" not in node:
+        return found
+    default = node["default"]
+    if type(default) in _DEFAULTS.get(found.type, ()):
+        return replace(found, optional=True, default=default)
+    return replace(found, optional=True)
+
+
+def json_schema_tree(schema: Schema) -> Field:
+    """The field of a JSON Schema; a part that says nothing of its type is `json`.
+
+    Raises:
+        ValueError: the schema is no JSON, or describes no object with properties.
+    """
+    root = json.loads(schema.text)
+    found = _JsonSchema(root).field("", root, 0)
+    if found.type != "struct":
+        raise ValueError("the schema names no properties of an object")
+    return found
+
+
+# References within references end here, so that a schema that refers to itself has an end.
+_MOST_DEPTH = 12
+
+
+class _JsonSchema:
+    """Reads the types of one JSON Schema, with what it refers to in itself."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+
+    def field(self, name: str, node: Any, depth: int) -> Field:
+        """The field of a node of the schema."""
+        if not isinstance(node, Mapping) or depth > _MOST_DEPTH:
+            return Field(name, "json", nullable=True)
+        if "$ref" in node:
+            return self.field(name, self._referred(node["$ref"]), depth + 1)
+        for choice in ("oneOf", "anyOf"):
+            if choice in node:
+                return self._choice(name, node[choice], depth)
+        kinds = node.get("type")
+        listed = kinds if isinstance(kinds, list) else [kinds]
+        others = [one for one in listed if one != "null"]
+        nullable = len(others) < len(listed)
+        if len(others) != 1:
+            return Field(name, "json", nullable=True)
+        return replace(self._typed(name, others[0], node, depth), nullable=nullable)
+
+    def _referred(self, reference: str) -> Any:
+        if not reference.startswith("#"):
+            return None
+        found = self._root
+        for step in reference[1:].strip("/").split("/"):
+            found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        return found
+
+    def _choice(self, name: str, branches: Sequence[Any], depth: int) -> Field:
+        others = [one for one in branches if not (isinstance(one, Mapping) and one.get("type") == "null")]
+        found = self.field(name, others[0], depth + 1) if len(others) == 1 else Field(name, "json")
+        return replace(found, nullable=found.nullable or len(others) < len(branches))
+
+    def _typed(self, name: str, kind: Any, node: Mapping[str, Any], depth: int) -> Field:
+        options = logical_options(node.get("title"), node.get("connect.parameters") or {})
+        if options is not None and kind in {"integer", "string", "number"}:
+            return Field(name, **options)
+        if kind == "object":
+            required = frozenset(node.get("required", ()))
+            members = tuple(
+                replace(self.field(inner, one, depth + 1), optional=inner not in required)
+                for inner, one in (node.get("properties") or {}).items()
+            )
+            return Field(name, "struct" if members else "json", of=members)
+        if kind == "array" and isinstance(node.get("items"), Mapping):
+            return Field(name, "array", of=self.field("element", node["items"], depth + 1))
+        if kind == "string":
+            formats = {"date-time": "timestamp", "date": "date"}
+            return Field(name, formats.get(node.get("format", ""), "string"))
+        if kind == "integer":
+            return Field(name, "integer" if node.get("connect.type") in {"int8", "int16", "int32"} else "long")
+        return Field(name, {"number": "double", "boolean": "boolean"}.get(kind, "json"))
+
+
+def protobuf_tree(schema: Schema, message: Sequence[int] = (0,)) -> Field:
+    """The field of a Protobuf message.
+
+    Args:
+        schema: the schema.
+        message: the index of the message in its file, then of the message nested in it, and so on.
+
+    Raises:
+        ValueError: the schema does not compile, or has no such message.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool
+
+    data, main = compiled(schema)
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+        pool.Add(file)  # type: ignore[no-untyped-call]
+    found: Any = pool.FindFileByName(main)
+    among = found.message_types_by_name
+    for place in message:
+        ordered = sorted(among.values(), key=lambda one: int(one.index))
+        if not 0 <= place < len(ordered):
+            raise ValueError(f"the schema has no message {list(message)}")
+        found = ordered[place]
+        among = found.nested_types_by_name
+    return _message("", found, ())
+
+
+_INTEGERS = frozenset({"int32", "sint32", "sfixed32"})
+_WHOLE = frozenset({"uint32", "fixed32", "int64", "sint64", "sfixed64"})
+# 2**64 - 1 has 20 digits.
+_UNSIGNED = frozenset({"uint64", "fixed64"})
+_KNOWN = {"Timestamp": "timestamp", "Duration": "string", "Struct": "json", "ListValue": "json", "Value": "json"}
+_WRAPPERS = "google.protobuf."
+
+
+def _message(name: str, descriptor: Any, around: tuple[str, ...]) -> Field:
+    full = descriptor.full_name
+    if full.startswith(_WRAPPERS):
+        short = full.removeprefix(_WRAPPERS)
+        if short in _KNOWN:
+            return Field(name, _KNOWN[short], nullable=_KNOWN[short] == "json")
+        if short.endswith("Value"):
+            return _single(name, descriptor.fields_by_name["value"], around)
+    if full in around or not descriptor.fields:
+        return Field(name, "json")
+    inside = (*around, full)
+    return Field(name, "struct", of=tuple(_protobuf_field(one, inside) for one in descriptor.fields))
+
+
+def _protobuf_field(field: Any, around: tuple[str, ...]) -> Field:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return Field(field.name, "map", of=_single("value", field.message_type.fields_by_name["value"], around))
+    if field.is_repeated:
+        return Field(field.name, "array", of=_single("element", field, around))
+    return replace(_single(field.name, field, around), optional=bool(field.has_presence))
+
+
+def _single(name: str, field: Any, around: tuple[str, ...]) -> Field:
+    if field.message_type is not None:
+        return _message(name, field.message_type, around)
+    kind = _type_name(field)
+    if kind in _INTEGERS:
+        return Field(name, "integer")
+    if kind in _WHOLE:
+        return Field(name, "long")
+    if kind in _UNSIGNED:
+        return Field(name, "decimal(20,0)")
+    types = {"float": "float", "double": "double", "bool": "boolean", "bytes": "binary"}
+    return _with_nan(Field(name, types.get(kind, "string")))
+
+
+def _type_name(field: Any) -> str:
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+    return str(FieldDescriptorProto.Type.Name(field.type)).removeprefix("TYPE_").lower()
