@@ -15,10 +15,10 @@ from highwater.protobuf import compiled, declared_files
 
 if TYPE_CHECKING:
     import pandas as pd
-    from highwater.schemas import Schema
     from pyspark.sql import Column
 
     from highwater.formats import Protobuf
+    from highwater.schemas import Schema
 
 _RESULT = "document STRING, problem STRING"
 
@@ -35,12 +35,12 @@ def reader_of(declared: Protobuf, schemas: Mapping[str, Schema] | None) -> Calla
         message as JSON, and `problem`, why there is none; both are null of a record without a value or a schema.
     """
     from pyspark.cloudpickle import register_pickle_by_value
-    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.functions import pandas_udf
 
-    register_pickle_by_value(protobuf_documents)
+    register_pickle_by_value(protobuf_documents)  # type: ignore[no-untyped-call]
     files = {"declared": declared_files(declared)} if schemas is None else {k: compiled(s) for k, s in schemas.items()}
     read = _batches(declared.message, files, framed=schemas is not None)
-    found: Callable[[str, str], Column] = F.pandas_udf(read, returnType=_RESULT)
+    found: Callable[[str, str], Column] = pandas_udf(read, returnType=_RESULT)  # type: ignore[call-overload]
     return found
 
 

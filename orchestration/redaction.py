@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from highwater.settings import Settings
@@ -24,12 +25,13 @@ class HiddenError(Exception):
 
 
 def secret_values(settings: Settings) -> frozenset[str]:
-    """The values that must not be stored: of Kafka's secret properties, the ledger's password, the alerts' address."""
+    """The values that must not be stored: secret properties, the ledger's password, the alerts' address."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     found = {value for name, value in settings.kafka_config.items() if _SECRET.search(name)}
     found.add(settings.alerts_url or "")
+    found |= _of_registry(settings)
     try:
         url = make_url(settings.ledger_url)
     except ArgumentError:
@@ -37,6 +39,18 @@ def secret_values(settings: Settings) -> frozenset[str]:
     else:
         found |= {str(url.password or ""), *[str(v) for k, v in url.query.items() if _SECRET.search(k)]}
     return frozenset(value for value in found if len(value) >= SHORTEST)
+
+
+def _of_registry(settings: Settings) -> set[str]:
+    """The secrets of the schema registry: passwords in its addresses and its configuration."""
+    config = settings.schema_registry_config
+    found = {str(value) for name, value in config.items() if _SECRET.search(name)}
+    login = str(config.get("basic.auth.user.info", ""))
+    found |= {login, login.partition(":")[2]}
+    for address in (settings.schema_registry_url or "").split(","):
+        password = urlsplit(address).password or ""
+        found |= {password, unquote(password)}
+    return found
 
 
 def without(text: str, secrets: Collection[str]) -> str:

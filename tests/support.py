@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from dev.spark_connect import SparkConnect
     from highwater.declaration import Stream
+    from highwater.schemas import Schema
     from resources.kafka import Kafka
     from resources.lake import Lake
     from resources.ledger import Ledger
@@ -128,9 +129,11 @@ class Bench:
     kafka: Kafka
     bootstrap: str
     log: list[str] = field(default_factory=list)
+    schemas: Callable[[int | str], Schema | None] | None = None
 
     def work(self, *slices: Slice, **changes: Any) -> Work:
-        work = Work(self.stream, slices, self.spark, self.lake, self.ledger, self.kafka, self.log.append)
+        opened = self.spark, self.lake, self.ledger, self.kafka
+        work = Work(self.stream, slices, *opened, self.log.append, schemas=self.schemas)
         return replace(work, **changes)
 
     def send(self, *messages: Message) -> None:
@@ -186,7 +189,7 @@ class Bench:
         """The checks that fail in slices that stand whole in all tables, with what they say."""
         from orchestration.checking.checks import Sources
 
-        sources = Sources(self.ledger, self.kafka, self.lake)
+        sources = Sources(self.ledger, self.kafka, self.lake, self.schemas)
         return {f"{red.check} of {red.slice_key}": red.text for red in failing(sources, self.stream)}
 
     def versions(self, table: str) -> int:

@@ -31,6 +31,7 @@ from orchestration.checking.published_checks import standing_line
 from orchestration.checking.strangers import slices_there, strangers
 from orchestration.checking.topic_audit import judged_published
 from orchestration.checking.version_checks import over_the_stream
+from orchestration.resources import schemas
 from orchestration.sensing.standing import attempts
 from orchestration.telling.plan_status import DlqStatus, stream_status, times_plain
 from orchestration.telling.publication import accepted_vanished
@@ -533,7 +534,7 @@ def _failing(
     unasked: dict[str, HighwaterError] = {}
     for checks in CHECKS if keys else ():
         try:
-            verdicts = checks.verdicts(Sources(ledger, kafka, lake), stream, keys)
+            verdicts = checks.verdicts(Sources(ledger, kafka, lake, schemas()), stream, keys)
         except Exception as error:  # noqa: BLE001 - a table that breaks one check must not hide what the others say
             told = error if isinstance(error, HighwaterError) else _broke(error)
             unasked[f"{', '.join(checks.names(stream))}: {told}"] = told

@@ -29,11 +29,13 @@ from orchestration.checking import (
 from orchestration.checking.offset_queries import in_raw
 from orchestration.failures import told_to_dagster
 from orchestration.partitions import slices_of
+from orchestration.resources import schemas
 from orchestration.sensing import standing
 from orchestration.stream_assets import table_key
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.schemas import Schema
     from orchestration.checking.verdicts import Verdict
     from resources.kafka import Kafka
     from resources.lake import Lake
@@ -58,11 +60,12 @@ def link_to(name: str) -> dg.MetadataValue[str]:
 
 @dataclass(frozen=True)
 class Sources:
-    """What checks ask."""
+    """What checks ask; schemas by number or GUID, or None where no registry is configured."""
 
     ledger: "Ledger"
     kafka: "Kafka"
     lake: "Lake"
+    schemas: "Callable[[int | str], Schema | None] | None" = None
 
 
 @dataclass(frozen=True)
@@ -264,7 +267,7 @@ def evaluations(context: dg.OpExecutionContext, stream: "Stream", checks: Checks
     """One evaluation for each slice of the run: the result of a check over a range has no partition."""
     with told_to_dagster(context.retry_number, lambda: None):
         made = context.resources
-        sources = Sources(made.ledger.open(), made.kafka.open(), made.lake.open())
+        sources = Sources(made.ledger.open(), made.kafka.open(), made.lake.open(), schemas())
         verdicts = checks.verdicts(sources, stream, context.partition_keys)
     for name, by_slice in verdicts.items():
         for key, verdict in by_slice.items():

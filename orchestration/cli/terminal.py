@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from assets.work import Work
     from highwater.declaration import Stream
+    from highwater.schemas import Schema
     from resources.kafka import Kafka
     from resources.lake import Lake
     from resources.ledger import Ledger
@@ -96,7 +97,14 @@ class Deployment:
         """All of them for work on a stream; without a session for what needs none."""
         from assets.work import Work
 
-        return Work(stream, [], cast("SparkSession", spark), self.lake(), self.ledger(), self.kafka(), log)
+        opened = cast("SparkSession", spark), self.lake(), self.ledger(), self.kafka()
+        return Work(stream, [], *opened, log, schemas=self.schemas())
+
+    def schemas(self) -> Callable[[int | str], Schema | None] | None:
+        """How schemas of the configured registry are found; None without one."""
+        from orchestration.resources import finder
+
+        return finder(self.settings.schema_registry_url, frozenset(self.settings.schema_registry_config.items()))
 
 
 deployment_of = click.make_pass_decorator(Deployment)

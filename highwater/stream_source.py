@@ -1,0 +1,216 @@
+"""A declaration as the text of a file in `assets/streams/`, in the format that `ruff format` keeps."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from datetime import date, timedelta
+from enum import Enum
+from typing import Any
+
+from highwater.declaration import Stream
+
+LINE_LENGTH = 120
+_INDENT = "    "
+# Arguments that stand without their names, by class.
+_POSITIONAL: Mapping[str, tuple[str, ...]] = {
+    "Field": ("name", "type"),
+    "Key": ("path",),
+    "Header": ("name",),
+    "Meta": ("name",),
+    "Lines": ("pattern",),
+}
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A piece of source: an opening, parts separated by commas, and a closing; or plain text.
+
+    Args:
+        text: what stands before the parts.
+        parts: the parts, each with the comment above it.
+        end: what stands behind them; empty for plain text.
+        single: whether it is a tuple, which needs a comma behind its only part.
+    """
+
+    text: str
+    parts: tuple[tuple[str, _Node], ...] = ()
+    end: str = ""
+    single: bool = False
+
+    def flat(self) -> str | None:
+        """The source on one line; None if a comment needs its own line."""
+        if not self.end:
+            return self.text
+        inner = [part.flat() for comment, part in self.parts if not comment]
+        if len(inner) < len(self.parts) or None in inner:
+            return None
+        comma = "," if self.single and len(inner) == 1 else ""
+        return f"{self.text}{', '.join(one for one in inner if one is not None)}{comma}{self.end}"
+
+    def lines(self, indent: str, *, behind: int = 0) -> list[str]:
+        """The source as lines, with `behind` characters left free on the last one."""
+        flat = self.flat()
+        if flat is not None and (not self.end or len(indent) + len(flat) + behind <= LINE_LENGTH):
+            return [indent + flat]
+        deeper = indent + _INDENT
+        found = [indent + self.text]
+        for comment, part in self.parts:
+            found += _comment(comment, deeper)
+            lines = part.lines(deeper, behind=1)
+            found += [*lines[:-1], lines[-1] + ","]
+        return [*found, indent + self.end]
+
+    def prefixed(self, text: str) -> _Node:
+        """The same behind a text, such as an argument's name."""
+        return _Node(text + self.text, self.parts, self.end, self.single)
+
+
+def to_source(
+    stream: Stream,
+    *,
+    summary: str = "",
+    comments: Mapping[str, str] | None = None,
+    field_comments: Mapping[str, str] | None = None,
+) -> str:
+    """The text of a module that declares the stream.
+
+    Args:
+        stream: the declaration.
+        summary: the module's docstring; one sentence.
+        comments: comments above arguments of the stream, by their names.
+        field_comments: comments above fields, by their names.
+    """
+    source = _Source(dict(comments or {}), dict(field_comments or {}))
+    body = source.call(stream).prefixed("STREAM = ").lines("")
+    head = (summary or f"The stream {stream.name} of the topic {stream.topic}.").replace("\\", "/").replace('"', "'")
+    docstring = f'"""{_one_line(head)}"""'
+    return "\n".join([docstring, "", *source.imports(), "", *body, ""])
+
+
+def _one_line(text: str) -> str:
+    return textwrap.shorten(text, LINE_LENGTH - 6, placeholder=" …")
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    if not text:
+        return []
+    plain = "".join(one if one.isprintable() else " " for one in text)
+    width = LINE_LENGTH - len(indent) - 2
+    return [f"{indent}# {line}" for line in textwrap.wrap(plain, width, break_on_hyphens=False)]
+
+
+class _Source:
+    """Turns values into source, and remembers what has to be imported."""
+
+    def __init__(self, comments: Mapping[str, str], field_comments: Mapping[str, str]) -> None:
+        self._comments = comments
+        self._field_comments = field_comments
+        self._used: dict[str, set[str]] = {}
+
+    def imports(self) -> list[str]:
+        """The import lines: the standard library first, then ours."""
+        standard = [_import(module, self._used[module]) for module in sorted(self._used) if "." not in module]
+        ours = [_import(module, self._used[module]) for module in sorted(self._used) if "." in module]
+        flat = [line for lines in ours for line in lines]
+        return [*(line for lines in standard for line in lines), *([""] if standard else []), *flat]
+
+    def call(self, value: Any) -> _Node:
+        """The construction of a dataclass, without arguments that have their defaults."""
+        kind = type(value)
+        self._use(kind.__module__, kind.__name__)
+        parts = []
+        for one in fields(value):
+            given = getattr(value, one.name)
+            if _is_default(one, given):
+                continue
+            is_stream = isinstance(value, Stream)
+            node = self._fields(given) if is_stream and one.name == "fields" else self.node(given)
+            positional = one.name in _POSITIONAL.get(kind.__name__, ())
+            comment = self._comments.get(one.name, "") if is_stream else ""
+            parts.append((comment, node if positional else node.prefixed(f"{one.name}=")))
+        if isinstance(value, Stream):
+            parts = self._with_lonely_comments(parts)
+        return _Node(f"{kind.__name__}(", tuple(parts), ")")
+
+    def _with_lonely_comments(self, parts: list[tuple[str, _Node]]) -> list[tuple[str, _Node]]:
+        """The comments of arguments that are left out stand above the next one that is written, or the last."""
+        written = {part.text.partition("=")[0] for _, part in parts}
+        order = [one.name for one in fields(Stream)]
+        moved = dict.fromkeys(written, "")
+        for name in self._comments:
+            if name in written:
+                continue
+            after = next((one for one in order[order.index(name) :] if one in written), None)
+            target = after or next(one for one in reversed(order) if one in written)
+            moved[target] = " ".join(filter(None, [moved[target], self._comments[name]]))
+        found = []
+        for comment, part in parts:
+            more = moved[part.text.partition("=")[0]]
+            found.append((" ".join(filter(None, [more, comment])), part))
+        return found
+
+    def _fields(self, given: Sequence[Any]) -> _Node:
+        parts = tuple((self._field_comments.get(one.name, ""), self.call(one)) for one in given)
+        return _Node("(", parts, ")", single=True)
+
+    def node(self, value: Any) -> _Node:
+        """A value as source."""
+        if isinstance(value, Enum):
+            self._use(type(value).__module__, type(value).__name__)
+            return _Node(f"{type(value).__name__}.{value.name}")
+        if is_dataclass(value):
+            return self.call(value)
+        if isinstance(value, timedelta):
+            return self._duration(value)
+        if isinstance(value, date):
+            self._use("datetime", "date")
+            return _Node(f"date({value.year}, {value.month}, {value.day})")
+        if isinstance(value, str):
+            return _Node(quoted(value))
+        if isinstance(value, tuple):
+            return _Node("(", tuple(("", self.node(one)) for one in value), ")", single=True)
+        if isinstance(value, Mapping):
+            parts = tuple(("", self.node(v).prefixed(f"{quoted(k)}: ")) for k, v in value.items())
+            return _Node("{", parts, "}")
+        return _Node(repr(value))
+
+    def _duration(self, value: timedelta) -> _Node:
+        self._use("datetime", "timedelta")
+        seconds, micros = value.days * 86_400 + value.seconds, value.microseconds
+        if micros:
+            return _Node(f"timedelta(seconds={seconds}, microseconds={micros})")
+        for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+            if seconds and seconds % size == 0:
+                return _Node(f"timedelta({unit}={seconds // size})")
+        return _Node(f"timedelta(seconds={seconds})")
+
+    def _use(self, module: str, name: str) -> None:
+        self._used.setdefault(module, set()).add(name)
+
+
+def _is_default(one: Any, given: Any) -> bool:
+    if one.default is not MISSING:
+        return type(one.default) is type(given) and bool(one.default == given)
+    return one.default_factory is not MISSING and bool(one.default_factory() == given)
+
+
+def _import(module: str, names: set[str]) -> list[str]:
+    ordered = sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+    line = f"from {module} import {', '.join(ordered)}"
+    if len(line) <= LINE_LENGTH:
+        return [line]
+    return [f"from {module} import (", *(f"{_INDENT}{name}," for name in ordered), ")"]
+
+
+_ESCAPES = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def quoted(text: str) -> str:
+    """A text as a literal with double quotes, or with single ones where that saves escapes."""
+    written = repr(text)
+    if written[0] == '"' or '"' in text:
+        return written
+    return f'"{written[1:-1]}"'
