@@ -11,6 +11,7 @@ is wrong with the value; `unknown_schema`, the schema that the registry does not
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -324,13 +325,13 @@ def _separated(stream: Stream, rows: DataFrame) -> DataFrame:
 
 def _matched(stream: Stream, rows: DataFrame) -> DataFrame:
     """Rows whose payload is a line that a pattern matches."""
-    from highwater.format_rules import groups_of, java_pattern
+    from highwater.format_rules import java_pattern, python_pattern
     from pyspark.sql import functions as F
 
     declared = stream.value
     assert isinstance(declared, Lines)
     pattern = rf"\A(?:{java_pattern(declared.pattern)})\z"
-    groups = groups_of(declared.pattern)
+    groups = re.compile(python_pattern(declared.pattern)).groupindex
     found = [F.regexp_extract("line", pattern, at).alias(name) for name, at in groups.items()]
     whole = F.struct(*[F.when(one != "", one).alias(name) for one, name in zip(found, groups, strict=True)])
     matches = F.col("line").rlike(pattern)

@@ -143,7 +143,7 @@ def _takes_infinite(declared: Field) -> bool:
 
 
 def _paths(stream: Stream) -> list[tuple[str, ...]]:
-    return [path for declared in stream.fields for path in _paths_of(declared)]
+    return [path for declared in stream.fields if not declared.expression for path in _paths_of(declared)]
 
 
 def _paths_of(declared: Field) -> list[tuple[str, ...]]:
@@ -162,9 +162,10 @@ def with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
     """Rows with a column `json`, and those of raw, get the columns of all fields."""
     from pyspark.sql import functions as F
 
-    found = rows.withColumns({f"json_{f.name}": _json_of(stream, f) for f in stream.fields})
-    found = found.withColumns({f"kind_{f.name}": F.schema_of_variant(f"json_{f.name}") for f in stream.fields})
-    parts = [part_of(stream, f) for f in stream.fields]
+    read = [f for f in stream.fields if f.expression is None]
+    found = rows.withColumns({f"json_{f.name}": _json_of(stream, f) for f in read})
+    found = found.withColumns({f"kind_{f.name}": F.schema_of_variant(f"json_{f.name}") for f in read})
+    parts = [part_of(stream, f) for f in read]
     numbers = [part for part in parts if _reads_digits(part.declared)]
     if numbers:
         # Once for all fields, and of few records: hardly any number is written with an exponent.
@@ -533,6 +534,9 @@ def problem(stream: Stream, declared: Field) -> Column:
     """What is wrong with a field, for a person; null where nothing is."""
     from pyspark.sql import functions as F
 
+    if declared.expression is not None:
+        fine = F.lit(declared.nullable) | F.col(f"field_{declared.name}").isNotNull()
+        return F.when(~fine, F.lit(f"field {declared.name} is null: {declared.expression}"))
     part = part_of(stream, declared)
     return _problem(part, F.lit(_named(declared)), F.col(f"field_{declared.name}"))
 

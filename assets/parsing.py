@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 from assets.decoding import with_json
+from assets.expressions import with_expressions
 from assets.fields import problem as problem_of
 from assets.fields import sql_type, with_fields
 from assets.origins import PROBLEM
@@ -36,7 +37,8 @@ PERMANENT = frozenset({MALFORMED, INVALID})
 
 def field_columns(stream: Stream) -> list[Field]:
     """The fields that are columns of their own, beside `key`, `version` and `event_time`."""
-    return [f for f in stream.fields if f.name not in {"key", "version", "event_time"}]
+    taken = {"key", "event_time", *(["version"] if stream.versioned else [])}
+    return [f for f in stream.fields if f.stored and f.name not in taken]
 
 
 def event_time_of(stream: Stream) -> Column:
@@ -64,7 +66,7 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = work.stream
-    parsed = _with_deleted(stream, with_fields(stream, with_json(work, raw)))
+    parsed = with_deleted(stream, with_expressions(stream, with_fields(stream, with_json(work, raw))))
     # Without its schema nothing is known of a value, so nothing is wrong with it.
     known = F.col("unknown_schema").isNull()
     problem = F.coalesce(PROBLEM, F.when(known, F.coalesce(_structure_problem(stream), _key_problem(stream))))
@@ -79,7 +81,7 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     return looked_up.withColumn("reason", reason).withColumn("detail", detail)
 
 
-def _with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
+def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
     """Rows with `deleted`; what a record that deletes does not have is null in it, whatever the default."""
     from pyspark.sql import functions as F
 
@@ -92,7 +94,7 @@ def _with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
     if declared.tombstones:
         deletes = F.col("value").isNull() | deletes
     told = parsed.withColumn("deleted", deletes)
-    with_default = [f.name for f in stream.fields if f.default is not None]
+    with_default = [f.name for f in stream.fields if f.default is not None and f.expression is None]
     if not with_default:
         return told
     absent = {name: F.col("deleted") & F.col(f"json_{name}").isNull() for name in with_default}
@@ -115,6 +117,8 @@ def _field_problem(stream: Stream, declared: Field) -> Column:
     needed = {*stream.key, stream.version, stream.event_time}
     if stream.deletes is None or declared.name in needed:
         return problem_of(stream, declared)
+    if declared.expression is not None:
+        return F.when(~F.col("deleted"), problem_of(stream, declared))
     lacks = F.col(f"json_{declared.name}").isNull() | (F.col(f"kind_{declared.name}") == "VOID")
     return F.when(~F.col("deleted") | ~lacks, problem_of(stream, declared))
 
@@ -176,6 +180,8 @@ def _invalid_problem(stream: Stream) -> Column:
             # Of two types Spark would compare in a third one, which cuts digits off.
             least = F.lit(str(declared.at_least)).cast(sql_type(declared))
             problems.append(F.when(value < least, F.lit(f"{declared.name} is below {declared.at_least}")))
+    for name, condition in stream.rules.items():
+        problems.append(F.when(~F.col(f"rule_{name}"), F.lit(f"rule {name}: not {condition}")))
     return F.coalesce(*problems)
 
 

@@ -83,6 +83,9 @@ class Field:
             Kafka Connect's JsonConverter writes it.
         of: the elements of an `array` or the values of a `map`, one field whose name says nothing; of a `struct` its
             members, whose sources are paths in the struct.
+        expression: the value as an expression of Spark SQL over the other fields, in the place of a source. An
+            expression that fails, such as a division by zero, fails the slice: use functions that begin with `try_`.
+        stored: whether it is a column; a field that is not may be used in expressions, and as key or version.
     """
 
     name: str
@@ -101,6 +104,8 @@ class Field:
     rounded: bool = False
     unscaled: bool = False
     of: Field | tuple[Field, ...] = ()
+    expression: str | None = None
+    stored: bool = True
 
     @property
     def members(self) -> tuple[Field, ...]:
@@ -449,6 +454,8 @@ class Stream:
         record_key: whether a record whose own key is not the text of `key` is a reject (`strict`), counted by the check
             `record_keys_as_declared` (`warn`), or nothing of interest (`ignore`).
         deletes: which records delete their key; None where none does.
+        rules: conditions of Spark SQL over the fields, by name; a record of which one is false is `invalid`. A
+            condition that is null is not broken. They fail as expressions of fields do.
     """
 
     name: str
@@ -461,6 +468,7 @@ class Stream:
     value: Format = field(default_factory=Json)
     record_key: Literal["strict", "warn", "ignore"] = "warn"
     deletes: Deletes | None = None
+    rules: Mapping[str, str] = field(default_factory=dict)
     owner: str = "team:data-platform"
     description: str = ""
     key_separator: str = "|"

@@ -75,7 +75,7 @@ def problems(stream: Stream) -> list[str]:
     found += _cluster_problems(stream)
     found += _retention_problems(stream.retention)
     if not found:
-        found += _typed_problems(stream) + _delete_problems(stream)
+        found += _typed_problems(stream) + _delete_problems(stream) + _expression_problems(stream)
     return found
 
 
@@ -129,6 +129,36 @@ def _append_only_problems(stream: Stream) -> list[str]:
         "first_version": stream.first_version,
     }
     return [f"{name} needs a key and a version, and no version is declared" for name, one in needs.items() if one]
+
+
+# What gives another value each time that it is computed, or needs more than one record.
+_UNFIT = re.compile(
+    r"\b(rand|randn|random|uuid|now|current_timestamp|current_date|localtimestamp|unix_timestamp|shuffle|"
+    r"monotonically_increasing_id|spark_partition_id|input_file_name|select|over|from)\b(?!\s*=)",
+    re.IGNORECASE,
+)
+
+
+def _expression_problems(stream: Stream) -> list[str]:
+    texts = {f"field {f.name!r}": f.expression for f in stream.fields if f.expression is not None}
+    texts |= {f"rule {name!r}": text for name, text in stream.rules.items()}
+    found = [f"{name}: the expression is empty" for name, text in texts.items() if not text.strip()]
+    for name, text in texts.items():
+        if unfit := _UNFIT.search(re.sub(r"'(?:[^'\\]|\\.)*'", "''", text)):
+            found.append(
+                f"{name}: {unfit[0]!r} cannot be used: an expression is computed more than once, of one record alone"
+            )
+    found += [f"rule {name!r}: a name is letters, digits and _" for name in stream.rules if not _COLUMN.fullmatch(name)]
+    for f in stream.fields:
+        if f.expression is not None and (f.source is not None or f.optional or f.default is not None):
+            found.append(f"field {f.name!r}: an expression has no source, is not optional and has no default")
+    used = {"metrics": [], "transitions": [], "upkeep: cluster_by": list(stream.upkeep.cluster_by)}
+    used["metrics"] = [stream.metrics.status, stream.metrics.amount] if stream.metrics else []
+    used["transitions"] = [stream.transitions.field] if stream.transitions else []
+    unstored = {f.name for f in stream.fields if not f.stored}
+    return found + [
+        f"{what}: field {name!r} is not stored" for what, names in used.items() for name in names if name in unstored
+    ]
 
 
 def _delete_problems(stream: Stream) -> list[str]:
@@ -314,8 +344,8 @@ def _typed_problems(stream: Stream) -> list[str]:
         if stream.field_named(name).type in {"float", "double", "binary", "json", "array", "map", "struct"}
     ]
     found += [
-        f"a field named {name!r} must be the stream's {name}"
-        for name in ("version", "event_time")
+        f"a field named {name!r} must be the stream's {name}; give it another name and a source"
+        for name in (*(["version"] if stream.versioned else []), "event_time")
         if name in [f.name for f in stream.fields] and getattr(stream, name) != name
     ]
     if stream.first_version is not None and not stream.versions_count:

@@ -5,36 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from highwater.classifying import classify
 from highwater.declaration import Answers, Deletes, Field, Stream
 from highwater.errors import ConfigurationError
-from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
-from highwater.inference_fields import Guesses, Hints, leaves, seen_in
-from highwater.inference_formats import Envelope, Recognised, Schemas, envelope_of, header_envelope, recognise
-from highwater.inference_names import Draft, Path, is_writable, named, writable
-from highwater.inference_roles import (
-    Choice,
-    Evidence,
-    KeyChoice,
-    choose_event_time,
-    choose_key,
-    choose_version,
-    read_key,
-)
-from highwater.inference_schemas import connect_tree, merged, tree_of
+from highwater.formats import Avro, Format, Json, Protobuf
+from highwater.inference_formats import Envelope, Recognised, Schemas, recognise
+from highwater.inference_keys import Evidence, KeyChoice, choose_key, read_key
+from highwater.inference_layout import Layout, layout_of
+from highwater.inference_names import Draft, named
+from highwater.inference_roles import Choice, choose_event_time, choose_version
 from highwater.reading import Record
 from highwater.schemas import Schema
-from highwater.sources import Header, Key
+from highwater.sources import Key
 
 EXAMPLE_LENGTH = 40
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a time without a zone has none
-_CHANGE = frozenset({"op", "source"})
-# Attributes of CloudEvents that a record's headers have; `time` and `subject` are optional there.
-_CLOUD_HEADERS: Mapping[str, str] = {"id": "string", "source": "string", "type": "string", "subject": "string"}
 
 
 @dataclass(frozen=True)
@@ -76,27 +65,15 @@ class Inferred:
     left_out: tuple[str, ...] = ()
 
     @property
+    def comments(self) -> dict[str, str]:
+        """The reasons by the arguments of the stream that they are for."""
+        renamed = {"format": "value", "envelope": "fields"}
+        return {renamed.get(choice, choice): reason for choice, reason in self.reasons.items()}
+
+    @property
     def field_reasons(self) -> dict[str, str]:
         """Why each field has its type, by its name, where there is something to say."""
         return {one.field.name: one.reason for one in self.columns if one.reason}
-
-
-@dataclass
-class _Layout:
-    """The drafts of the columns, and what the envelope says of their roles.
-
-    Args:
-        drafts: the columns; of Debezium a row's columns are also looked for in `before`.
-        versions: the wanted names of possible versions, best first; empty where the fields' names decide.
-        times: likewise of the event time.
-        rows: the drafts of a database's row, which has no values in a delete beside its key.
-    """
-
-    drafts: list[Draft] = field(default_factory=list)
-    versions: tuple[str, ...] = ()
-    times: tuple[str, ...] = ()
-    rows: frozenset[str] = frozenset()
-    left_out: list[str] = field(default_factory=list)
 
 
 def infer(
@@ -128,7 +105,7 @@ def infer(
             remedy="sample more records with --records, or give the schema with --subject",
         )
     recognised = recognise(filled, schemas)
-    layout, envelope = _layout(recognised, filled)
+    layout, envelope = layout_of(recognised, filled)
     compacted = compacted or len(filled) < len(records)
     evidence = _evidence(topic, recognised, layout, filled, schemas)
     return _concluded(topic, name or stream_name(topic), recognised, envelope, layout, evidence, compacted=compacted)
@@ -140,10 +117,10 @@ def infer_from_schema(topic: str, schema: Schema, *, name: str | None = None) ->
     Raises:
         ConfigurationError: the schema cannot be read, or describes no object.
     """
-    formats = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
+    formats: dict[str, Format] = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
     reason = f"the {schema.kind} schema {schema.id} of the registry; no record was sampled"
     recognised = Recognised(formats[schema.kind], reason, (), (schema,))
-    layout, envelope = _layout(recognised, ())
+    layout, envelope = layout_of(recognised, ())
     return _concluded(topic, name or stream_name(topic), recognised, envelope, layout, (), compacted=False)
 
 
@@ -153,165 +130,8 @@ def stream_name(topic: str) -> str:
     return name if name[:1].isalpha() else f"topic_{name}".rstrip("_")
 
 
-def _layout(recognised: Recognised, records: Sequence[Record]) -> tuple[_Layout, Envelope]:
-    tree, envelope, reasons = _tree(recognised, records)
-    layout = _Layout()
-    if envelope.kind == "debezium" and tree is not None:
-        _add_change(layout, tree, envelope.prefix, reasons)
-    elif tree is not None:
-        top = _member(tree, envelope.prefix)
-        _add_leaves(layout, top, envelope.prefix, envelope.prefix, reasons, shorter=envelope.kind == "cloudevents")
-    if isinstance(recognised.format, Raw):
-        kind = "string" if recognised.documents else "binary"
-        layout.drafts.append(Draft("value", Field("value", kind), (("value",),), "the whole value"))
-    if envelope.kind == "cloudevents headers":
-        _add_headers(layout)
-    if envelope.kind.startswith("cloudevents"):
-        layout.times = ("time", "ce_time")
-    if isinstance(recognised.format, Raw | Lines) and any(record.key is not None for record in records):
-        all_text = all(one is not None and one.text is not None for one in (read_key(r, None) for r in records))
-        if all_text:
-            layout.drafts.append(Draft("record_key", Field("", "string"), (Key(),), "the record key as text"))
-    return layout, envelope
-
-
-def _tree(recognised: Recognised, records: Sequence[Record]) -> tuple[Field | None, Envelope, Mapping[Path, str]]:
-    """The tree of the values' fields, the envelope, and why types were guessed, by path."""
-    documents = recognised.documents
-    if isinstance(recognised.format, Raw):
-        return None, header_envelope(records), {}
-    schema_tree = _schema_tree(recognised)
-    if not documents:
-        is_change_tree = schema_tree is not None and _is_change_tree(schema_tree)
-        found = Envelope("debezium", "Debezium, by the schema: before, after, source and op")
-        return schema_tree, found if is_change_tree else header_envelope(records), {}
-    envelope = envelope_of(documents, records)
-    if envelope.schema is not None:
-        try:
-            payload = connect_tree(envelope.schema, "payload")
-        except ValueError:
-            payload = None
-        if payload is not None and payload.type == "struct":
-            return Field("", "struct", of=(replace(payload, nullable=False),)), envelope, {}
-    guesses = Guesses(Hints(isinstance(recognised.format, Csv | Lines), envelope.kind == "debezium"))
-    guessed = guesses.tree(seen_in(documents))
-    if schema_tree is not None:
-        return _reconciled(schema_tree, guessed), envelope, guesses.reasons
-    return guessed, envelope, guesses.reasons
-
-
-def _schema_tree(recognised: Recognised) -> Field | None:
-    """The tree of the registered schemas; None without any, or where JSON needs none."""
-    if not recognised.schemas:
-        return None
-    try:
-        return tree_of(recognised.schemas, recognised.message)
-    except (ValueError, KeyError, TypeError) as error:
-        if recognised.documents:
-            return None
-        raise ConfigurationError(
-            f"a schema of the registry cannot be read: {error}",
-            found=f"schemas {', '.join(str(one.id) for one in recognised.schemas)}",
-            remedy="write the declaration by hand: docs/streams.md lists what it may say",
-        ) from error
-
-
-def _reconciled(declared: Field, guessed: Field) -> Field:
-    """A field of a JSON Schema, corrected by what the documents have."""
-    options = {
-        "nullable": declared.nullable or guessed.nullable,
-        "optional": declared.optional or guessed.optional,
-    }
-    if declared.type == guessed.type == "struct":
-        seen = {one.name: one for one in guessed.members}
-        members = [_reconciled(one, seen.pop(one.name)) if one.name in seen else one for one in declared.members]
-        return replace(declared, of=(*members, *(replace(one, optional=True) for one in seen.values())), **options)
-    timed = {"timestamp", "timestamp_ntz", "date"}
-    contradicts = declared.type in timed and guessed.type not in {declared.type, "json"}
-    if contradicts or (declared.type == "json" and guessed.type != "json"):
-        return replace(guessed, **options)
-    return replace(declared, **options)
-
-
-def _is_change_tree(tree: Field) -> bool:
-    names = {one.name: one for one in tree.members}
-    return {*names} >= _CHANGE | {"before", "after"} and names["after"].type == "struct"
-
-
-def _member(tree: Field, path: Path) -> Field:
-    for name in path:
-        tree = next((one for one in tree.members if one.name == name), Field(name, "struct"))
-    return tree
-
-
-def _add_leaves(
-    layout: _Layout, tree: Field, at: Path, prefix: Path, reasons: Mapping[Path, str], *, shorter: bool = False
-) -> None:
-    """Add the columns of a struct; `shorter` takes the name of an event's data alone if it is free."""
-    found = leaves(tree, at)
-    top = {path[-1].lower() for path, _ in found if len(path) == len(prefix) + 1}
-    for path, declared in found:
-        below = path[len(prefix) :]
-        if shorter and len(below) > 1 and below[0] == "data" and "_".join(below[1:]).lower() not in top:
-            below = below[1:]
-        if (kept := _draft(path, declared, "_".join(below), (path,), reasons)) is None:
-            layout.left_out.append(".".join(path))
-        else:
-            layout.drafts.append(kept)
-
-
-def _draft(
-    path: Path, declared: Field, wanted: str, sources: tuple[Path, ...], reasons: Mapping[Path, str]
-) -> Draft | None:
-    kept = writable(declared) if is_writable(path) else None
-    return None if kept is None else Draft(wanted, kept, sources, reasons.get(path, ""))
-
-
-def _add_change(layout: _Layout, tree: Field, prefix: Path, reasons: Mapping[Path, str]) -> None:
-    """Add the columns of a database's row, and of the change: `op`, `lsn` and `source_ts_ms`."""
-    whole = _member(tree, prefix)
-    row, before = _member(whole, ("after",)), _member(whole, ("before",))
-    if row.type == before.type == "struct":
-        row = merged(before, row) if not row.members else row
-    elif row.type != "struct":
-        row = before
-    for path, declared in leaves(replace(row, optional=False, nullable=False), (*prefix, "after")):
-        below = path[len(prefix) + 1 :]
-        both = (path, (*prefix, "before", *below))
-        if (kept := _draft(path, declared, "_".join(below), both, reasons)) is None:
-            layout.left_out.append(".".join(path))
-        else:
-            layout.drafts.append(kept)
-    layout.rows = frozenset(one.wanted for one in layout.drafts)
-    source = {one.name for one in _member(whole, ("source",)).members}
-    layout.drafts.append(Draft(_apart("op", layout), Field("op", "string"), ((*prefix, "op"),), "what was done: c, u, d, r"))
-    if "lsn" in source:
-        reason = "the position in PostgreSQL's log"
-        lsn = Field("lsn", "long", optional=True, nullable=True)
-        layout.drafts.append(Draft(_apart("lsn", layout), lsn, ((*prefix, "source", "lsn"),), reason))
-    moment = Field("ts_ms", "timestamp", unit="ms")
-    path = (*prefix, "source", "ts_ms")
-    layout.drafts.append(Draft(_apart("source_ts_ms", layout), moment, (path,), "when the database changed"))
-    layout.versions = (_apart("lsn", layout), _apart("source_ts_ms", layout))
-    layout.times = layout.versions[1:]
-
-
-def _apart(name: str, layout: _Layout) -> str:
-    """A name for what the envelope says, that no column of the row has."""
-    return f"change_{name}" if name in {one.lower() for one in layout.rows} else name
-
-
-def _add_headers(layout: _Layout) -> None:
-    for name, kind in _CLOUD_HEADERS.items():
-        optional = name == "subject"
-        declared = Field(name, kind, optional=optional)
-        layout.drafts.append(Draft(f"ce_{name}", declared, (Header(f"ce_{name}"),), "an attribute of CloudEvents"))
-    moment = Field("time", "timestamp", optional=True)
-    layout.drafts.append(Draft("ce_time", moment, (Header("ce_time"),), "an attribute of CloudEvents"))
-
-
 def _evidence(
-    topic: str, recognised: Recognised, layout: _Layout, records: Sequence[Record], schemas: Schemas | None
+    topic: str, recognised: Recognised, layout: Layout, records: Sequence[Record], schemas: Schemas | None
 ) -> list[Evidence]:
     """The values of the columns in each record that can be read, by the rules that the pipeline has too."""
     loose = [replace(one, optional=True, nullable=True, default=None) for one in named(layout.drafts)]
@@ -340,7 +160,7 @@ def _concluded(
     name: str,
     recognised: Recognised,
     envelope: Envelope,
-    layout: _Layout,
+    layout: Layout,
     evidence: Sequence[Evidence],
     *,
     compacted: bool,
@@ -400,9 +220,7 @@ class _Roles:
     event_time: Draft | None
 
     @classmethod
-    def of(
-        cls, layout: _Layout, key: KeyChoice, version: Choice, event_time: Choice, *, tombstones: bool
-    ) -> _Roles:
+    def of(cls, layout: Layout, key: KeyChoice, version: Choice, event_time: Choice, *, tombstones: bool) -> _Roles:
         """The drafts when those with a role cannot be null, and a tombstone's key comes from the record's key."""
         chosen = [one for one in (*key.drafts, version.draft, event_time.draft) if one is not None]
         moved = dict(zip(key.drafts, key.from_record, strict=True)) if tombstones else {}
@@ -428,7 +246,7 @@ class _Roles:
 
 
 def _deletes(
-    envelope: Envelope, layout: _Layout, roles: _Roles, by_draft: Mapping[Draft, Field], *, compacted: bool
+    envelope: Envelope, layout: Layout, roles: _Roles, by_draft: Mapping[Draft, Field], *, compacted: bool
 ) -> tuple[Deletes | None, str]:
     if roles.version is None:
         return None, "none: without a key and a version nothing is deleted"
@@ -468,7 +286,7 @@ def _record_key_reason(key: KeyChoice) -> str:
     return "not checked: it is written in another way than the key, or there is none"
 
 
-def _values(layout: _Layout, draft: Draft, evidence: Sequence[Evidence]) -> list[Any]:
+def _values(layout: Layout, draft: Draft, evidence: Sequence[Evidence]) -> list[Any]:
     """The values of a column in the sample."""
     if draft not in layout.drafts:
         return []
@@ -478,7 +296,8 @@ def _values(layout: _Layout, draft: Draft, evidence: Sequence[Evidence]) -> list
 
 def _column(draft: Draft, declared: Field, values: Sequence[Any], records: int) -> Column:
     example = shortened(shown(declared, values[0])) if values else ""
-    return Column(declared, draft.shown_source, len(values), len(values) / records if records else 0.0, example, draft.reason)
+    share = len(values) / records if records else 0.0
+    return Column(declared, draft.shown_source, len(values), share, example, draft.reason)
 
 
 def shown(declared: Field, value: Any) -> str:

@@ -33,12 +33,46 @@ _PLAIN_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)\.([0-9]+)")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 _TIME_WORDS = frozenset(
-    "ts time timestamp datetime date at created updated modified changed occurred happened expires expiry epoch when "
-    "since until".split()
+    {
+        "ts",
+        "time",
+        "timestamp",
+        "datetime",
+        "date",
+        "at",
+        "created",
+        "updated",
+        "modified",
+        "changed",
+        "occurred",
+        "happened",
+        "expires",
+        "expiry",
+        "epoch",
+        "when",
+        "since",
+        "until",
+    }
 )
-_DURATION_WORDS = frozenset("duration elapsed timeout latency uptime ttl interval age delay".split())
-_DAY_WORDS = frozenset("day date due birthday birthdate dob".split())
-_MONEY_WORDS = frozenset("amount total subtotal price cost sum fee fees tax vat balance discount payment".split())
+_DURATION_WORDS = frozenset({"duration", "elapsed", "timeout", "latency", "uptime", "ttl", "interval", "age", "delay"})
+_DAY_WORDS = frozenset({"day", "date", "due", "birthday", "birthdate", "dob"})
+_MONEY_WORDS = frozenset(
+    {
+        "amount",
+        "total",
+        "subtotal",
+        "price",
+        "cost",
+        "sum",
+        "fee",
+        "fees",
+        "tax",
+        "vat",
+        "balance",
+        "discount",
+        "payment",
+    }
+)
 
 _LARGEST_LONG = 2**63 - 1
 _MOST_DIGITS = 38
@@ -222,7 +256,8 @@ def _money(name: str, texts: Sequence[str]) -> tuple[Field, str] | None:
     scale = max(_LEAST_SCALE, *(len(one[2]) for one in found if one))
     if scale + _ROOM > _MOST_DIGITS:
         return None
-    return Field(name, f"decimal({scale + _ROOM},{scale})", text=True), f"texts of at most {scale} digits after the point"
+    reason = f"texts of at most {scale} digits after the point"
+    return Field(name, f"decimal({scale + _ROOM},{scale})", text=True), reason
 
 
 def _of_numbers(
@@ -230,7 +265,8 @@ def _of_numbers(
 ) -> tuple[Field, str]:
     fractions = [one for one in numbers if isinstance(one, float)]
     if infinite:
-        reason = f"{len(infinite):,} values are NaN or infinite, which become null"
+        total = len(infinite) + len(numbers)
+        reason = f"NaN or infinities in {len(infinite):,} of {total:,} values, which become null"
         return Field(name, "double", nan="null"), reason
     if not plain and (timed := _of_moments(name, numbers, hints)):
         return timed

@@ -122,7 +122,7 @@ def _framed(records: Sequence[Record], schemas: Schemas | None) -> Recognised | 
     read = tuple(distinct.values())
     kind = next(iter(kinds))
     shown = ", ".join(str(one.id if one.id is not None else "by GUID") for one in read)
-    reason = f"{_counted(len(known), len(records))} name a {kind} schema of the registry: {shown}"
+    reason = f"{_counted(len(known), len(records))} name schemas of the registry: {kind} {shown}"
     if kind == "JSON":
         documents = tuple(d for one in known if isinstance(d := document_of(one.payload), dict))
         return Recognised(Json(registry=True), reason, documents, read)
@@ -238,7 +238,7 @@ def envelope_of(documents: Sequence[Any], records: Sequence[Record]) -> Envelope
         return Envelope("connect", "schema and payload of Kafka Connect's JsonConverter", ("payload",), schema)
     if _is_most(sum(map(is_change, objects)), len(objects)):
         return Envelope("debezium", "Debezium: before, after, source and op")
-    if _is_most(sum(_CLOUD <= {*one} for one in objects), len(objects)):
+    if _is_most(sum({*one} >= _CLOUD for one in objects), len(objects)):
         return Envelope("cloudevents", "CloudEvents, structured: the event is in data")
     return header_envelope(records)
 

@@ -1,4 +1,4 @@
-"""Types of fields as schemas say them: Avro, JSON Schema, Protobuf, and the schemas of Kafka Connect's JsonConverter."""
+"""Types of fields as schemas say them: Avro, JSON Schema, and Kafka Connect's JsonConverter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Any
 
 from highwater.declaration import Field
-from highwater.protobuf import compiled
+from highwater.inference_protobuf import protobuf_tree
 from highwater.schemas import Schema, self_contained_avro
 
 # Logical types of Kafka Connect and Debezium, which say in what unit a number is.
@@ -56,7 +56,7 @@ def tree_of(schemas: Sequence[Schema], message: Sequence[int] = (0,)) -> Field:
 
 def merged(first: Field, second: Field) -> Field:
     """The field that holds the values of both."""
-    options = {
+    options: dict[str, Any] = {
         "nullable": first.nullable or second.nullable,
         "optional": first.optional or second.optional,
         "default": second.default if second.default is not None else first.default,
@@ -110,14 +110,14 @@ def connect_tree(schema: Any, name: str = "") -> Field:
     return _with_nan(Field(name, types.get(kind, "json"), nullable=optional))
 
 
-def logical_options(logical: str | None, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+def logical_options(logical: Any, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
     """The type and the options of a logical type; None if it is none of these."""
     if logical == _DECIMAL and "scale" in parameters:
         scale = int(parameters["scale"])
         precision = int(parameters.get("connect.decimal.precision", _MOST_DIGITS))
         if 0 <= scale <= precision <= _MOST_DIGITS:
             return {"type": f"decimal({precision},{scale})", "unscaled": True}
-    return None if logical not in _LOGICAL else dict(_LOGICAL[logical])
+    return dict(_LOGICAL[logical]) if logical in _LOGICAL else None
 
 
 def _with_nan(found: Field) -> Field:
@@ -307,80 +307,3 @@ class _JsonSchema:
         if kind == "integer":
             return Field(name, "integer" if node.get("connect.type") in {"int8", "int16", "int32"} else "long")
         return Field(name, {"number": "double", "boolean": "boolean"}.get(kind, "json"))
-
-
-def protobuf_tree(schema: Schema, message: Sequence[int] = (0,)) -> Field:
-    """The field of a Protobuf message.
-
-    Args:
-        schema: the schema.
-        message: the index of the message in its file, then of the message nested in it, and so on.
-
-    Raises:
-        ValueError: the schema does not compile, or has no such message.
-    """
-    from google.protobuf import descriptor_pb2, descriptor_pool
-
-    data, main = compiled(schema)
-    pool = descriptor_pool.DescriptorPool()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
-        pool.Add(file)  # type: ignore[no-untyped-call]
-    found: Any = pool.FindFileByName(main)
-    among = found.message_types_by_name
-    for place in message:
-        ordered = sorted(among.values(), key=lambda one: int(one.index))
-        if not 0 <= place < len(ordered):
-            raise ValueError(f"the schema has no message {list(message)}")
-        found = ordered[place]
-        among = found.nested_types_by_name
-    return _message("", found, ())
-
-
-_INTEGERS = frozenset({"int32", "sint32", "sfixed32"})
-_WHOLE = frozenset({"uint32", "fixed32", "int64", "sint64", "sfixed64"})
-# 2**64 - 1 has 20 digits.
-_UNSIGNED = frozenset({"uint64", "fixed64"})
-_KNOWN = {"Timestamp": "timestamp", "Duration": "string", "Struct": "json", "ListValue": "json", "Value": "json"}
-_WRAPPERS = "google.protobuf."
-
-
-def _message(name: str, descriptor: Any, around: tuple[str, ...]) -> Field:
-    full = descriptor.full_name
-    if full.startswith(_WRAPPERS):
-        short = full.removeprefix(_WRAPPERS)
-        if short in _KNOWN:
-            return Field(name, _KNOWN[short], nullable=_KNOWN[short] == "json")
-        if short.endswith("Value"):
-            return _single(name, descriptor.fields_by_name["value"], around)
-    if full in around or not descriptor.fields:
-        return Field(name, "json")
-    inside = (*around, full)
-    return Field(name, "struct", of=tuple(_protobuf_field(one, inside) for one in descriptor.fields))
-
-
-def _protobuf_field(field: Any, around: tuple[str, ...]) -> Field:
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return Field(field.name, "map", of=_single("value", field.message_type.fields_by_name["value"], around))
-    if field.is_repeated:
-        return Field(field.name, "array", of=_single("element", field, around))
-    return replace(_single(field.name, field, around), optional=bool(field.has_presence))
-
-
-def _single(name: str, field: Any, around: tuple[str, ...]) -> Field:
-    if field.message_type is not None:
-        return _message(name, field.message_type, around)
-    kind = _type_name(field)
-    if kind in _INTEGERS:
-        return Field(name, "integer")
-    if kind in _WHOLE:
-        return Field(name, "long")
-    if kind in _UNSIGNED:
-        return Field(name, "decimal(20,0)")
-    types = {"float": "float", "double": "double", "bool": "boolean", "bytes": "binary"}
-    return _with_nan(Field(name, types.get(kind, "string")))
-
-
-def _type_name(field: Any) -> str:
-    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
-
-    return str(FieldDescriptorProto.Type.Name(field.type)).removeprefix("TYPE_").lower()

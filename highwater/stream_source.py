@@ -30,13 +30,13 @@ class _Node:
 
     Args:
         text: what stands before the parts.
-        parts: the parts, each with the comment above it.
+        parts: the parts, each with the comments above it.
         end: what stands behind them; empty for plain text.
         single: whether it is a tuple, which needs a comma behind its only part.
     """
 
     text: str
-    parts: tuple[tuple[str, _Node], ...] = ()
+    parts: tuple[tuple[tuple[str, ...], _Node], ...] = ()
     end: str = ""
     single: bool = False
 
@@ -44,7 +44,7 @@ class _Node:
         """The source on one line; None if a comment needs its own line."""
         if not self.end:
             return self.text
-        inner = [part.flat() for comment, part in self.parts if not comment]
+        inner = [part.flat() for comments, part in self.parts if not comments]
         if len(inner) < len(self.parts) or None in inner:
             return None
         comma = "," if self.single and len(inner) == 1 else ""
@@ -57,8 +57,8 @@ class _Node:
             return [indent + flat]
         deeper = indent + _INDENT
         found = [indent + self.text]
-        for comment, part in self.parts:
-            found += _comment(comment, deeper)
+        for comments, part in self.parts:
+            found += [line for comment in comments for line in _comment(comment, deeper)]
             lines = part.lines(deeper, behind=1)
             found += [*lines[:-1], lines[-1] + ","]
         return [*found, indent + self.end]
@@ -95,8 +95,6 @@ def _one_line(text: str) -> str:
 
 
 def _comment(text: str, indent: str) -> list[str]:
-    if not text:
-        return []
     plain = "".join(one if one.isprintable() else " " for one in text)
     width = LINE_LENGTH - len(indent) - 2
     return [f"{indent}# {line}" for line in textwrap.wrap(plain, width, break_on_hyphens=False)]
@@ -129,31 +127,24 @@ class _Source:
             is_stream = isinstance(value, Stream)
             node = self._fields(given) if is_stream and one.name == "fields" else self.node(given)
             positional = one.name in _POSITIONAL.get(kind.__name__, ())
-            comment = self._comments.get(one.name, "") if is_stream else ""
-            parts.append((comment, node if positional else node.prefixed(f"{one.name}=")))
-        if isinstance(value, Stream):
-            parts = self._with_lonely_comments(parts)
-        return _Node(f"{kind.__name__}(", tuple(parts), ")")
+            parts.append((one.name, node if positional else node.prefixed(f"{one.name}=")))
+        comments = self._placed([name for name, _ in parts]) if isinstance(value, Stream) else {}
+        commented = tuple((tuple(comments.get(name, ())), part) for name, part in parts)
+        return _Node(f"{kind.__name__}(", commented, ")")
 
-    def _with_lonely_comments(self, parts: list[tuple[str, _Node]]) -> list[tuple[str, _Node]]:
-        """The comments of arguments that are left out stand above the next one that is written, or the last."""
-        written = {part.text.partition("=")[0] for _, part in parts}
+    def _placed(self, written: Sequence[str]) -> dict[str, list[str]]:
+        """The comments by the argument that they stand above: one that is left out has the next one that is not."""
         order = [one.name for one in fields(Stream)]
-        moved = dict.fromkeys(written, "")
-        for name in self._comments:
-            if name in written:
-                continue
-            after = next((one for one in order[order.index(name) :] if one in written), None)
-            target = after or next(one for one in reversed(order) if one in written)
-            moved[target] = " ".join(filter(None, [moved[target], self._comments[name]]))
-        found = []
-        for comment, part in parts:
-            more = moved[part.text.partition("=")[0]]
-            found.append((" ".join(filter(None, [more, comment])), part))
+        found: dict[str, list[str]] = {}
+        for name in sorted(self._comments, key=order.index):
+            above = next((one for one in order[order.index(name) :] if one in written), written[-1])
+            text = self._comments[name] if above == name else f"{name}: {self._comments[name]}"
+            found.setdefault(above, []).append(text)
         return found
 
     def _fields(self, given: Sequence[Any]) -> _Node:
-        parts = tuple((self._field_comments.get(one.name, ""), self.call(one)) for one in given)
+        comments = self._field_comments
+        parts = tuple(((comments[one.name],) if one.name in comments else (), self.call(one)) for one in given)
         return _Node("(", parts, ")", single=True)
 
     def node(self, value: Any) -> _Node:
@@ -171,9 +162,9 @@ class _Source:
         if isinstance(value, str):
             return _Node(quoted(value))
         if isinstance(value, tuple):
-            return _Node("(", tuple(("", self.node(one)) for one in value), ")", single=True)
+            return _Node("(", tuple(((), self.node(one)) for one in value), ")", single=True)
         if isinstance(value, Mapping):
-            parts = tuple(("", self.node(v).prefixed(f"{quoted(k)}: ")) for k, v in value.items())
+            parts = tuple(((), self.node(v).prefixed(f"{quoted(k)}: ")) for k, v in value.items())
             return _Node("{", parts, "}")
         return _Node(repr(value))
 

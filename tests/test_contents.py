@@ -42,7 +42,8 @@ def unlike(*pairs: tuple[bytes, tuple[Any, ...]]) -> dict[int, list[str]]:
     """By the place in the batch the fields that differ, of those that Arrow's parser leaves to Python's."""
     made = batch(*pairs)
     rows = made.to_pylist()
-    found = {at: _differing(STREAM, COLUMNS, rows[at], Record(rows[at]["value"])) for at in _suspects(STREAM, COLUMNS, made)}
+    suspects = _suspects(STREAM, COLUMNS, made)
+    found = {at: _differing(STREAM, COLUMNS, rows[at], Record(rows[at]["value"])) for at in suspects}
     return {at: fields for at, fields in found.items() if fields}
 
 

@@ -227,15 +227,16 @@ _REBUILD_ALL: dict[str, Any] = {
 def rebuild_jobs(stream: "Stream") -> list[dg.JobDefinition]:
     """`<stream>_rebuild_ledger`, `<stream>_rebuild_current` and `<stream>_rebuild_all`: the commands of these names.
 
-    A rebuild of `current` takes its turn with the slices that are written there, so neither is tried twice.
+    A stream without `current` has no job for it. A rebuild of `current` takes its turn with the slices that are written there, so neither is tried twice.
     """
-    return [
+    found = [
         _operators_job(stream, "rebuild_ledger", _REBUILD, _rebuild_ledger),
-        _operators_job(
-            stream, "rebuild_current", _REBUILD, _rebuild_current, spark=True, pool=f"{stream.name}_current"
-        ),
         _operators_job(stream, "rebuild_all", _REBUILD_ALL, _rebuild_all),
     ]
+    if stream.versioned:
+        pool = f"{stream.name}_current"
+        found.append(_operators_job(stream, "rebuild_current", _REBUILD, _rebuild_current, spark=True, pool=pool))
+    return found
 
 
 def _rebuild_current(context: dg.OpExecutionContext, stream: "Stream") -> None:

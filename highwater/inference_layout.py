@@ -1,0 +1,206 @@
+"""The columns of sampled records before they have names, and what the envelope says of their roles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from highwater.declaration import Field
+from highwater.errors import ConfigurationError
+from highwater.formats import Csv, Lines, Raw
+from highwater.inference_fields import Guesses, Hints, leaves, seen_in
+from highwater.inference_formats import Envelope, Recognised, envelope_of, header_envelope
+from highwater.inference_keys import RECORD_KEY, read_key
+from highwater.inference_names import Draft, Path, is_writable, writable
+from highwater.inference_schemas import connect_tree, merged, tree_of
+from highwater.reading import Record
+from highwater.sources import Header
+
+_CHANGE = frozenset({"op", "source", "before", "after"})
+# Attributes of CloudEvents that a record's headers have.
+_CLOUD_HEADERS = ("id", "source", "type", "subject", "time")
+_CLOUD_OPTIONAL = frozenset({"subject", "time"})
+
+
+@dataclass
+class Layout:
+    """The drafts of the columns, and what the envelope says of their roles.
+
+    Args:
+        drafts: the columns; of Debezium a row's columns are also looked for in `before`.
+        versions: the wanted names of possible versions, best first; empty where the fields' names decide.
+        times: likewise of the event time.
+        rows: the drafts of a database's row, which has no values in a delete beside its key.
+    """
+
+    drafts: list[Draft] = field(default_factory=list)
+    versions: tuple[str, ...] = ()
+    times: tuple[str, ...] = ()
+    rows: frozenset[str] = frozenset()
+    left_out: list[str] = field(default_factory=list)
+
+
+def layout_of(recognised: Recognised, records: Sequence[Record]) -> tuple[Layout, Envelope]:
+    """The columns of the values, and the envelope around them.
+
+    Raises:
+        ConfigurationError: a registered schema cannot be read.
+    """
+    tree, envelope, reasons = _tree(recognised, records)
+    layout = Layout()
+    if envelope.kind == "debezium" and tree is not None:
+        _add_change(layout, tree, envelope.prefix, reasons)
+    elif tree is not None:
+        top = _member(tree, envelope.prefix)
+        _add_leaves(layout, top, envelope.prefix, envelope.prefix, reasons, shorter=envelope.kind == "cloudevents")
+    if isinstance(recognised.format, Raw):
+        kind = "string" if recognised.documents else "binary"
+        layout.drafts.append(Draft("value", Field("value", kind), (("value",),), "the whole value"))
+    if envelope.kind == "cloudevents headers":
+        _add_headers(layout)
+    if envelope.kind.startswith("cloudevents"):
+        layout.times = ("time", "ce_time")
+    if isinstance(recognised.format, Raw | Lines):
+        keys = [read_key(record, None) for record in records]
+        if keys and all(one is not None and one.text is not None for one in keys):
+            layout.drafts.append(RECORD_KEY)
+    return layout, envelope
+
+
+def _tree(recognised: Recognised, records: Sequence[Record]) -> tuple[Field | None, Envelope, Mapping[Path, str]]:
+    """The tree of the values' fields, the envelope, and why types were guessed, by path."""
+    documents = recognised.documents
+    if isinstance(recognised.format, Raw):
+        return None, header_envelope(records), {}
+    schema_tree = _schema_tree(recognised)
+    if not documents:
+        is_change_tree = schema_tree is not None and _is_change_tree(schema_tree)
+        found = Envelope("debezium", "Debezium, by the schema: before, after, source and op")
+        return schema_tree, found if is_change_tree else header_envelope(records), {}
+    envelope = envelope_of(documents, records)
+    if envelope.schema is not None:
+        try:
+            payload = connect_tree(envelope.schema, "payload")
+        except ValueError:
+            payload = None
+        if payload is not None and payload.type == "struct":
+            return Field("", "struct", of=(replace(payload, nullable=False),)), envelope, {}
+    guesses = Guesses(Hints(isinstance(recognised.format, Csv | Lines), envelope.kind == "debezium"))
+    guessed = guesses.tree(seen_in(documents))
+    if schema_tree is not None:
+        return _reconciled(schema_tree, guessed), envelope, {}
+    return guessed, envelope, guesses.reasons
+
+
+def _schema_tree(recognised: Recognised) -> Field | None:
+    """The tree of the registered schemas; None without any, or where JSON needs none."""
+    if not recognised.schemas:
+        return None
+    try:
+        return tree_of(recognised.schemas, recognised.message)
+    except (ValueError, KeyError, TypeError) as error:
+        if recognised.documents:
+            return None
+        raise ConfigurationError(
+            f"a schema of the registry cannot be read: {error}",
+            found=f"schemas {', '.join(str(one.id) for one in recognised.schemas)}",
+            remedy="write the declaration by hand: docs/streams.md lists what it may say",
+        ) from error
+
+
+def _reconciled(declared: Field, guessed: Field) -> Field:
+    """A field of a JSON Schema, corrected by what the documents have."""
+    options: dict[str, Any] = {
+        "nullable": declared.nullable or guessed.nullable,
+        "optional": declared.optional or guessed.optional,
+    }
+    if declared.type == guessed.type == "struct":
+        seen = {one.name: one for one in guessed.members}
+        members = [_reconciled(one, seen.pop(one.name)) if one.name in seen else one for one in declared.members]
+        return replace(declared, of=(*members, *(replace(one, optional=True) for one in seen.values())), **options)
+    timed = {"timestamp", "timestamp_ntz", "date"}
+    contradicts = declared.type in timed and guessed.type not in {declared.type, "json"}
+    if contradicts or (declared.type == "json" and guessed.type != "json"):
+        return replace(guessed, **options)
+    return replace(declared, **options)
+
+
+def _is_change_tree(tree: Field) -> bool:
+    names = {one.name: one for one in tree.members}
+    return {*names} >= _CHANGE and names["after"].type == "struct"
+
+
+def _member(tree: Field, path: Path) -> Field:
+    for name in path:
+        tree = next((one for one in tree.members if one.name == name), Field(name, "struct"))
+    return tree
+
+
+def _add_leaves(
+    layout: Layout, tree: Field, at: Path, prefix: Path, reasons: Mapping[Path, str], *, shorter: bool = False
+) -> None:
+    """Add the columns of a struct; `shorter` takes the name of an event's data alone if it is free."""
+    found = leaves(tree, at)
+    top = {path[-1].lower() for path, _ in found if len(path) == len(prefix) + 1}
+    for path, declared in found:
+        below = path[len(prefix) :]
+        if shorter and len(below) > 1 and below[0] == "data" and "_".join(below[1:]).lower() not in top:
+            below = below[1:]
+        if (kept := _draft(path, declared, "_".join(below), (path,), reasons)) is None:
+            layout.left_out.append(".".join(path))
+        else:
+            layout.drafts.append(kept)
+
+
+def _draft(
+    path: Path, declared: Field, wanted: str, sources: tuple[Path, ...], reasons: Mapping[Path, str]
+) -> Draft | None:
+    kept = writable(declared) if is_writable(path) else None
+    if kept is None:
+        return None
+    inside = {one[len(path) :]: why for one, why in reasons.items() if one[: len(path)] == path}
+    told = [f"{'.'.join(filter(None, below))}: {why}" if any(below) else why for below, why in inside.items()]
+    return Draft(wanted, kept, sources, "; ".join(told))
+
+
+def _add_change(layout: Layout, tree: Field, prefix: Path, reasons: Mapping[Path, str]) -> None:
+    """Add the columns of a database's row, and of the change: `op`, `lsn` and `source_ts_ms`."""
+    whole = _member(tree, prefix)
+    row, before = _member(whole, ("after",)), _member(whole, ("before",))
+    if row.type == before.type == "struct":
+        row = merged(before, row) if not row.members else row
+    elif row.type != "struct":
+        row = before
+    for path, declared in leaves(replace(row, optional=False, nullable=False), (*prefix, "after")):
+        below = path[len(prefix) + 1 :]
+        both = (path, (*prefix, "before", *below))
+        if (kept := _draft(path, declared, "_".join(below), both, reasons)) is None:
+            layout.left_out.append(".".join(path))
+        else:
+            layout.drafts.append(kept)
+    layout.rows = frozenset(one.wanted for one in layout.drafts)
+    source = {one.name for one in _member(whole, ("source",)).members}
+    operation = Field("op", "string")
+    layout.drafts.append(Draft(_apart("op", layout), operation, ((*prefix, "op"),), "what was done: c, u, d or r"))
+    if "lsn" in source:
+        reason = "the position in PostgreSQL's log"
+        lsn = Field("lsn", "long", optional=True, nullable=True)
+        layout.drafts.append(Draft(_apart("lsn", layout), lsn, ((*prefix, "source", "lsn"),), reason))
+    moment = Field("ts_ms", "timestamp", unit="ms")
+    path = (*prefix, "source", "ts_ms")
+    layout.drafts.append(Draft(_apart("source_ts_ms", layout), moment, (path,), "when the database changed"))
+    layout.versions = (_apart("lsn", layout), _apart("source_ts_ms", layout))
+    layout.times = layout.versions[1:]
+
+
+def _apart(name: str, layout: Layout) -> str:
+    """A name for what the envelope says, that no column of the row has."""
+    return f"change_{name}" if name in {one.lower() for one in layout.rows} else name
+
+
+def _add_headers(layout: Layout) -> None:
+    for name in _CLOUD_HEADERS:
+        kind = "timestamp" if name == "time" else "string"
+        declared = Field(name, kind, optional=name in _CLOUD_OPTIONAL)
+        layout.drafts.append(Draft(f"ce_{name}", declared, (Header(f"ce_{name}"),), "an attribute of CloudEvents"))

@@ -1,0 +1,88 @@
+"""Types of fields as a Protobuf schema says them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from highwater.declaration import Field
+from highwater.protobuf import compiled
+from highwater.schemas import Schema
+
+
+def protobuf_tree(schema: Schema, message: Sequence[int] = (0,)) -> Field:
+    """The field of a Protobuf message.
+
+    Args:
+        schema: the schema.
+        message: the index of the message in its file, then of the message nested in it, and so on.
+
+    Raises:
+        ValueError: the schema does not compile, or has no such message.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool
+
+    data, main = compiled(schema)
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+        pool.Add(file)  # type: ignore[no-untyped-call]
+    found: Any = pool.FindFileByName(main)
+    among = found.message_types_by_name
+    for place in message:
+        ordered = sorted(among.values(), key=lambda one: int(one.index))
+        if not 0 <= place < len(ordered):
+            raise ValueError(f"the schema has no message {list(message)}")
+        found = ordered[place]
+        among = found.nested_types_by_name
+    return _message("", found, ())
+
+
+_INTEGERS = frozenset({"int32", "sint32", "sfixed32"})
+_WHOLE = frozenset({"uint32", "fixed32", "int64", "sint64", "sfixed64"})
+# 2**64 - 1 has 20 digits.
+_UNSIGNED = frozenset({"uint64", "fixed64"})
+_KNOWN = {"Timestamp": "timestamp", "Duration": "string", "Struct": "json", "ListValue": "json", "Value": "json"}
+_WRAPPERS = "google.protobuf."
+
+
+def _message(name: str, descriptor: Any, around: tuple[str, ...]) -> Field:
+    full = descriptor.full_name
+    if full.startswith(_WRAPPERS):
+        short = full.removeprefix(_WRAPPERS)
+        if short in _KNOWN:
+            return Field(name, _KNOWN[short], nullable=_KNOWN[short] == "json")
+        if short.endswith("Value"):
+            return _single(name, descriptor.fields_by_name["value"], around)
+    if full in around or not descriptor.fields:
+        return Field(name, "json")
+    inside = (*around, full)
+    return Field(name, "struct", of=tuple(_protobuf_field(one, inside) for one in descriptor.fields))
+
+
+def _protobuf_field(field: Any, around: tuple[str, ...]) -> Field:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return Field(field.name, "map", of=_single("value", field.message_type.fields_by_name["value"], around))
+    if field.is_repeated:
+        return Field(field.name, "array", of=_single("element", field, around))
+    return replace(_single(field.name, field, around), optional=bool(field.has_presence))
+
+
+def _single(name: str, field: Any, around: tuple[str, ...]) -> Field:
+    if field.message_type is not None:
+        return _message(name, field.message_type, around)
+    kind = _type_name(field)
+    if kind in _INTEGERS:
+        return Field(name, "integer")
+    if kind in _WHOLE:
+        return Field(name, "long")
+    if kind in _UNSIGNED:
+        return Field(name, "decimal(20,0)")
+    types = {"float": "float", "double": "double", "bool": "boolean", "bytes": "binary"}
+    return Field(name, types.get(kind, "string"), nan="null" if kind in {"float", "double"} else "reject")
+
+
+def _type_name(field: Any) -> str:
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+    return str(FieldDescriptorProto.Type.Name(field.type)).removeprefix("TYPE_").lower()
