@@ -12,11 +12,22 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from highwater.declaration import UNITS, Field
 from highwater.sources import Meta
 
-TYPE = re.compile(r"string|integer|long|float|double|boolean|timestamp|date|binary|json|decimal\((\d+),(\d+)\)")
+TYPE = re.compile(
+    r"string|integer|long|float|double|boolean|timestamp|timestamp_ntz|date|time|binary|json|array|map|struct|"
+    r"decimal\((\d+),(\d+)\)"
+)
+CONTAINERS = frozenset({"array", "map", "struct"})
+_MOST_DEEP = 16
+_UNITS_OF = {
+    "timestamp": frozenset(UNITS),
+    "timestamp_ntz": frozenset(UNITS),
+    "date": frozenset({"days"}),
+    "time": frozenset({"ms", "us"}),
+}
 _MOST_DECIMAL_DIGITS = 38
 
 
-def field_problems(declared: Field) -> list[str]:
+def field_problems(declared: Field, depth: int = 0) -> list[str]:
     """What is wrong with a declared field, in sentences; nothing if it may be used."""
     kind = TYPE.fullmatch(declared.type)
     if kind is None:
@@ -25,7 +36,35 @@ def field_problems(declared: Field) -> list[str]:
         rule = f"a decimal has 1 to {_MOST_DECIMAL_DIGITS} digits, and no more behind the point than in all"
         return [f"field {declared.name!r}: there is no {declared.type}: {rule}"]
     found = _source_problems(declared) + _form_problems(declared) + _default_problems(declared, kind)
-    return found + _bound_problems(declared, _greatest(declared, kind)) + _choice_problems(declared)
+    found += _bound_problems(declared, _greatest(declared, kind)) + _choice_problems(declared)
+    return found + (_inside_problems(declared, depth) if depth < _MOST_DEEP else [_too_deep(declared)])
+
+
+def _too_deep(declared: Field) -> str:
+    return f"field {declared.name!r}: fields are nested in each other {_MOST_DEEP} times at the most"
+
+
+def _inside_problems(declared: Field, depth: int) -> list[str]:
+    """What is wrong with what is inside of an array, a map or a struct."""
+    name, kind, members = declared.name, declared.type, declared.members
+    if kind not in CONTAINERS:
+        return [f"field {name!r}: of is for arrays, maps and structs, and this is a {kind}"] if members else []
+    if kind == "struct":
+        found = [] if members else [f"field {name!r}: of gives no member of the struct"]
+        names = [one.name.lower() for one in members]
+        found += [f"field {name!r}: {one!r} is a member twice" for one in sorted({*names}) if names.count(one) > 1]
+    else:
+        what = "the elements of the array" if kind == "array" else "the values of the map"
+        found = [] if len(members) == 1 else [f"field {name!r}: of must be one field, {what}"]
+        found += [
+            f"field {name!r}: {what} are there or null; they cannot be optional" for one in members if one.optional
+        ]
+        found += [f"field {name!r}: {what} have no source" for one in members if one.source is not None]
+    for one in members:
+        if one.expression is not None or not all(isinstance(source, tuple) for source in one.sources):
+            found.append(f"field {name!r}: {one.name!r} inside of it can only come from a path")
+        found += [f"field {name!r}: {problem}" for problem in field_problems(one, depth + 1)]
+    return found
 
 
 def _source_problems(declared: Field) -> list[str]:
@@ -44,9 +83,9 @@ def _source_problems(declared: Field) -> list[str]:
 def _form_problems(declared: Field) -> list[str]:
     """What is said of how a value is written, and does not go with the type."""
     name, kind, found = declared.name, declared.type, []
-    units = {"timestamp": {*UNITS}, "date": {"days"}}.get(kind, set())
+    units = _UNITS_OF.get(kind, frozenset())
     if declared.unit is not None and declared.unit not in units:
-        allowed = f"; of a {kind} it is {', '.join(sorted(units))}" if units else ": it is for timestamp and date"
+        allowed = f"; of a {kind} it is {', '.join(sorted(units))}" if units else ": it is for timestamp, date and time"
         found.append(f"field {name!r}: unit is {declared.unit!r}{allowed}")
     if declared.zone is not None and (kind != "timestamp" or declared.unit is not None):
         found.append(f"field {name!r}: zone is for a timestamp in ISO 8601")
@@ -56,6 +95,10 @@ def _form_problems(declared: Field) -> list[str]:
         found.append(f"field {name!r}: text is for numbers, and a {kind} is none")
     if declared.nan != "reject" and kind not in {"float", "double"}:
         found.append(f"field {name!r}: nan is for float and double, and this is a {kind}")
+    if (declared.rounded or declared.unscaled) and not kind.startswith("decimal"):
+        found.append(f"field {name!r}: rounded and unscaled are for decimals, and this is a {kind}")
+    if declared.unscaled and declared.text:
+        found.append(f"field {name!r}: an unscaled decimal is no text of digits: leave out text")
     if declared.plausible[0] > declared.plausible[1]:
         found.append(f"field {name!r}: plausible ends before it begins")
     return found

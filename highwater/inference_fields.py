@@ -74,6 +74,9 @@ _MONEY_WORDS = frozenset(
     }
 )
 
+Unit = Literal["s", "ms", "us", "ns"]
+_UNITS: tuple[Unit, ...] = ("s", "ms", "us", "ns")
+
 _LARGEST_LONG = 2**63 - 1
 _MOST_DIGITS = 38
 # Digits before the point of a guessed decimal, so that larger amounts than those of the sample fit too.
@@ -289,7 +292,7 @@ def _of_moments(name: str, numbers: Sequence[float], hints: Hints) -> tuple[Fiel
     if asked & _DURATION_WORDS or not asked & _TIME_WORDS:
         return None
     units = [plausible_unit(one) for one in numbers]
-    unit = max(UNITS, key=units.count)
+    unit = max(_UNITS, key=units.count)
     if len(units) - units.count(None) < PLAUSIBLE_SHARE * len(units) or units.count(unit) * 2 <= len(units):
         return None
     others = len(units) - units.count(unit)
@@ -299,8 +302,6 @@ def _of_moments(name: str, numbers: Sequence[float], hints: Hints) -> tuple[Fiel
     return Field(name, kind, unit=unit), reason
 
 
-Unit = Literal["s", "ms", "us", "ns"]
-_UNITS: tuple[Unit, ...] = ("s", "ms", "us", "ns")
 _PLAUSIBLE = tuple(datetime(d.year, d.month, d.day, tzinfo=UTC).timestamp() for d in Field("", "timestamp").plausible)
 _DAY_SECONDS = 86_400
 

@@ -71,13 +71,14 @@ def named(drafts: Sequence[Draft], *, version: Draft | None = None, event_time: 
 
     Args:
         drafts: the columns.
-        version: the one that is the stream's version, which may have that name.
-        event_time: likewise.
+        version: the one that is the stream's version; beside a version no other column has that name.
+        event_time: the one that is the stream's event time, which alone may have that name.
     """
     taken: set[str] = set()
     found = []
     for draft in drafts:
-        allowed = {name for name, one in (("version", version), ("event_time", event_time)) if one is draft}
+        allowed = {"event_time"} if event_time is draft else set()
+        allowed |= {"version"} if version is None or version is draft else set()
         name = _free_name(draft.wanted, taken, allowed)
         found.append(_with_sources(replace(draft.field, name=name, of=_inside(draft.field)), draft.sources))
     return found

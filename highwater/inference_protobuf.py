@@ -26,7 +26,7 @@ def protobuf_tree(schema: Schema, message: Sequence[int] = (0,)) -> Field:
     data, main = compiled(schema)
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
-        pool.Add(file)  # type: ignore[no-untyped-call]
+        pool.Add(file)
     found: Any = pool.FindFileByName(main)
     among = found.message_types_by_name
     for place in message:

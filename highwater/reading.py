@@ -43,7 +43,7 @@ class UnreadableError(ValueError):
 class Record:
     """A record as Kafka gave it, with its origin."""
 
-    value: bytes
+    value: bytes | None
     key: bytes | None = None
     headers: Sequence[tuple[str, bytes | None]] = ()
     topic: str = ""

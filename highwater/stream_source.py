@@ -137,14 +137,16 @@ class _Source:
         order = [one.name for one in fields(Stream)]
         found: dict[str, list[str]] = {}
         for name in sorted(self._comments, key=order.index):
+            if not self._comments[name].strip():
+                continue
             above = next((one for one in order[order.index(name) :] if one in written), written[-1])
             text = self._comments[name] if above == name else f"{name}: {self._comments[name]}"
             found.setdefault(above, []).append(text)
         return found
 
     def _fields(self, given: Sequence[Any]) -> _Node:
-        comments = self._field_comments
-        parts = tuple(((comments[one.name],) if one.name in comments else (), self.call(one)) for one in given)
+        comments = {name: (text,) for name, text in self._field_comments.items() if text.strip()}
+        parts = tuple((comments.get(one.name, ()), self.call(one)) for one in given)
         return _Node("(", parts, ")", single=True)
 
     def node(self, value: Any) -> _Node:

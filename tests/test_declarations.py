@@ -139,7 +139,7 @@ def test_keys_versions_and_deletes_go_together(changes: dict[str, Any], told: st
         ({"fields": field("timestamp", source=Meta("timestamp"))}, "is a number in ms: declare unit='ms'"),
         ({"fields": field("timestamp", unit="days")}, "unit is 'days'; of a timestamp it is ms, ns, s, us"),
         ({"fields": field("date", unit="ms")}, "unit is 'ms'; of a date it is days"),
-        ({"fields": field("long", unit="ms")}, "unit is 'ms': it is for timestamp and date"),
+        ({"fields": field("long", unit="ms")}, "unit is 'ms': it is for timestamp, date and time"),
         ({"fields": field("timestamp", unit="ms", zone="UTC")}, "zone is for a timestamp in ISO 8601"),
         ({"fields": field("timestamp", zone="Berlin")}, "there is no zone 'Berlin'"),
         ({"fields": field("string", text=True)}, "text is for numbers, and a string is none"),

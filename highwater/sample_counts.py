@@ -1,0 +1,145 @@
+"""How the records of a sample are classified, in numbers, and records from a file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from highwater.classifying import classify
+from highwater.declaration import Stream
+from highwater.errors import ConfigurationError
+from highwater.inference_formats import Schemas
+from highwater.reading import Record
+
+_VARIABLE = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
+DETAIL_LENGTH = 100
+
+
+@dataclass(frozen=True)
+class RejectGroup:
+    """Rejects that are alike, with the first of them.
+
+    Args:
+        reason: the reason that the pipeline would record.
+        count: how many there are.
+        detail: the detail of the first one.
+        partition, offset: where the first one is.
+    """
+
+    reason: str
+    count: int
+    detail: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class SampleCounts:
+    """What the pipeline would make of a sample.
+
+    Args:
+        records: the records of the sample.
+        events, deletes, tombstones: how many of each; a tombstone here deletes nothing.
+        keys: how many distinct keys the events and deletes have.
+        rejects: the rejects, most frequent first.
+    """
+
+    records: int
+    events: int
+    deletes: int
+    tombstones: int
+    keys: int
+    rejects: tuple[RejectGroup, ...]
+
+    @property
+    def rejected(self) -> int:
+        """How many records are rejects."""
+        return sum(group.count for group in self.rejects)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The numbers for a script."""
+        return {**asdict(self), "rejected": self.rejected}
+
+    @property
+    def rows(self) -> list[list[object]]:
+        """The rows of a table: what, count, share, example, place."""
+        counted = {"event": self.events, "delete": self.deletes, "tombstone": self.tombstones}
+        found: list[list[object]] = [[what, f"{n:,}", self._share(n), "", ""] for what, n in counted.items()]
+        for group in self.rejects:
+            place = f"{group.partition}:{group.offset}"
+            found.append([f"reject: {group.reason}", f"{group.count:,}", self._share(group.count), group.detail, place])
+        return found
+
+    def _share(self, some: int) -> str:
+        return f"{100 * some / self.records:.1f}%" if self.records else ""
+
+
+COUNT_NAMES = ("classified as", "records", "share", "first example", "at")
+
+
+def count_sample(stream: Stream, records: Sequence[Record], schemas: Schemas | None) -> SampleCounts:
+    """Classify each record of a sample.
+
+    Raises:
+        DependencyAwayError: the schema registry gave no usable answer.
+    """
+    kinds: Counter[str] = Counter()
+    keys: set[str | None] = set()
+    first: dict[tuple[str, str], RejectGroup] = {}
+    alike: Counter[tuple[str, str]] = Counter()
+    for record in records:
+        outcome = classify(stream, record, schemas or _no_schema)
+        kinds[outcome.kind] += 1
+        if outcome.kind in {"event", "delete"}:
+            keys.add(outcome.key)
+        if outcome.kind == "reject":
+            reason, detail = outcome.reason or "malformed", outcome.detail or ""
+            group = reason, _VARIABLE.sub("", detail)
+            alike[group] += 1
+            place = record.partition, record.offset
+            first.setdefault(group, RejectGroup(reason, 0, detail[:DETAIL_LENGTH], *place))
+    rejects = tuple(
+        RejectGroup(one.reason, number, one.detail, one.partition, one.offset)
+        for group, number in alike.most_common()
+        for one in (first[group],)
+    )
+    distinct = len(keys - {None})
+    return SampleCounts(len(records), kinds["event"], kinds["delete"], kinds["tombstone"], distinct, rejects)
+
+
+def _no_schema(_: int | str) -> None:
+    """Without a registry no schema is known."""
+
+
+def records_from_lines(lines: Iterable[str], topic: str) -> list[Record]:
+    """Records from lines of JSON: `key_hex`, `value_hex`, `headers` as pairs of name and hex, `timestamp_ms`.
+
+    The number of the line, counted from 0, is the offset.
+
+    Raises:
+        ConfigurationError: a line is no such object.
+    """
+    found = []
+    for number, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            plain = json.loads(line)
+            headers = tuple((name, _bytes(value)) for name, value in plain.get("headers") or ())
+            value, key = _bytes(plain["value_hex"]), _bytes(plain.get("key_hex"))
+            found.append(Record(value, key, headers, topic, 0, number, int(plain.get("timestamp_ms") or 0)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigurationError(
+                f"line {number + 1} of the file is no record",
+                found=f"{type(error).__name__}: {error}",
+                remedy='write each line as {"key_hex": …, "value_hex": …, "headers": [[name, hex]], "timestamp_ms": …}',
+            ) from error
+    return found
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else bytes.fromhex(text)

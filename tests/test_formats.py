@@ -1,0 +1,173 @@
+"""Topics as other systems fill them: from exact bytes to the rows of events and of `current`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.format_streams import FORMATS, find_schema, records
+from tests.support import LONG_TIERS, Message
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from tests.support import Bench
+
+pytestmark = pytest.mark.slow
+
+
+def loaded(bench: Bench, name: str, **changes: Any) -> list[dict[str, Any]]:
+    """The events of a format's records in the order of their offsets; one slice has them all."""
+    bench.stream = on(FORMATS[name], bench.stream.topic, **changes)
+    bench.schemas = find_schema
+    found = records(name)
+    bench.send(*[Message(one.key, one.value, 0, [*one.headers], one.timestamp_ms) for one in found])
+    bench.materialise(bench.plan(0, p0=(0, len(found))))
+    return sorted(bench.rows("events"), key=lambda row: row["origin_offset"])
+
+
+def on(stream: Stream, topic: str, **changes: Any) -> Stream:
+    return replace(stream, topic=topic, tiers=LONG_TIERS, **changes)
+
+
+def picked(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+def rejected(bench: Bench) -> list[tuple[int, str, str]]:
+    return sorted(picked(bench.rows("rejects"), "origin_offset", "reason", "detail"))
+
+
+def test_debezium_without_schemas(bench: Bench) -> None:
+    """Insert, update, delete and the tombstone behind it: base64 decimals, microseconds and days since 1970."""
+    rows = loaded(bench, "01-debezium-postgres-plain")
+    names = ("key", "id", "customer", "amount", "note", "op", "lsn", "deleted")
+    assert picked(rows, *names) == [
+        ("1001", 1001, "ada", Decimal("12.34"), None, "c", 24023128, False),
+        ("1001", 1001, "ada", Decimal("20.00"), "gift ☕", "u", 24023300, False),
+        ("1001", 1001, None, None, None, "d", 24023400, True),
+    ]
+    assert picked(rows[:1], "created", "day", "updated_at", "event_time") == [
+        (
+            datetime(2026, 1, 1, 0, 0, 0, 123456),  # noqa: DTZ001 - a column without a zone
+            date(2026, 1, 1),
+            datetime(2026, 1, 1, 0, 0, 1, 123456, UTC),
+            datetime(2026, 1, 1, 0, 0, 0, 200000, UTC),
+        )
+    ]
+    assert bench.current() == {}
+    assert rejected(bench) == []
+    assert not bench.failing()
+
+
+def test_nested_events_without_a_version(bench: Bench) -> None:
+    """Nested fields, a part of any shape as JSON, and no table `current`."""
+    rows = loaded(bench, "05-github-events")
+    assert picked(rows, "id", "type", "actor_login", "repo_id", "repo_name", "org_login") == [
+        ("22249084964", "PushEvent", "octo", 1296269, "octo/hello", None),
+        ("22249084965", "WatchEvent", "octo", 1296269, "octo/hello", "corp"),
+        ("22249084966", "IssuesEvent", "octo", 1296269, "octo/hello", None),
+    ]
+    assert rows[1]["payload"] == '{"action":"started"}'
+    assert '"the":1,"The":2' in rows[2]["payload"]
+    assert bench.lake.table(bench.stream.name, "current") is None
+    assert not bench.failing()
+
+
+def test_telemetry(bench: Bench) -> None:
+    """Doubles, NaN as null, a key of other bytes, and a time in another unit, which is told."""
+    rows = loaded(bench, "06-iot-telemetry")
+    assert picked(rows, "key", "version", "ts" if "ts" in rows[0] else "event_time", "temp", "hum", "lat") == [
+        ("s-17", 4711, datetime(2026, 1, 1, 0, 0, 0, 123000, UTC), 21.500000000000004, 1e-05, 52.520008),
+        ("s-17", 4712, datetime(2026, 1, 1, 0, 0, 1, 123000, UTC), None, None, -0.0),
+    ]
+    beyond = "field ts is outside of 1980-01-01 to 2099-12-31 as a number in ms"
+    assert rejected(bench) == [(2, "malformed", beyond)]
+    assert bench.current()["s-17"]["version"] == 4712
+    assert not bench.failing()
+
+
+def test_an_order_with_lines(bench: Bench) -> None:
+    """An array of structs; one without lines keeps its order, and a double in place of an amount is rounded."""
+    rows = loaded(bench, "09-order-lines")
+    lines = [[tuple(line.values()) for line in row["lines"]] for row in rows]
+    assert lines == [
+        [("A", 2, Decimal("19.95"), None), ("B", 1, Decimal("10.00"), None)],
+        [("A", 2, Decimal("4.90"), True)],
+        [],
+    ]
+    assert picked(rows, "order_id", "version", "status", "total", "coupon") == [
+        ("o-17", 1, "placed", Decimal("49.90"), None),
+        ("o-17", 2, "paid", Decimal("49.90"), None),
+        ("o-17", 3, "canceled", Decimal("49.90"), None),
+    ]
+    assert bench.current()["o-17"]["lines"] == []
+    assert not bench.failing()
+
+
+def test_avro_of_two_writers(bench: Bench) -> None:
+    """Logical types, unions with null, and a field that only the newer schema has."""
+    rows = loaded(bench, "10-avro-logical-types")
+    assert picked(rows, "amount", "note", "kind", "currency", "checksum") == [
+        (Decimal("1234.56"), None, "STANDARD", "EUR", b"\x00\xc0\xff\xee"),
+        (None, "", "CREDIT", "EUR", b"\xff\xff\xff\xff"),
+        (Decimal("-0.05"), "n", "STANDARD", "USD", b"\x00\x00\x00\x00"),
+    ]
+    assert [dict(row["tags"]) for row in rows] == [{"a": "ö"}, {}, {}]
+    assert rows[2]["seen_at"] == datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)
+    assert rows[0]["due"] == date(2026, 1, 1)
+    current = bench.current()["7f1c3c1e-0000-4000-8000-000000000001"]
+    assert current["amount"] == Decimal("-0.05")
+    assert not bench.failing()
+
+
+def test_json_with_the_framing_of_a_registry(bench: Bench) -> None:
+    """The ID in front of the document, or in a header."""
+    rows = loaded(bench, "12-json-schema-registry")
+    assert picked(rows, "order_id", "version", "amount", "coupon") == [
+        ("o-17", 1, Decimal("12.5"), None),
+        ("o-17", 2, Decimal("12.5"), None),
+        ("o-17", 3, Decimal("0.0000001"), None),
+    ]
+    assert bench.current()["o-17"]["version"] == 3
+    assert not bench.failing()
+
+
+def test_a_schema_that_the_registry_does_not_know_yet(bench: Bench) -> None:
+    """Its records wait for a retry; those of known schemas go on."""
+    bench.stream = on(FORMATS["10-avro-logical-types"], bench.stream.topic)
+    bench.schemas = find_schema
+    one = records("10-avro-logical-types")[0]
+    assert one.value is not None
+    unknown = b"\x00\x00\x00\x00\x63" + one.value[5:]
+    bench.send(Message(one.key, one.value), Message(one.key, unknown), Message(one.key, one.value[5:]))
+    bench.materialise(bench.plan(0, p0=(0, 3)))
+    assert len(bench.rows("events")) == 1
+    assert rejected(bench) == [
+        (1, "unresolved", "the registry does not know schema 99"),
+        (2, "malformed", "the value has no schema ID: neither a magic byte in front of it nor a header"),
+    ]
+    assert not bench.failing()
+
+
+def test_a_registry_that_is_away_rejects_nothing(bench: Bench) -> None:
+    """The slice fails, and is materialised once the registry is back."""
+    from highwater.errors import DependencyAwayError
+
+    def away(_: int | str) -> None:
+        raise DependencyAwayError("the registry is away", remedy="wait")
+
+    bench.stream = on(FORMATS["10-avro-logical-types"], bench.stream.topic)
+    bench.schemas = away
+    one = records("10-avro-logical-types")[0]
+    bench.send(Message(one.key, one.value))
+    piece = bench.plan(0, p0=(0, 1))
+    with pytest.raises(DependencyAwayError):
+        bench.materialise(piece)
+    assert bench.rows("events") == []
+    bench.schemas = find_schema
+    bench.materialise(piece)
+    assert len(bench.rows("events")) == 1
