@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from bench import auditing, backlog, growth, latency, producing, publishing, reading, report, ticks
+from bench import auditing, backlog, formats, growth, latency, producing, publishing, reading, report, ticks
 from bench.harness import Result
 from bench.world import World, opened
 
@@ -27,10 +27,11 @@ BENCHMARKS: dict[str, tuple[Callable[[World, int, int], Result], int]] = {
     "l": (publishing.publication_against_bare, 100_000),
     "m": (reading.reading_tables, 5_000_000),
     "n": (reading.reading_small_slices, 1_000_000),
+    "o": (formats.classification, 300_000),
 }
 
 # These take minutes whatever the rounds: they make large tables first.
-LONG = frozenset("dhkmn")
+LONG = frozenset("dhkmno")
 
 
 def main(arguments: list[str]) -> int:
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", default=",".join(BENCHMARKS), help="letters, for example a,d (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default: %(default)s)")
     parser.add_argument("--report", action="store_true", help="only write the page from the figures that are kept")
-    parser.add_argument("--quick", action="store_true", help="one round of all but d, h, k, m and n; keeps nothing")
+    parser.add_argument("--quick", action="store_true", help="one round of all but d, h, k, m, n and o; keeps nothing")
     parser.add_argument("--records", type=int, help="records instead of the usual number, for example 10000000 of k")
     asked = parser.parse_args(arguments)
     letters = asked.only.split(",")

@@ -24,17 +24,18 @@ def protobuf_tree(schema: Schema, message: Sequence[int] = (0,)) -> Field:
     from google.protobuf import descriptor_pb2, descriptor_pool
 
     data, main = compiled(schema)
+    files = descriptor_pb2.FileDescriptorSet.FromString(data).file
     pool = descriptor_pool.DescriptorPool()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+    for file in files:
         pool.Add(file)
-    found: Any = pool.FindFileByName(main)
-    among = found.message_types_by_name
+    mine = next(file for file in files if file.name == main)
+    among, names = mine.message_type, [mine.package] if mine.package else []
     for place in message:
-        ordered = sorted(among.values(), key=lambda one: int(one.index))
-        if not 0 <= place < len(ordered):
+        if not 0 <= place < len(among):
             raise ValueError(f"the schema has no message {list(message)}")
-        found = ordered[place]
-        among = found.nested_types_by_name
+        names.append(among[place].name)
+        among = among[place].nested_type
+    found = pool.FindMessageTypeByName(".".join(names))
     return _message("", found, ())
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, InvalidOperation, localcontext
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation, localcontext
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -28,6 +29,7 @@ _DAY = 86_400_000_000
 # A number of more places fits no type.
 _MOST_PLACES = 40
 _MISSING: Any = object()
+_CLOCK = re.compile(r"((?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:\.(\d{1,6})0*)?")
 _LARGEST_FLOAT = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
 
@@ -92,7 +94,11 @@ def value_of(field: Field, record: Record, document: Any) -> Any:
         MisfitError: the record does not have it as it is declared.
         UnreadableError: Python cannot tell.
     """
-    found = _found(field, record, document)
+    return _read(field, _found(field, record, document))
+
+
+def _read(field: Field, found: Any) -> Any:
+    """A field of what its source has."""
     if found is _MISSING:
         if not field.optional:
             raise MisfitError("it is missing")
@@ -101,6 +107,8 @@ def value_of(field: Field, record: Record, document: Any) -> Any:
         if not field.nullable:
             raise MisfitError("it is null")
         return None
+    if isinstance(found, float) and not math.isfinite(found):
+        found = Infinite("NaN" if math.isnan(found) else "Infinity" if found > 0 else "-Infinity")
     if isinstance(found, Infinite):
         if field.nan == "reject":
             raise MisfitError(f"it is {found.name}")
@@ -157,13 +165,19 @@ def _text(value: bytes | None) -> Any:
 
 def _string(field: Field, found: Any) -> str:
     del field
+    if isinstance(found, bytes):
+        try:
+            return found.decode()
+        except UnicodeDecodeError as error:
+            raise MisfitError(f"it is not UTF-8 at byte {error.start}") from error
     if not isinstance(found, str):
         raise MisfitError("it is no text")
     return found
 
 
 def _boolean(field: Field, found: Any) -> bool:
-    del field
+    if field.text and found in {"true", "false"}:
+        return bool(found == "true")
     if not isinstance(found, bool):
         raise MisfitError("it is neither true nor false")
     return found
@@ -171,6 +185,11 @@ def _boolean(field: Field, found: Any) -> bool:
 
 def _decimal(field: Field, found: Any) -> Decimal:
     """A number exactly, as it is written."""
+    if field.unscaled and isinstance(found, str):
+        unscaled = int.from_bytes(_bytes(field, found), signed=True)
+        return Decimal(unscaled).scaleb(-_scale(field), Context(prec=100))
+    if isinstance(found, int) and not isinstance(found, bool):
+        found = Decimal(found)
     if isinstance(found, str) and field.text:
         found = _number(found)
         if found is None:
@@ -178,6 +197,18 @@ def _decimal(field: Field, found: Any) -> Decimal:
     if not isinstance(found, Decimal) or not found.is_finite():
         raise MisfitError("it is no number")
     return found
+
+
+def _amount(field: Field, found: Any) -> Decimal:
+    """A decimal; rounded half up where that is declared."""
+    number = _decimal(field, found)
+    if not field.rounded or number.adjusted() > _MOST_PLACES:
+        return number
+    return number.quantize(Decimal(1).scaleb(-_scale(field)), ROUND_HALF_UP, Context(prec=100))
+
+
+def _scale(field: Field) -> int:
+    return int(field.type.rstrip(")").partition(",")[2])
 
 
 def _whole(field: Field, found: Any) -> int:
@@ -189,13 +220,15 @@ def _whole(field: Field, found: Any) -> int:
 
 
 def _float(field: Field, found: Any) -> float:
-    read = float(_decimal(field, found))
+    read = found if isinstance(found, float) else float(_decimal(field, found))
     if math.isinf(read) or (field.type == "float" and abs(read) > _LARGEST_FLOAT):
         raise MisfitError(f"it does not fit {field.type}")
     return float(struct.unpack("<f", struct.pack("<f", read))[0]) if field.type == "float" else read
 
 
 def _moment(field: Field, found: Any) -> int:
+    if isinstance(found, datetime) and found.tzinfo is not None:
+        return (found - _BEGIN) // timedelta(microseconds=1)
     if field.unit is not None:
         return _counted(field, found)
     if not isinstance(found, str):
@@ -212,6 +245,38 @@ def _moment(field: Field, found: Any) -> int:
         return (moment - _BEGIN) // timedelta(microseconds=1)
     except OverflowError as error:
         raise UnreadableError(str(error)) from error
+
+
+def _local(field: Field, found: Any) -> int:
+    """Microseconds since 1970 of a time without a zone."""
+    if isinstance(found, datetime) and found.tzinfo is None:
+        return (found.replace(tzinfo=UTC) - _BEGIN) // timedelta(microseconds=1)
+    if field.unit is not None:
+        return _counted(field, found)
+    if not isinstance(found, str):
+        raise MisfitError("it is no text")
+    try:
+        moment = datetime.fromisoformat(found.upper())
+    except ValueError as error:
+        raise UnreadableError(str(error)) from error
+    if moment.tzinfo is not None:
+        raise MisfitError("it has a zone")
+    return (moment.replace(tzinfo=UTC) - _BEGIN) // timedelta(microseconds=1)
+
+
+def _time(field: Field, found: Any) -> str:
+    """A time of day in ISO 8601, with its microseconds where it has some."""
+    if field.unit is not None:
+        micros = _whole(field, found) * (1000 if field.unit == "ms" else 1)
+        if not 0 <= micros < _DAY:
+            raise MisfitError("it is no time of day")
+        return (_BEGIN + timedelta(microseconds=micros)).time().isoformat()
+    text = _string(field, found)
+    digits = _CLOCK.fullmatch(text)
+    if digits is None:
+        raise MisfitError("it is no time of day")
+    fraction = (digits[2] or "").ljust(6, "0")
+    return digits[1] if fraction == "000000" else f"{digits[1]}.{fraction}"
 
 
 def _counted(field: Field, found: Any) -> int:
@@ -231,6 +296,8 @@ def _counted(field: Field, found: Any) -> int:
 
 
 def _day(field: Field, found: Any) -> date:
+    if isinstance(found, date) and not isinstance(found, datetime):
+        return found
     try:
         if field.unit is not None:
             return _BEGIN.date() + timedelta(days=_whole(field, found))
@@ -240,6 +307,8 @@ def _day(field: Field, found: Any) -> date:
 
 
 def _bytes(field: Field, found: Any) -> bytes:
+    if isinstance(found, bytes):
+        return found
     try:
         return base64.b64decode(_string(field, found))
     except ValueError as error:
@@ -252,19 +321,71 @@ def _json(field: Field, found: Any) -> Any:
     return found
 
 
+def _array(field: Field, found: Any) -> list[Any]:
+    if not isinstance(found, list | tuple):
+        raise MisfitError("it is no array")
+    [element] = field.members
+    return [_inside(element, one, f"[{at}]") for at, one in enumerate(found)]
+
+
+def _map(field: Field, found: Any) -> dict[str, Any]:
+    if not isinstance(found, Mapping):
+        raise MisfitError("it is no object")
+    [inner] = field.members
+    return {key: _inside(inner, one, f'["{key}"]') for key, one in found.items()}
+
+
+def _struct(field: Field, found: Any) -> dict[str, Any]:
+    if not isinstance(found, Mapping):
+        raise MisfitError("it is no object")
+    return {one.name: _inside(one, _first(one, found), f".{one.name}") for one in field.members}
+
+
+def _first(field: Field, around: Any) -> Any:
+    """What the first path has that has something."""
+    found = (_at(around, source) for source in field.sources if isinstance(source, tuple))
+    return next((one for one in found if one is not _MISSING), _MISSING)
+
+
+def _inside(field: Field, found: Any, place: str) -> Any:
+    """A field inside of another one; its place is told with what is wrong."""
+    try:
+        return _read(field, found)
+    except MisfitError as error:
+        raise MisfitError(f"{place}{'' if str(error).startswith(('.', '[')) else ': '}{error}") from error
+
+
 _READERS = {
     "string": _string,
     "boolean": _boolean,
     "integer": _whole,
     "long": _whole,
-    "decimal": _decimal,
+    "decimal": _amount,
     "float": _float,
     "double": _float,
     "timestamp": _moment,
     "date": _day,
     "binary": _bytes,
     "json": _json,
+    "timestamp_ntz": _local,
+    "time": _time,
+    "array": _array,
+    "map": _map,
+    "struct": _struct,
 }
+
+
+def _as_document(read: Any) -> Any:
+    """A decoded value as the JSON document that says the same."""
+    if isinstance(read, Mapping):
+        return {key: _as_document(one) for key, one in read.items()}
+    if isinstance(read, list | tuple):
+        return [_as_document(one) for one in read]
+    if isinstance(read, bytes):
+        return base64.b64encode(read).decode()
+    if isinstance(read, int | float) and not isinstance(read, bool):
+        return Infinite(str(read)) if isinstance(read, float) and not math.isfinite(read) else Decimal(repr(read))
+    return read
 
 
 def same(field: Field, read: Any, stored: Any) -> bool:
@@ -278,7 +399,18 @@ def same(field: Field, read: Any, stored: Any) -> bool:
     if read is None or stored is None:
         return read is None and stored is None
     if field.type == "json":
-        return bool(document_of(stored.encode()) == read)
+        return bool(document_of(stored.encode()) == _as_document(read))
+    if field.type == "array":
+        [element] = field.members
+        return len(read) == len(stored) and all(same(element, *pair) for pair in zip(read, stored, strict=True))
+    if field.type == "map":
+        [inner], there = field.members, dict(stored)
+        return read.keys() == there.keys() and all(same(inner, read[key], there[key]) for key in read)
+    if field.type == "struct":
+        return all(same(one, read[one.name], stored[one.name]) for one in field.members)
+    if field.type in {"timestamp", "timestamp_ntz"} and isinstance(stored, datetime):
+        aware = stored if stored.tzinfo else stored.replace(tzinfo=UTC)
+        stored = (aware - _BEGIN) // timedelta(microseconds=1)
     if isinstance(read, float) and math.isnan(read):
         return isinstance(stored, float) and math.isnan(stored)
     # To Python `true` equals 1.

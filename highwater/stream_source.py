@@ -85,19 +85,19 @@ def to_source(
     """
     source = _Source(dict(comments or {}), dict(field_comments or {}))
     body = source.call(stream).prefixed("STREAM = ").lines("")
-    head = (summary or f"The stream {stream.name} of the topic {stream.topic}.").replace("\\", "/").replace('"', "'")
-    docstring = f'"""{_one_line(head)}"""'
+    head = _printable(summary).strip() or f"The stream {stream.name} of the topic {stream.topic}."
+    head = head.replace("\\", "/").replace('"', "'")
+    docstring = f'"""{textwrap.shorten(head, LINE_LENGTH - 6, placeholder=" …")}"""'
     return "\n".join([docstring, "", *source.imports(), "", *body, ""])
 
 
-def _one_line(text: str) -> str:
-    return textwrap.shorten(text, LINE_LENGTH - 6, placeholder=" …")
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else " " for one in text)
 
 
 def _comment(text: str, indent: str) -> list[str]:
-    plain = "".join(one if one.isprintable() else " " for one in text)
     width = LINE_LENGTH - len(indent) - 2
-    return [f"{indent}# {line}" for line in textwrap.wrap(plain, width, break_on_hyphens=False)]
+    return [f"{indent}# {line}" for line in textwrap.wrap(_printable(text), width, break_on_hyphens=False)]
 
 
 class _Source:

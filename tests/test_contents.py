@@ -13,10 +13,11 @@ import pytest
 from highwater.declaration import Field
 from highwater.reading import Record
 from orchestration.checking import contents
-from orchestration.checking.contents import _differing, _suspects, _Told
+from orchestration.checking.contents import _differing, _Reader, _suspects, _Told
 from tests.support import make_stream
 
 STREAM = make_stream("orders")
+READER = _Reader(STREAM, None)
 COLUMNS = [
     _Told(Field("id", "string"), "id", always=False),
     _Told(Field("version", "integer"), "version", always=False),
@@ -43,7 +44,7 @@ def unlike(*pairs: tuple[bytes, tuple[Any, ...]]) -> dict[int, list[str]]:
     made = batch(*pairs)
     rows = made.to_pylist()
     suspects = _suspects(STREAM, COLUMNS, made)
-    found = {at: _differing(STREAM, COLUMNS, rows[at], Record(rows[at]["value"])) for at in suspects}
+    found = {at: _differing(READER, COLUMNS, rows[at], Record(rows[at]["value"])) for at in suspects}
     return {at: fields for at, fields in found.items() if fields}
 
 

@@ -20,11 +20,14 @@ pytestmark = pytest.mark.slow
 
 
 def loaded(bench: Bench, name: str, **changes: Any) -> list[dict[str, Any]]:
-    """The events of a format's records in the order of their offsets; one slice has them all."""
+    """The events of a format's records in the order of their offsets; one slice has them all.
+
+    They are sent as of now: the broker would delete records of their time.
+    """
     bench.stream = on(FORMATS[name], bench.stream.topic, **changes)
     bench.schemas = find_schema
     found = records(name)
-    bench.send(*[Message(one.key, one.value, 0, [*one.headers], one.timestamp_ms) for one in found])
+    bench.send(*[Message(one.key, one.value, 0, [*one.headers]) for one in found])
     bench.materialise(bench.plan(0, p0=(0, len(found))))
     return sorted(bench.rows("events"), key=lambda row: row["origin_offset"])
 

@@ -196,9 +196,9 @@ def github_events(*, keyed: bool = False) -> list[tuple[Any, Any]]:
         lambda n: {"ref": "main", "ref_type": "branch", "description": None, "master": str(n)},
         lambda n: {"forkee": {"id": n}, "size": "large"},
     ]
-    found = []
+    found: list[tuple[Any, Any]] = []
     for number in range(200):
-        event = {
+        event: dict[str, Any] = {
             "id": str(22_249_084_964 + number),
             "type": f"Kind{number % 5}",
             "actor": {"id": number % 7, "login": f"user{number % 7}"},
@@ -423,7 +423,7 @@ def test_avro_types_come_from_the_schemas_of_the_registry() -> None:
 def test_json_of_a_registry_is_framed_or_named_by_a_header() -> None:
     records = []
     for number in range(200):
-        order = {"order_id": f"o-{number % 20}", "version": number // 20, "amount": 12.5 if number % 2 else 1e-7}
+        order: dict[str, Any] = {"order_id": f"o-{number % 20}", "version": number // 20, "amount": 12.5 if number % 2 else 1e-7}
         order["placed_at"] = text(BEGIN + timedelta(seconds=number))
         if number % 3 == 0:
             order["coupon"] = None
@@ -707,7 +707,7 @@ def assert_formatted(sources: Sequence[str], folder: Path, *, rules: bool = True
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True).filter(
     lambda name: name not in RESERVED_COLUMNS | {"version", "event_time"}
 )
-TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=90)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=90)
 SCALARS = st.sampled_from(["string", "long", "integer", "double", "boolean", "date", "binary", "json", "decimal(12,2)"])
 STEPS = st.from_regex(r'[^"\\\x00-\x1f\x7f]{1,20}', fullmatch=True)
 SOURCES = st.one_of(

@@ -138,7 +138,7 @@ CHECKS = (
         ("raw",),
         {contents.AS_RECORDED: "Every event has the fields that its record in raw tells, read by another parser."},
         lambda ask, stream, keys: {
-            contents.AS_RECORDED: contents.events_as_recorded(ask.ledger, ask.lake, stream, keys)
+            contents.AS_RECORDED: contents.events_as_recorded(ask.ledger, ask.lake, stream, keys, ask.schemas)
         },
     ),
     Checks(

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assets.parsing import field_columns
 from highwater.declaration import Field
+from highwater.decoding import Schemas, read_fields
+from highwater.decoding import document as document_of
 from highwater.envelope import ORIGIN, Origin
 from highwater.formats import Json
-from highwater.reading import MisfitError, Record, UnreadableError, document_of, same, value_of
+from highwater.reading import MisfitError, Record, UnreadableError, same, value_of
 from highwater.retention import aged
 from orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, told, tombstone_in_sql
 from orchestration.checking.verdicts import Verdict
@@ -49,6 +51,13 @@ class _Told(NamedTuple):
         return self.declared.name
 
 
+class _Reader(NamedTuple):
+    """What records are read by."""
+
+    stream: Stream
+    schemas: Schemas | None
+
+
 class _Unlike(NamedTuple):
     """An event whose fields are not those of its record."""
 
@@ -56,16 +65,25 @@ class _Unlike(NamedTuple):
     fields: Sequence[str]
 
 
-def events_as_recorded(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+def events_as_recorded(
+    ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str], schemas: Schemas | None = None
+) -> dict[str, Verdict]:
     """For each slice whether its events have the fields that their records in raw tell.
 
+    Args:
+        ledger: the plans.
+        lake: the tables.
+        stream: its declaration.
+        keys: the slices.
+        schemas: those of the registry, for formats that have them there.
+
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyAwayError: the ledger, the lake or the registry could not be read.
     """
     raw, events = lake.table(stream.name, "raw"), lake.table(stream.name, "events")
     if raw is None or events is None:
         return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of raw, or none of events"))
-    columns = _columns(stream, events)
+    columns, reader = _columns(stream, events), _Reader(stream, schemas)
     found = {}
     gone = {key: count for key, proof in proofs_in(raw, keys).items() if (count := aged(proof))}
     for piece in ledger.get(keys):
@@ -73,9 +91,9 @@ def events_as_recorded(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequenc
             text = f"nothing is compared: {gone[piece.key]:,} rows of raw went by their age"
             found[piece.key] = Verdict(passed=True, text=text, numbers={"events": 0, "unlike": 0})
         elif piece.topic == stream.topic:
-            found[piece.key] = _judged(*_of_main(raw, events, stream, _held(events, columns, piece), piece))
+            found[piece.key] = _judged(*_of_main(raw, events, reader, _held(events, columns, piece), piece))
         elif piece.topic in stream.tier_topics:
-            found[piece.key] = _judged(*_of_tier(raw, events, stream, _held(events, columns, piece), piece))
+            found[piece.key] = _judged(*_of_tier(raw, events, reader, _held(events, columns, piece), piece))
         else:
             found[piece.key] = Verdict(passed=True, text="the origins of other systems' records are not looked up")
     return found
@@ -94,17 +112,17 @@ def _judged(events: int, unlike: Sequence[_Unlike]) -> Verdict:
 
 
 def _of_main(
-    raw: DeltaTable, events: DeltaTable, stream: Stream, columns: Sequence[_Told], piece: Slice
+    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_Told], piece: Slice
 ) -> tuple[int, list[_Unlike]]:
     """How many events of a slice were compared, and those that differ; a batch at a time."""
     mine = {f"{name}_slices": slice_is_one_of([piece.key], f"{name}.slice") for name in "er"}
-    chosen = _chosen(columns) + _deleted(stream, events)
-    sql = _PAIRS.format(chosen=chosen, tombstone=tombstone_in_sql(stream), **mine)
+    chosen = _chosen(columns) + _deleted(reader.stream, events)
+    sql = _PAIRS.format(chosen=chosen, tombstone=tombstone_in_sql(reader.stream), **mine)
     compared, unlike = 0, list[_Unlike]()
     for batch in stream_batches({"raw": raw, "events": events}, sql):
         compared += batch.num_rows
-        rows = (batch.slice(at, 1).to_pylist()[0] for at in _suspects(stream, columns, batch))
-        differing = ((row, _differing(stream, columns, row, _record(row))) for row in rows)
+        rows = (batch.slice(at, 1).to_pylist()[0] for at in _suspects(reader.stream, columns, batch))
+        differing = ((row, _differing(reader, columns, row, _record(row))) for row in rows)
         unlike += [_Unlike(Origin.of_row(row), fields) for row, fields in differing if fields]
     return compared, unlike
 
@@ -133,10 +151,10 @@ WHERE NOT ({{tombstone}}) AND {{e_slices}} AND {{r_slices}}
 
 
 def _of_tier(
-    raw: DeltaTable, events: DeltaTable, stream: Stream, columns: Sequence[_Told], piece: Slice
+    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_Told], piece: Slice
 ) -> tuple[int, list[_Unlike]]:
     """The same of a tier's slice: of several copies of an origin the event is like one at least."""
-    mine = f"{slice_is_one_of([piece.key])}"
+    stream, mine = reader.stream, f"{slice_is_one_of([piece.key])}"
     read: defaultdict[Origin, list[Mapping[str, Any]]] = defaultdict(list)
     for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE NOT ({tombstone_in_sql(stream)}) AND {mine}"):
         origin, *_ = enveloped(stream, piece, row)
@@ -146,7 +164,7 @@ def _of_tier(
     asked = f"SELECT {_ORIGIN}, origin_timestamp_ms, {chosen} FROM t e WHERE {mine}"
     for row in query(events, asked):
         copies = read[Origin.of_row(row)]
-        found = [_differing(stream, columns, row, _record({**row, **copy})) for copy in copies]
+        found = [_differing(reader, columns, row, _record({**row, **copy})) for copy in copies]
         compared += 1 if copies else 0
         unlike += [_Unlike(Origin.of_row(row), found[0])] if found and all(found) else []
     return compared, unlike
@@ -154,7 +172,7 @@ def _of_tier(
 
 def _columns(stream: Stream, events: DeltaTable) -> list[_Told]:
     """All that a record tells; a field that was added to the stream counts as soon as the table has it."""
-    declared = {one.name: one for one in stream.fields}
+    declared = {one.name: one for one in stream.fields} | {one.name: one for one in read_fields(stream)}
     there = {field.name for field in events.schema().fields}
     named = [(one.name, one.name) for one in field_columns(stream) if one.name in there]
     roles = [(name, column) for name, column in _roles(stream) if name is not None]
@@ -191,7 +209,8 @@ def _chosen(columns: Sequence[_Told]) -> str:
 
 def _as_told(one: _Told) -> str:
     """A time as a number: a producer's clock may name a year that Python's times do not know."""
-    return f"arrow_cast({_quoted(one)}, 'Int64')" if one.declared.type == "timestamp" else _quoted(one)
+    is_time = one.declared.type in {"timestamp", "timestamp_ntz"}
+    return f"arrow_cast({_quoted(one)}, 'Int64')" if is_time else _quoted(one)
 
 
 def _quoted(one: _Told) -> str:
@@ -258,16 +277,15 @@ def _is_plain(one: _Told) -> bool:
     return one.declared == bare and one.declared.type.split("(")[0] in _PLAIN
 
 
-def _differing(stream: Stream, columns: Sequence[_Told], row: Mapping[str, Any], record: Record) -> list[str]:
+def _differing(reader: _Reader, columns: Sequence[_Told], row: Mapping[str, Any], record: Record) -> list[str]:
     """The fields that an event has otherwise than its record, or has not."""
+    stream = reader.stream
     try:
-        document = {} if record.value is None else document_of(record.value)
+        document = {} if record.value is None else document_of(stream.value, record, reader.schemas)
     except RecursionError:
         return []  # nested deeper than Python reads, in a field that is ignored: not to be compared
-    except ValueError:
-        return ["the record is no JSON"]
-    if not isinstance(document, dict):
-        return ["the record is no JSON object"]
+    except MisfitError as error:
+        return [str(error)]
     deletes = _is_delete(stream, record, document)
     # Null in events from before the stream declared deletes.
     found = [] if row.get("deleted") in {None, deletes} else ["deleted"]
@@ -280,11 +298,12 @@ def _is_delete(stream: Stream, record: Record, document: dict[str, Any]) -> bool
     """Whether a record deletes its key, as the stream declares it."""
     deletes = stream.deletes
     if deletes is None or record.value is None:
-        return deletes is not None and deletes.tombstones
-    if deletes.field is None:
+        return stream.tombstones_delete
+    if deletes.field is None or stream.field_named(deletes.field).expression is not None:
         return False
     try:
-        return value_of(stream.field_named(deletes.field), record, document) in deletes.values
+        [declared] = [one for one in read_fields(stream) if one.name == deletes.field]
+        return value_of(declared, record, document) in deletes.values
     except (MisfitError, UnreadableError):
         return False
 

@@ -20,6 +20,7 @@ from orchestration.cli.breaker import accept_rejects
 from orchestration.cli.doctor import doctor
 from orchestration.cli.erase import erase
 from orchestration.cli.hold import release_hold
+from orchestration.cli.infer import infer
 from orchestration.cli.maintenance import maintain, recall_keys
 from orchestration.cli.metrics import metrics
 from orchestration.cli.parked import discard_parked, reclaim, redrive_parked
@@ -40,6 +41,7 @@ from orchestration.cli.terminal import (
     told_lines,
 )
 from orchestration.cli.tracing import explain, locate
+from orchestration.cli.try_stream import try_stream
 
 if TYPE_CHECKING:
     from highwater.slices import Slice
@@ -266,6 +268,8 @@ for _command in (
     maintain,
     recall_keys,
     erase,
+    infer,
+    try_stream,
 ):
     main.add_command(_command)
 

@@ -227,7 +227,8 @@ _REBUILD_ALL: dict[str, Any] = {
 def rebuild_jobs(stream: "Stream") -> list[dg.JobDefinition]:
     """`<stream>_rebuild_ledger`, `<stream>_rebuild_current` and `<stream>_rebuild_all`: the commands of these names.
 
-    A stream without `current` has no job for it. A rebuild of `current` takes its turn with the slices that are written there, so neither is tried twice.
+    A stream without `current` has no job for it. A rebuild of `current` takes its turn with the slices that are written
+    there, so neither is tried twice.
     """
     found = [
         _operators_job(stream, "rebuild_ledger", _REBUILD, _rebuild_ledger),

@@ -1,0 +1,143 @@
+"""What becomes of a record, by Python alone: an event, a delete, a tombstone or a reject.
+
+What belongs here: the verdict on one record without Spark, for a first look at a topic. What does not: the pipeline's
+(`assets.parsing`), lookups, rules and fields that are expressions, which need Spark and the lake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal
+
+from highwater.decoding import Schemas, UnknownSchemaError, document, read_fields
+from highwater.reading import MisfitError, UnreadableError, value_of
+
+if TYPE_CHECKING:
+    from highwater.declaration import Field, Stream
+    from highwater.reading import Record
+
+_RANGES = {"integer": 2**31, "long": 2**63}
+_ABSENT: Any = object()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of a record.
+
+    Args:
+        kind: an `event`, an event that is a `delete`, a `tombstone` that does nothing, or a `reject`.
+        reason: of a reject: `malformed`, `invalid` or `unresolved`.
+        detail: what is wrong with a reject.
+        values: the fields by name, of a reject as far as they can be read.
+        key: the key; None without one.
+        version: the version; a timestamp in microseconds since 1970.
+        event_time: in microseconds since 1970.
+    """
+
+    kind: Literal["event", "delete", "tombstone", "reject"]
+    reason: str | None = None
+    detail: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    key: str | None = None
+    version: Any = None
+    event_time: int | None = None
+
+
+def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome:
+    """Classify a record as the pipeline does, but for lookups, rules and fields that are expressions.
+
+    Raises:
+        DependencyAwayError: the registry gave no answer.
+    """
+    if record.value is None and not stream.tombstones_delete:
+        return Outcome("tombstone")
+    try:
+        found = {} if record.value is None else document(stream.value, record, schemas)
+    except UnknownSchemaError as error:
+        return Outcome("reject", "unresolved", str(error))
+    except (MisfitError, RecursionError) as error:
+        return Outcome("reject", "malformed", str(error) or "nested too deep")
+    deletes = _deletes(stream, record, found)
+    values: dict[str, Any] = {}
+    problem = None
+    for declared in read_fields(stream):
+        needed = declared.name in {*stream.key, stream.version, stream.event_time}
+        lenient = declared if needed or not deletes else replace(declared, optional=True, nullable=True, default=None)
+        try:
+            values[declared.name] = _fitting(declared, value_of(lenient, record, found))
+        except (MisfitError, UnreadableError) as error:
+            problem = problem or f"field {declared.name}: {error}"
+    key = _key(stream, values)
+    problem = problem or _key_problem(stream, record, key)
+    if problem is not None:
+        return Outcome("reject", "malformed", problem, values)
+    if invalid := _invalid(stream, values):
+        return Outcome("reject", "invalid", invalid, values, key)
+    version = values.get(stream.version) if stream.version else None
+    time = record.timestamp_ms * 1000 if stream.event_time is None else values.get(stream.event_time)
+    return Outcome("delete" if deletes else "event", None, None, values, key, version, time)
+
+
+def _deletes(stream: Stream, record: Record, found: Any) -> bool:
+    deletes = stream.deletes
+    if deletes is None or record.value is None:
+        return deletes is not None
+    named = [one for one in read_fields(stream) if one.name == deletes.field]
+    try:
+        return any(value_of(one, record, found) in deletes.values for one in named)
+    except (MisfitError, UnreadableError):
+        return False
+
+
+def _fitting(declared: Field, value: Any) -> Any:
+    """A value that fits its column: the reader itself knows no bounds of numbers."""
+    if value is None:
+        return None
+    bound = _RANGES.get(declared.type)
+    if bound is not None and not -bound <= value < bound:
+        raise MisfitError(f"it does not fit {declared.type}")
+    if declared.type.startswith("decimal"):
+        precision, scale = map(int, declared.type[len("decimal(") : -1].split(","))
+        if value and (value.adjusted() >= precision - scale or value != round(value, scale)):
+            raise MisfitError(f"it does not fit {declared.type}")
+    return value
+
+
+def _key(stream: Stream, values: Mapping[str, Any]) -> str | None:
+    parts = [_key_text(values.get(name)) for name in stream.key]
+    if not parts or None in parts:
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    escaped = [str(part) for part in parts]
+    for special in ("\\", stream.key_separator[0]):
+        escaped = [part.replace(special, "\\" + special) for part in escaped]
+    return stream.key_separator.join(escaped)
+
+
+def _key_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:f}" if isinstance(value, Decimal) else str(value)
+
+
+def _key_problem(stream: Stream, record: Record, key: str | None) -> str | None:
+    if stream.record_key != "strict" or not stream.key or key is None:
+        return None
+    return None if record.key == key.encode() else f"the record's key is not {stream.key_separator.join(stream.key)}"
+
+
+def _invalid(stream: Stream, values: Mapping[str, Any]) -> str | None:
+    for declared in stream.fields:
+        value = values.get(declared.name)
+        if value is None:
+            continue
+        if declared.one_of and value not in declared.one_of:
+            return f"unknown {declared.name}"
+        if declared.at_least is not None and value < declared.at_least:
+            return f"{declared.name} is below {declared.at_least}"
+    return None
