@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -57,7 +58,7 @@ def test_debezium_without_schemas(bench: Bench) -> None:
         (
             datetime(2026, 1, 1, 0, 0, 0, 123456),  # noqa: DTZ001 - a column without a zone
             date(2026, 1, 1),
-            datetime(2026, 1, 1, 0, 0, 1, 123456, UTC),
+            datetime(2026, 1, 1, 0, 0, 0, 123456, UTC),
             datetime(2026, 1, 1, 0, 0, 0, 200000, UTC),
         )
     ]
@@ -75,7 +76,8 @@ def test_nested_events_without_a_version(bench: Bench) -> None:
         ("22249084966", "IssuesEvent", "octo", 1296269, "octo/hello", None),
     ]
     assert rows[1]["payload"] == '{"action":"started"}'
-    assert '"the":1,"The":2' in rows[2]["payload"]
+    issue = json.loads(rows[2]["payload"])["issue"]
+    assert (issue["the"], issue["The"], issue["number"], issue["labels"]) == (1, 2, 7, [])
     assert bench.lake.table(bench.stream.name, "current") is None
     assert not bench.failing()
 
@@ -83,7 +85,7 @@ def test_nested_events_without_a_version(bench: Bench) -> None:
 def test_telemetry(bench: Bench) -> None:
     """Doubles, NaN as null, a key of other bytes, and a time in another unit, which is told."""
     rows = loaded(bench, "06-iot-telemetry")
-    assert picked(rows, "key", "version", "ts" if "ts" in rows[0] else "event_time", "temp", "hum", "lat") == [
+    assert picked(rows, "key", "version", "ts", "temp", "hum", "lat") == [
         ("s-17", 4711, datetime(2026, 1, 1, 0, 0, 0, 123000, UTC), 21.500000000000004, 1e-05, 52.520008),
         ("s-17", 4712, datetime(2026, 1, 1, 0, 0, 1, 123000, UTC), None, None, -0.0),
     ]
