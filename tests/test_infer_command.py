@@ -43,7 +43,7 @@ def run(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Callabl
 
 
 def parcel(number: int) -> Message:
-    value: dict[str, Any] = {"parcel": f"p{number % 10}", "scan": number // 10 + 1, "place": "depot"}
+    value: dict[str, Any] = {"parcel": f"p{number % 10}", "version": number // 10 + 1, "place": "depot"}
     value["scanned_at"] = f"2026-03-01T10:00:{number:02d}Z"
     return Message(value["parcel"].encode(), json.dumps(value).encode(), partition=number % 2)
 
@@ -58,7 +58,7 @@ def test_a_topic_is_inferred_declared_and_tried(
     assert shown.exit_code == 0, shown.output
     assert "parcel equals the record key in all 60 sampled records" in shown.output
     stream = load_streams(folder)["parcels"]
-    assert (stream.topic, stream.key, stream.version, stream.event_time) == (name, ("parcel",), "scan", "scanned_at")
+    assert (stream.topic, stream.key, stream.version, stream.event_time) == (name, ("parcel",), "version", "scanned_at")
 
     again = run("infer", name, "--name", "parcels")
     assert (again.exit_code, "--force" in again.stderr) == (PERMANENT, True)

@@ -33,8 +33,9 @@ from highwater.declaration import (
     Start,
     Stream,
 )
+from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
-from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
+from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
 from highwater.inference import Inferred, infer, infer_from_schema
 from highwater.reading import Record
 from highwater.sample_counts import count_sample, records_from_lines
@@ -43,7 +44,8 @@ from highwater.schemas import Schema
 from highwater.sources import Header, Key, Meta
 from highwater.stream_source import to_source
 
-Schemas = Callable[[int | str], Schema | None]
+FOLDER = Path(__file__).parent / "formats"
+AVRO = FOLDER / "10-avro-logical-types.schemas.json"
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 BEGIN_MS = 1_767_225_600_000
 
@@ -67,7 +69,7 @@ def types(found: Inferred) -> dict[str, str]:
 
 
 def kinds(found: Inferred, records: Sequence[Record], schemas: Schemas | None = None) -> list[str]:
-    return [classify(found.stream, one, schemas or (lambda _: None)).kind for one in records]
+    return [classify(found.stream, one, schemas).kind for one in records]
 
 
 def text(moment: datetime) -> str:
@@ -98,7 +100,8 @@ def change(number: int, op: str, at: int, **more: Any) -> dict[str, Any]:
 
 
 def changes() -> list[tuple[Any, Any]]:
-    chance, found, live = random.Random(7), [], set[int]()
+    chance, live = random.Random(7), set[int]()
+    found: list[tuple[Any, Any]] = []
     while len(found) < 200:
         number, at = chance.randrange(30), len(found)
         if number in live and chance.random() < 0.3:
@@ -423,7 +426,11 @@ def test_avro_types_come_from_the_schemas_of_the_registry() -> None:
 def test_json_of_a_registry_is_framed_or_named_by_a_header() -> None:
     records = []
     for number in range(200):
-        order: dict[str, Any] = {"order_id": f"o-{number % 20}", "version": number // 20, "amount": 12.5 if number % 2 else 1e-7}
+        order: dict[str, Any] = {
+            "order_id": f"o-{number % 20}",
+            "version": number // 20,
+            "amount": 12.5 if number % 2 else 1e-7,
+        }
         order["placed_at"] = text(BEGIN + timedelta(seconds=number))
         if number % 3 == 0:
             order["coupon"] = None
@@ -479,6 +486,18 @@ def test_protobuf_types_come_from_the_schema() -> None:
     )
 
 
+def test_protobuf_values_name_their_message() -> None:
+    schema = 'syntax = "proto3"; message Other { string a = 1; } message Order { string id = 1; int64 qty = 2; }'
+    # The second message of the file: one index, which is 1, each as a zig-zag varint.
+    values = [framed(5, b"\x02\x02" + b"\x0a\x03" + f"o{n:02d}".encode() + b"\x10" + bytes([n + 1])) for n in range(40)]
+    schemas = {5: Schema(5, "PROTOBUF", schema)}.get
+    records = records_of((f"o{n:02d}".encode(), value) for n, value in enumerate(values))
+    found = infer("orders", records, schemas=schemas)  # type: ignore[arg-type]
+    assert (found.stream.value, types(found)) == (Protobuf(), {"id": "string", "qty": "long"})
+    assert found.stream.key == ("id",)
+    assert kinds(found, records, schemas) == ["event"] * 40  # type: ignore[arg-type]
+
+
 def test_a_schema_alone_gives_columns_and_no_key() -> None:
     found = infer_from_schema("invoices", REGISTRY[8])
     assert (found.stream.value, found.stream.key, found.stream.version) == (Avro(), (), None)
@@ -530,14 +549,14 @@ def test_lines_of_separated_values_have_columns_by_the_first_line() -> None:
 
 
 def test_text_is_a_line_and_other_bytes_are_kept() -> None:
-    words = records_of((None, f"INFO started in {n} ms".encode()) for n in range(20))
+    words = records_of(sentences())
     found = infer("log", words)
     assert isinstance(found.stream.value, Lines)
-    assert (types(found), kinds(found, words)) == ({"line": "string"}, ["event"] * 20)
-    opaque = records_of((None, bytes([255, n])) for n in range(20))
-    found = infer("log", opaque)
+    assert (types(found), kinds(found, words)) == ({"line": "string", "record_key": "string"}, ["event"] * 20)
+    bytes_ = records_of(opaque())
+    found = infer("log", bytes_)
     assert (found.stream.value, types(found)) == (Raw(), {"value": "binary"})
-    assert kinds(found, opaque) == ["event"] * 20
+    assert kinds(found, bytes_) == ["event"] * 20
     several = records_of((None, b"Traceback\n  line") for _ in range(20))
     found = infer("log", several)
     assert (found.stream.value, types(found)) == (Raw(), {"value": "string"})
@@ -673,7 +692,19 @@ def loaded(source: str, folder: Path) -> Stream:
     return found
 
 
-@pytest.mark.parametrize("sample", [changes, github_events, telemetry, orders])
+def lines() -> list[tuple[Any, Any]]:
+    return [(None, f"{n},n{n},{n}.5".encode()) for n in range(20)]
+
+
+def sentences() -> list[tuple[Any, Any]]:
+    return [(b"host", f"INFO started in {n} ms".encode()) for n in range(20)]
+
+
+def opaque() -> list[tuple[Any, Any]]:
+    return [(None, bytes([255, n])) for n in range(20)]
+
+
+@pytest.mark.parametrize("sample", [changes, github_events, telemetry, orders, lines, sentences, opaque])
 def test_the_file_declares_the_same_stream_in_the_format_of_ruff(
     sample: Callable[[], list[tuple[Any, Any]]], tmp_path: Path
 ) -> None:
@@ -734,6 +765,7 @@ STRUCTS = st.builds(
     NAMES,
     st.lists(FIELDS.map(lambda one: replace(one, source=None)), min_size=1, max_size=4, unique_by=lambda one: one.name),
 )
+FORMATS: st.SearchStrategy[Format] = st.sampled_from([Json(), Json(registry=True), Avro(), Protobuf()])
 
 
 @st.composite
@@ -756,7 +788,7 @@ def declarations(draw: st.DrawFn) -> Stream:
         name=draw(NAMES),
         topic="t.1",
         fields=tuple(fields),
-        value=draw(st.sampled_from([Json(), Json(registry=True), Avro(), Raw(), Lines(r"(?P<line>[\s\S]*)")])),
+        value=draw(FORMATS),
         description=draw(TEXTS),
         record_key=draw(st.sampled_from(["warn", "ignore", "strict"])),
         answers=Answers(draw(TEXTS), draw(TEXTS), draw(TEXTS)),
@@ -794,6 +826,31 @@ def test_any_declaration_is_in_the_format_of_ruff(tmp_path: Path) -> None:
 
     collect()
     assert_formatted(sources, tmp_path, rules=False)
+
+
+# --- the six formats of public topics
+
+PUBLIC: dict[str, tuple[tuple[str, ...], str | None, str | None, list[str]]] = {
+    "01-debezium-postgres-plain": (("id",), "lsn", "source_ts_ms", ["event", "event", "delete", "tombstone"]),
+    "05-github-events": (("id",), None, "created_at", ["event"] * 3),
+    # The device sends seconds after it sent milliseconds, and one device has two record keys.
+    "06-iot-telemetry": ((), None, "ts", ["event", "event", "reject"]),
+    "09-order-lines": (("order_id",), "version", "updated_at", ["event"] * 3),
+    "10-avro-logical-types": (("id",), None, "issued_at", ["event"] * 3),
+    "12-json-schema-registry": (("order_id",), "version", "placed_at", ["event"] * 3),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_format_is_recognised_from_three_records(name: str) -> None:
+    records = records_from_lines((FOLDER / f"{name}.jsonl").read_text().splitlines(), name)
+    known = dict(REGISTRY)
+    known.update({int(n): Schema(int(n), "AVRO", json.dumps(one)) for n, one in json.loads(AVRO.read_text()).items()})
+    found = infer(name, records, schemas=known.get)
+    stream = found.stream
+    expected = PUBLIC[name]
+    assert (stream.key, stream.version, stream.event_time) == expected[:3]
+    assert kinds(found, records, known.get) == expected[3]
 
 
 # --- samples

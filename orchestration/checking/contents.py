@@ -286,7 +286,7 @@ def _differing(reader: _Reader, columns: Sequence[_Told], row: Mapping[str, Any]
         return []  # nested deeper than Python reads, in a field that is ignored: not to be compared
     except MisfitError as error:
         return [str(error)]
-    deletes = _is_delete(stream, record, document)
+    deletes = _is_delete(stream, record, document, stored=bool(row.get("deleted")))
     # Null in events from before the stream declared deletes.
     found = [] if row.get("deleted") in {None, deletes} else ["deleted"]
     told = [one if one.always or not deletes else one._replace(declared=_lenient(one.declared)) for one in columns]
@@ -294,13 +294,15 @@ def _differing(reader: _Reader, columns: Sequence[_Told], row: Mapping[str, Any]
     return found + [one.field for one, same in zip(told, same_, strict=True) if not same]
 
 
-def _is_delete(stream: Stream, record: Record, document: dict[str, Any]) -> bool:
-    """Whether a record deletes its key, as the stream declares it."""
+def _is_delete(stream: Stream, record: Record, document: dict[str, Any], *, stored: bool) -> bool:
+    """Whether a record deletes its key, as the stream declares it; by an expression, as it is `stored`."""
     deletes = stream.deletes
     if deletes is None or record.value is None:
         return stream.tombstones_delete
-    if deletes.field is None or stream.field_named(deletes.field).expression is not None:
+    if deletes.field is None:
         return False
+    if stream.field_named(deletes.field).expression is not None:
+        return stored
     try:
         [declared] = [one for one in read_fields(stream) if one.name == deletes.field]
         return value_of(declared, record, document) in deletes.values

@@ -22,8 +22,8 @@ from orchestration.cli.terminal import (
 )
 
 if TYPE_CHECKING:
+    from highwater.decoding import Schemas
     from highwater.inference import Column, Inferred
-    from highwater.inference_formats import Schemas
     from highwater.reading import Record
     from highwater.sample_counts import SampleCounts
 
@@ -211,8 +211,10 @@ def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
 
 def _row(one: Column) -> list[object]:
     from assets.fields import sql_type
+    from highwater.inference import shortened
 
-    return [one.field.name, sql_type(one.field), one.source, f"{100 * one.share:.0f}%" if one.seen else "", one.example]
+    kind = shortened(sql_type(one.field).replace("`", ""))
+    return [one.field.name, kind, one.source, f"{100 * one.share:.0f}%" if one.seen else "", one.example]
 
 
 def _plain(found: Inferred, counts: SampleCounts, source: str, file: Path | None) -> dict[str, Any]:
