@@ -51,15 +51,21 @@ class Reader:
         places, rest = _places(data) if self._framed else ([], data)
         if self._message:
             return self._pool(schema).FindMessageTypeByName(self._message), rest
-        inside = self._pool(schema).FindFileByName(self._files[schema][1])
-        found, among = None, inside.message_types_by_name
+        return self._pool(schema).FindMessageTypeByName(self._name(schema, places)), rest
+
+    def _name(self, schema: str, places: list[int]) -> str:
+        """The full name of the message at these places."""
+        from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+        data, main = self._files[schema]
+        [file] = [one for one in FileDescriptorSet.FromString(data).file if one.name == main]
+        names, among = [file.package] if file.package else [], file.message_type
         for place in places:
-            ordered = sorted(among.values(), key=lambda one: one.index)
-            if not 0 <= place < len(ordered):
+            if not 0 <= place < len(among):
                 raise ValueError(f"there is no message {places}")
-            found = ordered[place]
-            among = found.nested_types_by_name
-        return found, rest
+            names.append(among[place].name)
+            among = among[place].nested_type
+        return ".".join(names)
 
     def _pool(self, schema: str) -> Any:
         from google.protobuf.descriptor_pb2 import FileDescriptorSet

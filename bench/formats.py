@@ -58,7 +58,7 @@ _OF_FLAT = (
     f"named_struct('id', concat('o', id), 'version', id, 'status', {_STATUS}, 'amount', {_AMOUNT}, 'at', {_TEXT_TIME})"
 )
 _OBJECT = f"""named_struct('id', concat('o', id), 'version', id,
-    'actor', named_struct('id', id % 1000, 'login', concat('user', id % 1000), 'url', concat('https://example.org/', id)),
+    'actor', named_struct('id', id % 1000, 'login', concat('user', id % 1000), 'url', concat('https://e.org/', id)),
     'repo', named_struct('id', id % 77, 'name', 'r'), 'at', {_TEXT_TIME},
     'payload', named_struct('size', id % 9,
         'commits', array(named_struct('sha', sha2(CAST(id AS STRING), 256), 'distinct', true))))"""
@@ -200,7 +200,7 @@ def _descriptors() -> str:
     message = file.message_type.add(name="Order")
     kinds = {"id": 9, "version": 3, "status": 9, "amount": 9, "at": 9}
     for number, (name, kind) in enumerate(kinds.items(), 1):
-        message.field.add(name=name, number=number, type=kind, label=1)  # type: ignore[arg-type]
+        message.field.add(name=name, number=number, type=kind, label=1)
     return base64.b64encode(pb.FileDescriptorSet(file=[file]).SerializeToString()).decode()
 
 
@@ -211,8 +211,8 @@ def _protobuf(world: World, records: int) -> DataFrame:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(_descriptors())).file[0])  # type: ignore[no-untyped-call]
-    kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("bench.Order"))  # type: ignore[no-untyped-call]
+    pool.Add(descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(_descriptors())).file[0])
+    kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("bench.Order"))
     told = [
         (
             n,

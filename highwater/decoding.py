@@ -152,14 +152,14 @@ def _message(files: bytes, main: str, name: str, places: tuple[int, ...]) -> Any
         pool.Add(one)
     if name:
         return pool.FindMessageTypeByName(name)
-    inside: Any = pool.FindFileByName(main).message_types_by_name
-    found: Any = None
+    found: Any = pool.FindFileByName(main)
+    inside = next(one for one in FileDescriptorSet.FromString(files).file if one.name == main).message_type
     for place in places:
-        ordered = sorted(inside.values(), key=lambda one: one.index)
-        if place >= len(ordered):
+        if place >= len(inside):
             raise MisfitError(f"the schema has no message {places}")
-        found = ordered[place]
-        inside = found.nested_types_by_name
+        known = getattr(found, "message_types_by_name", None) or found.nested_types_by_name
+        found = known[inside[place].name]
+        inside = inside[place].nested_type
     return found
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from highwater.classifying import classify
 from highwater.declaration import Answers, Deletes, Field, Stream
+from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Format, Json, Protobuf
-from highwater.inference_formats import Envelope, Recognised, Schemas, recognise
+from highwater.inference_formats import Envelope, Recognised, recognise
 from highwater.inference_keys import Evidence, KeyChoice, choose_key, read_key
 from highwater.inference_layout import Layout, layout_of
 from highwater.inference_names import Draft, named
@@ -68,7 +69,9 @@ class Inferred:
     def comments(self) -> dict[str, str]:
         """The reasons by the arguments of the stream that they are for."""
         renamed = {"format": "value", "envelope": "fields"}
-        return {renamed.get(choice, choice): reason for choice, reason in self.reasons.items()}
+        plain = {"envelope"} if self.reasons["envelope"].startswith("none") else set()
+        told = {choice: reason for choice, reason in self.reasons.items() if choice not in plain}
+        return {renamed.get(choice, choice): reason for choice, reason in told.items()}
 
     @property
     def field_reasons(self) -> dict[str, str]:
@@ -138,15 +141,11 @@ def _evidence(
     stream = _stream(topic, "sample", recognised, loose)
     found = []
     for record in records:
-        outcome = classify(stream, record, schemas or _no_schema)
+        outcome = classify(stream, record, schemas)
         if outcome.kind == "event":
             values = tuple(outcome.values.get(one.name) for one in loose)
             found.append(Evidence(record, values, read_key(record, schemas)))
     return found
-
-
-def _no_schema(_: int | str) -> None:
-    """Without a registry no schema is known."""
 
 
 def _stream(topic: str, name: str, recognised: Recognised, fields: Sequence[Field], **more: Any) -> Stream:

@@ -30,6 +30,8 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
 _PLAIN_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)\.([0-9]+)")
+# A number of 38 digits has 16 bytes at the most, which are 24 characters.
+_BASE64 = re.compile(r"(?=.{4,24}$)([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 _TIME_WORDS = frozenset(
@@ -234,6 +236,11 @@ def _of_texts(name: str, texts: Sequence[str], hints: Hints) -> tuple[Field, str
         return Field(name, "timestamp_ntz"), "times without a zone"
     if all(map(_is_date, texts)):
         return Field(name, "date"), ""
+    if hints.debezium and _MONEY_WORDS & words(name) and all(map(_BASE64.fullmatch, texts)):
+        reason = (
+            "perhaps a decimal in base64, whose scale no record says: with the scale it is decimal(p,s), unscaled=True"
+        )
+        return Field(name, "string"), reason
     return _money(name, texts) or (Field(name, "string"), "")
 
 

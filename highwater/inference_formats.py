@@ -5,17 +5,16 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
 from highwater.reading import Infinite, Record
 from highwater.schemas import Framed, FramingError, Schema, framing_of, protobuf_message
 from highwater.settings import SCHEMA_REGISTRY_URL
-
-Schemas = Callable[[int | str], Schema | None]
 
 # A format is recognised if nine values in ten have it; the others will be rejects.
 RECOGNISED_SHARE = 0.9

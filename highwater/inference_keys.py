@@ -10,8 +10,9 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from highwater.declaration import Field
+from highwater.decoding import Schemas
 from highwater.inference_fields import Hints, guessed_scalar, words
-from highwater.inference_formats import Schemas, document_of, text_of
+from highwater.inference_formats import document_of, text_of
 from highwater.inference_names import Draft
 from highwater.reading import Record
 from highwater.schemas import KEY_HEADER, FramingError, framing_of, self_contained_avro

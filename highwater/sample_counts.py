@@ -11,8 +11,8 @@ from typing import Any
 
 from highwater.classifying import classify
 from highwater.declaration import Stream
+from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
-from highwater.inference_formats import Schemas
 from highwater.reading import Record
 
 _VARIABLE = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
@@ -92,7 +92,7 @@ def count_sample(stream: Stream, records: Sequence[Record], schemas: Schemas | N
     first: dict[tuple[str, str], RejectGroup] = {}
     alike: Counter[tuple[str, str]] = Counter()
     for record in records:
-        outcome = classify(stream, record, schemas or _no_schema)
+        outcome = classify(stream, record, schemas)
         kinds[outcome.kind] += 1
         if outcome.kind in {"event", "delete"}:
             keys.add(outcome.key)
@@ -109,10 +109,6 @@ def count_sample(stream: Stream, records: Sequence[Record], schemas: Schemas | N
     )
     distinct = len(keys - {None})
     return SampleCounts(len(records), kinds["event"], kinds["delete"], kinds["tombstone"], distinct, rejects)
-
-
-def _no_schema(_: int | str) -> None:
-    """Without a registry no schema is known."""
 
 
 def records_from_lines(lines: Iterable[str], topic: str) -> list[Record]:
