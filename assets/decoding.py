@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from assets.avro_unions import without_members
+from assets.avro_values import texts_are_sound, without_members
 from assets.documents import escapes_half_a_pair, exact_numbers, invalid_utf8, scanned, sound_part, takes_marks
 from assets.fields import kept_whole, outermost, takes_infinite
 from highwater.errors import ConfigurationError
@@ -221,16 +221,22 @@ def _avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
     checked = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
     rows = rows.withColumn("checked", F.concat("payload", checked))
     json_, problem = F.lit(None).cast("variant"), F.lit(None).cast("string")
-    for one, text in texts.items():
+    for at, (one, text) in enumerate(texts.items()):
         mine, refused = F.col("schema") == one, _unreadable(work.spark, text)
         named = "the declared schema" if one == "declared" else f"schema {one}"
         if refused is not None:
             problem = F.when(mine, F.lit(f"{named} cannot be read: {refused}")).otherwise(problem)
             continue
-        read = _from_avro("checked", text)
-        fits = read["end"] == checked
-        json_ = F.when(mine & fits, _object_of(read, text)).otherwise(json_)
-        problem = F.when(mine & ~F.coalesce(fits, F.lit(False)), F.lit(f"no Avro of {named}")).otherwise(problem)  # noqa: FBT003 - a literal column
+        rows = rows.withColumn(f"avro_{at}", evaluated_once(F.when(mine, _from_avro("checked", text))))
+        read = F.col(f"avro_{at}")
+        whole = F.coalesce(read["end"] == checked, F.lit(False))  # noqa: FBT003 - a literal column
+        sound = texts_are_sound(read["value"], json.loads(text))
+        json_ = F.when(mine & whole & sound, _object_of(read, text)).otherwise(json_)
+        problem = (
+            F.when(mine & ~whole, F.lit(f"no Avro of {named}"))
+            .when(mine & ~sound, F.lit(f"a text in Avro of {named} is not UTF-8"))
+            .otherwise(problem)
+        )
     no = F.lit(False)  # noqa: FBT003 - a literal column
     rows = rows.withColumns({"json": evaluated_once(json_), "markable": no})
     return rows.withColumn("unread", F.coalesce("misframed", F.when(F.col("value").isNotNull(), problem)))
@@ -282,7 +288,8 @@ def _protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFrame:
         end = F.when(F.hex(F.col("in_header").substr(1, 1)) == _BY_GUID, _GUID_ENDS).otherwise(_NUMBER_ENDS)
         places = F.col("in_header").substr(end + 1, F.length("in_header"))
         rows = rows.withColumn("payload", F.concat(F.coalesce(places, F.lit(b"")), F.col("payload")))
-    read = reader_of(declared, schemas)("schema", "payload")
+    rows = rows.withColumn("known", F.when(F.col("unknown_schema").isNull(), F.col("schema")))
+    read = reader_of(declared, schemas)("known", "payload")
     rows = rows.withColumn("message", evaluated_once(read))
     return rows.withColumns(
         {
@@ -325,8 +332,9 @@ def _separated(stream: Stream, rows: DataFrame) -> DataFrame:
 
 def _matched(stream: Stream, rows: DataFrame) -> DataFrame:
     """Rows whose payload is a line that a pattern matches."""
-    from highwater.format_rules import java_pattern, python_pattern
     from pyspark.sql import functions as F
+
+    from highwater.format_rules import java_pattern, python_pattern
 
     declared = stream.value
     assert isinstance(declared, Lines)

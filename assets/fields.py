@@ -233,8 +233,7 @@ def _digits_of(part: Part, plain: Column) -> Column:
 
     kind, text, declared = part.kind, part.text, part.declared
     if declared.unscaled:
-        whole = F.when((kind == "STRING") & ~part.is_inexact, _unscaled(text, _precision_and_scale(declared)[1]))
-        return whole.when(kind.startswith("DECIMAL"), text)
+        return F.when((kind == "STRING") & ~part.is_inexact, _unscaled(text, _precision_and_scale(declared)[1]))
     found = F.when((kind == "BIGINT") | kind.startswith("DECIMAL"), text).when(part.is_inexact, plain)
     if not declared.text and not part.textual:
         return found
@@ -589,10 +588,17 @@ def _problem_inside(part: Part, named: Column) -> Column:
         )
     else:
         found = F.transform(
-            F.map_entries(part.got("map<string,variant>")),
-            lambda one: of(_inside(part, inner, one["value"]), F.concat(named, F.lit('["'), one["key"], F.lit('"]'))),
+            F.map_entries(part.got("map<string,variant>")), lambda one: _problem_of_entry(part, one, named)
         )
     return F.get(F.filter(found, F.isnotnull), F.lit(0))
+
+
+def _problem_of_entry(part: Part, entry: Column, named: Column) -> Column:
+    """What is wrong with an entry of a map."""
+    from pyspark.sql import functions as F
+
+    inner = _inside(part, part.declared.members[0], entry["value"])
+    return _problem(inner, F.concat(named, F.lit('["'), entry["key"], F.lit('"]')), _value(inner))
 
 
 def _named(declared: Field) -> str:
@@ -627,7 +633,7 @@ def _fits(part: Part) -> Column:
         return (kind == "BOOLEAN") | text if part.textual else kind == "BOOLEAN"
     typed = kind == _TYPED[declared.type] if declared.type in _TYPED else F.lit(False)  # noqa: FBT003 - a literal column
     if not _reads_digits(declared) or declared.unscaled:
-        return typed | text | kind.startswith("DECIMAL") if declared.unscaled else typed | text
+        return typed | text
     number = (kind == "BIGINT") | kind.startswith("DECIMAL") | kind.isin(["DOUBLE", "FLOAT"]) | typed
     texts = declared.text or part.textual
     return number | (kind == "STRING" if texts else part.is_inexact & ~part.is_infinite)

@@ -34,14 +34,28 @@ def reader_of(declared: Protobuf, schemas: Mapping[str, Schema] | None) -> Calla
         A function of the columns of the schema's ID and of the message, whose result is a struct of `document`, the
         message as JSON, and `problem`, why there is none; both are null of a record without a value or a schema.
     """
+    import pandas as pd
     from pyspark.cloudpickle import register_pickle_by_value
     from pyspark.sql.pandas.functions import pandas_udf
 
     register_pickle_by_value(protobuf_documents)  # type: ignore[no-untyped-call]
-    files = {"declared": declared_files(declared)} if schemas is None else {k: compiled(s) for k, s in schemas.items()}
+    if schemas is None:
+        files = {"declared": declared_files(declared)}
+    else:
+        files = {one: made for one, schema in schemas.items() if (made := _compiled(schema)) is not None}
     read = _batches(declared.message, files, framed=schemas is not None)
+    # Spark tells by them what the function takes, and ours are texts.
+    read.__annotations__ = {"batches": Iterator[tuple[pd.Series, pd.Series]], "return": Iterator[pd.DataFrame]}
     found: Callable[[str, str], Column] = pandas_udf(read, returnType=_RESULT)  # type: ignore[call-overload]
     return found
+
+
+def _compiled(schema: Schema) -> tuple[bytes, str] | None:
+    """The descriptors of a schema; None where it is no Protobuf, so that its records are rejects."""
+    try:
+        return compiled(schema) if schema.kind == "PROTOBUF" else None
+    except ValueError:
+        return None
 
 
 def _batches(

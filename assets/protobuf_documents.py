@@ -36,8 +36,10 @@ class Reader:
         from google.protobuf.message import DecodeError
         from google.protobuf.message_factory import GetMessageClass
 
-        if schema is None or data is None or schema not in self._files:
+        if schema is None or data is None:
             return None, None
+        if schema not in self._files:
+            return None, f"schema {schema} is no Protobuf that can be compiled"
         try:
             kind, rest = self._kind(schema, data)
             read = GetMessageClass(kind)()

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from highwater.schemas import Schema
     from pyspark.sql import SparkSession
 
     from assets.classified import Classified
     from highwater.declaration import Stream
+    from highwater.schemas import Schema
     from highwater.slices import Slice
     from resources.kafka import Kafka
     from resources.lake import Lake

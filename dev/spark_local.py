@@ -7,6 +7,7 @@ What belongs here: settings that follow from this machine. What does not: settin
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -126,6 +127,8 @@ def environment(conf_dir: Path, base: Mapping[str, str] | None = None) -> dict[s
         **find_java(os.environ, paths.TOOLS).environment(),
         "SPARK_HOME": str(spark_home()),
         "SPARK_CONF_DIR": str(conf_dir),
+        # Functions in Python run in the environment that has their packages.
+        "PYSPARK_PYTHON": sys.executable,
         # Without it the pages of Spark listen on every address.
         "SPARK_LOCAL_IP": LOOPBACK,
         "SPARK_LOCAL_HOSTNAME": LOOPBACK,

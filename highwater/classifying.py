@@ -95,6 +95,13 @@ def _fitting(declared: Field, value: Any) -> Any:
     """A value that fits its column: the reader itself knows no bounds of numbers."""
     if value is None:
         return None
+    inner = declared.members[:1]
+    if declared.type == "array":
+        return [_fitting(inner[0], one) for one in value]
+    if declared.type == "map":
+        return {key: _fitting(inner[0], one) for key, one in value.items()}
+    if declared.type == "struct":
+        return {one.name: _fitting(one, value[one.name]) for one in declared.members}
     bound = _RANGES.get(declared.type)
     if bound is not None and not -bound <= value < bound:
         raise MisfitError(f"it does not fit {declared.type}")

@@ -34,7 +34,7 @@ from highwater.declaration import (
     Stream,
     Upkeep,
 )
-from highwater.field_rules import TYPE, field_problems
+from highwater.field_rules import CONTAINERS, TYPE, field_problems
 from highwater.format_rules import format_problems
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -233,6 +233,12 @@ def _accepted_problems(stream: Stream) -> list[str]:
         found.append(f"publishes: {_no_topic(accepted.topic)}")
     if stream.deletes is not None:
         found.append("publishes: a delete has no form on the topic of accepted events; leave out publishes or deletes")
+    found += [
+        f"publishes: field {one.name!r} is a {one.type}, which has no form on the topic of accepted events"
+        for one in stream.fields
+        if one.type in {*CONTAINERS, "time", "timestamp_ntz"} and one.stored
+    ]
+    found += [f"publishes: field {one.name!r} is not stored" for one in stream.fields if not one.stored]
     if accepted.topic in stream.all_topics:
         found.append(f"publishes: {accepted.topic!r} is read by the stream itself")
     if accepted.horizon < timedelta(0):

@@ -96,25 +96,23 @@ def _framed(record: Record, schemas: Schemas | None, *, by_guid: bool = True) ->
 def _avro(text: str, payload: bytes) -> Any:
     import fastavro
 
-    schema, stream = fastavro.parse_schema(json.loads(text)), io.BytesIO(payload)
+    # A UUID is text to the pipeline, whatever it says.
+    schema, stream = fastavro.parse_schema(_without_uuids(json.loads(text))), io.BytesIO(payload)
     try:
         found = fastavro.schemaless_reader(stream, schema, None)
     except Exception as error:
         raise MisfitError(f"no Avro at byte {stream.tell()}: {type(error).__name__}: {error}") from error
     if stream.tell() < len(payload):
         raise MisfitError(f"bytes follow the Avro record at byte {stream.tell()}")
-    return _with_texts(found)
+    return found
 
 
-def _with_texts(value: Any) -> Any:
-    """UUIDs as texts."""
-    import uuid
-
-    if isinstance(value, dict):
-        return {key: _with_texts(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_with_texts(one) for one in value]
-    return str(value) if isinstance(value, uuid.UUID) else value
+def _without_uuids(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_uuids(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _without_uuids(one) for key, one in schema.items() if (key, one) != ("logicalType", "uuid")}
 
 
 def _protobuf(declared: Protobuf, record: Record, schemas: Schemas | None) -> Any:

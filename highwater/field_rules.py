@@ -61,6 +61,8 @@ def _inside_problems(declared: Field, depth: int) -> list[str]:
         ]
         found += [f"field {name!r}: {what} have no source" for one in members if one.source is not None]
     for one in members:
+        if one.one_of or one.at_least is not None:
+            found.append(f"field {name!r}: one_of and at_least are for fields of the record; use a rule of the stream")
         if one.expression is not None or not all(isinstance(source, tuple) for source in one.sources):
             found.append(f"field {name!r}: {one.name!r} inside of it can only come from a path")
         found += [f"field {name!r}: {problem}" for problem in field_problems(one, depth + 1)]

@@ -29,6 +29,8 @@ def compiled(schema: Schema) -> tuple[bytes, str]:
     Raises:
         ValueError: the text, or what it imports, is no Protobuf schema.
     """
+    if schema.kind != "PROTOBUF":
+        raise ValueError(f"a schema of the kind {schema.kind}")
     return _compiled(schema.text, tuple((one.name, one.text) for one in schema.references))
 
 

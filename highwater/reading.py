@@ -29,6 +29,10 @@ _DAY = 86_400_000_000
 # A number of more places fits no type.
 _MOST_PLACES = 40
 _MISSING: Any = object()
+_JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_TIMESTAMP = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6}0*)?([Zz]|[+-][0-9]{2}:?[0-9]{2})?"
+)
 _CLOCK = re.compile(r"((?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:\.(\d{1,6})0*)?")
 _LARGEST_FLOAT = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
@@ -185,13 +189,16 @@ def _boolean(field: Field, found: Any) -> bool:
 
 def _decimal(field: Field, found: Any) -> Decimal:
     """A number exactly, as it is written."""
-    if field.unscaled and isinstance(found, str):
-        unscaled = int.from_bytes(_bytes(field, found), signed=True)
+    if field.unscaled:
+        try:
+            unscaled = int.from_bytes(base64.b64decode(_string(field, found), validate=True), signed=True)
+        except ValueError as error:
+            raise MisfitError(str(error)) from error
         return Decimal(unscaled).scaleb(-_scale(field), Context(prec=100))
     if isinstance(found, int) and not isinstance(found, bool):
         found = Decimal(found)
     if isinstance(found, str) and field.text:
-        found = _number(found)
+        found = _number(found) if _JSON_NUMBER.fullmatch(found) else None
         if found is None:
             raise MisfitError("the text is no number")
     if not isinstance(found, Decimal) or not found.is_finite():
@@ -233,6 +240,8 @@ def _moment(field: Field, found: Any) -> int:
         return _counted(field, found)
     if not isinstance(found, str):
         raise MisfitError("it is no text")
+    if not _TIMESTAMP.fullmatch(found):
+        raise UnreadableError("it is no timestamp in ISO 8601 with six digits of a second at the most")
     try:
         moment = datetime.fromisoformat(found.upper())
     except ValueError as error:
@@ -255,6 +264,8 @@ def _local(field: Field, found: Any) -> int:
         return _counted(field, found)
     if not isinstance(found, str):
         raise MisfitError("it is no text")
+    if not _TIMESTAMP.fullmatch(found):
+        raise UnreadableError("it is no timestamp in ISO 8601 with six digits of a second at the most")
     try:
         moment = datetime.fromisoformat(found.upper())
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -123,9 +124,7 @@ def of_format(name: str) -> tuple[Stream, list[bytes]]:
 
 
 CASES: dict[str, Callable[[], tuple[Stream, list[bytes]]]] = {
-    **{
-        name: (lambda name=name: (FORMATS[name], [one.value for one in records(name) if one.value])) for name in FORMATS
-    },
+    **{name: partial(of_format, name) for name in FORMATS},
     "avro unions": avro_unions,
     "csv": csv_lines,
     "lines": log_lines,
@@ -150,6 +149,8 @@ def test_both_readers_agree(spark: SparkSession, name: str) -> None:
     for at, value in enumerate(changed):
         theirs = classify(stream, Record(value, b"k", (), "t", 0, at, 1_767_225_600_000), schema_of)
         ours = found[at]
+        if theirs.kind != "reject" and not is_canonical(stream, value):
+            continue
         if (ours["reason"] is None) != (theirs.kind != "reject"):
             wrong[value] = (ours["reason"], ours["detail"], theirs)
         elif ours["reason"] is None:
@@ -164,6 +165,21 @@ def test_both_readers_agree(spark: SparkSession, name: str) -> None:
                 wrong[value] = unlike
     few = dict(list(wrong.items())[:5])
     assert not wrong, f"seed {seed}, {len(wrong)} records: {few}"
+
+
+def is_canonical(stream: Stream, value: bytes) -> bool:
+    """Whether an encoder writes a value so: to some readers a boolean of Avro is any byte but 0, to others only 1."""
+    import io
+
+    import fastavro
+
+    from highwater.decoding import document
+
+    if not isinstance(stream.value, Avro) or stream.value.schema is None:
+        return True
+    out, schema = io.BytesIO(), fastavro.parse_schema(json.loads(stream.value.schema))
+    fastavro.schemaless_writer(out, schema, document(stream.value, Record(value), None))
+    return out.getvalue() == value
 
 
 def told(value: Any) -> Any:

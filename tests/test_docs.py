@@ -20,6 +20,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from assets.streams import load_streams
 from highwater import declaration, errors, field_rules, settings
 from highwater.errors import ConfigurationError
 
@@ -32,6 +33,7 @@ CODE = ("highwater", "resources", "assets", "orchestration", "dev")
 DECLARED = (
     declaration.Stream,
     declaration.Field,
+    declaration.Deletes,
     declaration.Lookup,
     declaration.Transitions,
     declaration.Limits,
@@ -371,10 +373,11 @@ def test_a_failure_in_dagster_names_its_entry(kind: type[errors.HighwaterError])
 
 
 def checks_by_name() -> dict[str, tuple[str, str]]:
-    """For each check of the shipped streams its table, and what Dagster shows of it."""
+    """For each check of the shipped streams and of the page's example its table, and what Dagster shows of it."""
     from orchestration.build import build_defs
 
-    graph = build_defs().get_repository_def().asset_graph
+    streams = [*load_streams().values(), example()]
+    graph = build_defs(streams=streams).get_repository_def().asset_graph
     specs = [graph.get_check_spec(key) for key in graph.asset_check_keys]
     return {spec.name: (spec.asset_key.path[-1], f"{spec.description} {spec.metadata['page'].value}") for spec in specs}
 

@@ -1,0 +1,164 @@
+"""What Spark leaves to do of values that it reads from Avro: unions of several types, and texts that are not UTF-8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+# Spark widens these by itself.
+_WIDENED = ({"int", "long"}, {"float", "double"})
+_CONTAINERS = frozenset({"record", "array", "map"})
+_NAMED = frozenset({"record", "error", "enum", "fixed"})
+
+
+def without_members(value: Column, schema: Any) -> Column:
+    """A value as Spark reads it from Avro, with a variant in the place of each struct of a union's members.
+
+    Args:
+        value: the column.
+        schema: the writer's schema, as JSON is loaded.
+
+    Raises:
+        ValueError: a type is inside of itself, which Spark does not read.
+    """
+    return _plain(value, _expanded(schema, {}, "", ()))
+
+
+def texts_are_sound(value: Column, schema: Any) -> Column:
+    """Whether all texts of a value are UTF-8: Spark keeps their bytes as they are, and a variant would replace some.
+
+    Args:
+        value: the column.
+        schema: the writer's schema, as JSON is loaded.
+    """
+    from pyspark.sql import functions as F
+
+    return F.coalesce(_sound(value, _expanded(schema, {}, "", ())), F.lit(True))  # noqa: FBT003 - a literal column
+
+
+def _sound(value: Column, schema: Any) -> Column:
+    """Whether texts are sound; true or null without any."""
+    from pyspark.sql import functions as F
+
+    yes = F.lit(True)  # noqa: FBT003 - a literal column
+    if isinstance(schema, list):
+        types = _types(schema)
+        if len(types) == 1:
+            return _sound(value, types[0])
+        if _is_widened(types):
+            return yes
+        return _all(_sound(value[f"member{at}"], one) for at, one in enumerate(types) if _has_texts(one))
+    kind = schema["type"] if isinstance(schema, Mapping) else schema
+    if not _has_texts(schema):
+        return yes
+    if kind == "string":
+        return F.is_valid_utf8(value)
+    if kind == "array":
+        return F.forall(value, lambda one: F.coalesce(_sound(one, schema["items"]), yes))
+    if kind == "map":
+        keys = F.forall(F.map_keys(value), F.is_valid_utf8)
+        return keys & F.forall(F.map_values(value), lambda one: F.coalesce(_sound(one, schema["values"]), yes))
+    fields = [one for one in schema["fields"] if _has_texts(one["type"])]
+    return _all(_sound(value[one["name"]], one["type"]) for one in fields)
+
+
+def _all(sound: Iterable[Column]) -> Column:
+    from pyspark.sql import functions as F
+
+    found = F.lit(True)  # noqa: FBT003 - a literal column
+    for one in sound:
+        found &= F.coalesce(one, F.lit(True))  # noqa: FBT003 - a literal column
+    return found
+
+
+def _has_texts(schema: Any) -> bool:
+    if isinstance(schema, list):
+        return any(map(_has_texts, _types(schema)))
+    if not isinstance(schema, Mapping):
+        return bool(schema == "string")
+    inside = [schema[name] for name in ("items", "values") if name in schema]
+    inside += [one["type"] for one in schema.get("fields", ())]
+    return schema["type"] in {"string", "map"} or any(map(_has_texts, inside))
+
+
+def _expanded(schema: Any, names: dict[str, Any], space: str, around: tuple[str, ...]) -> Any:
+    """The schema with each type in the place of its name.
+
+    Args:
+        schema: a type.
+        names: the named types so far, with their namespaces.
+        space: the namespace around the type.
+        around: the names of the types that it is inside of.
+    """
+    if isinstance(schema, str):
+        full = schema if schema in names else f"{space}.{schema}"
+        if full not in names:
+            return schema
+        if full in around:
+            raise ValueError(f"the type {schema} is inside of itself")
+        return _expanded(names[full][0], {**names}, names[full][1], around)
+    if isinstance(schema, list):
+        return [_expanded(one, names, space, around) for one in schema]
+    kind = schema["type"]
+    if not isinstance(kind, str) or (kind not in _NAMED | _CONTAINERS and ("." in kind or f"{space}.{kind}" in names)):
+        return _expanded(kind, names, space, around)
+    if kind in _NAMED:
+        name = schema["name"]
+        if "." not in name and schema.get("namespace", space):
+            name = f"{schema.get('namespace', space)}.{name}"
+        names[name] = (schema, space)
+        space, around = name.rpartition(".")[0], (*around, name)
+    if "fields" in schema:
+        fields = [{**one, "type": _expanded(one["type"], names, space, around)} for one in schema["fields"]]
+        return {**schema, "fields": fields}
+    inner = {name: _expanded(schema[name], names, space, around) for name in ("items", "values") if name in schema}
+    return {**schema, **inner}
+
+
+def _types(union: Any) -> list[Any]:
+    return [one for one in union if one not in ("null", {"type": "null"})]
+
+
+def _is_widened(types: list[Any]) -> bool:
+    names = [one["type"] if isinstance(one, Mapping) and "logicalType" not in one else one for one in types]
+    return all(isinstance(one, str) for one in names) and {*names} in _WIDENED
+
+
+def _has_members(schema: Any) -> bool:
+    """Whether there is a union of several types in an expanded schema."""
+    if isinstance(schema, list):
+        types = _types(schema)
+        return (len(types) > 1 and not _is_widened(types)) or any(map(_has_members, types))
+    if not isinstance(schema, Mapping):
+        return False
+    inside = [schema[name] for name in ("items", "values") if name in schema]
+    return any(map(_has_members, [*inside, *(one["type"] for one in schema.get("fields", ()))]))
+
+
+def _plain(value: Column, schema: Any) -> Column:
+    from pyspark.sql import functions as F
+
+    if not _has_members(schema):
+        return value
+    if isinstance(schema, list):
+        types = _types(schema)
+        if len(types) == 1:
+            return _plain(value, types[0])
+        return F.coalesce(*[_variant(value[f"member{at}"], one) for at, one in enumerate(types)])
+    if schema["type"] == "array":
+        return F.transform(value, lambda one: _plain(one, schema["items"]))
+    if schema["type"] == "map":
+        return F.transform_values(value, lambda _, one: _plain(one, schema["values"]))
+    fields = [_plain(value[one["name"]], one["type"]).alias(one["name"]) for one in schema["fields"]]
+    return F.when(value.isNotNull(), F.struct(*fields))
+
+
+def _variant(value: Column, schema: Any) -> Column:
+    from pyspark.sql import functions as F
+
+    kind = schema["type"] if isinstance(schema, Mapping) else schema
+    plain = _plain(value, schema)
+    return F.to_variant_object(plain) if kind in _CONTAINERS else plain.cast("variant")
