@@ -325,9 +325,18 @@ def _separated(stream: Stream, rows: DataFrame) -> DataFrame:
         values = [F.when(value != declared.null, value) for value in values]
     whole = F.struct(*[value.alias(name) for value, name in zip(values, declared.columns, strict=True)])
     few = (F.col("line") == "") & F.lit(len(names) > 1)
-    wrong = F.col("read").isNull() | F.col("read.refused").isNotNull() | few
+    # Spark reads a quote that is not doubled as it likes.
+    quoted = ~F.col("line").rlike(_quoted_soundly(declared))
+    wrong = F.col("read").isNull() | F.col("read.refused").isNotNull() | few | quoted
     problem = F.when(wrong, F.lit(f"no line of {len(names)} values separated by {declared.delimiter!r}"))
     return _texts(rows, whole, problem)
+
+
+def _quoted_soundly(declared: Csv) -> str:
+    """The lines whose quotes are around whole values, and doubled inside of them."""
+    delimiter, quote = re.escape(declared.delimiter), re.escape(declared.quote)
+    value = f"(?:{quote}(?:[^{quote}]|{quote}{quote})*+{quote}|(?!{quote})[^{delimiter}]*+)"
+    return rf"\A{value}(?:{delimiter}{value})*+\z"
 
 
 def _matched(stream: Stream, rows: DataFrame) -> DataFrame:

@@ -163,6 +163,8 @@ def _message(files: bytes, main: str, name: str, places: tuple[int, ...]) -> Any
 
 def _with_numbers(value: Any, kind: Any) -> Any:
     """A message's document whose numbers of 64 bits are numbers, and whose infinite ones are floats."""
+    if kind.full_name == "google.protobuf.Timestamp":
+        return re.sub(r"(\.[0-9]{6})[0-9]+", r"\1", value)  # what is beyond the microsecond is cut off
     if kind.full_name.startswith("google.protobuf.") or not isinstance(value, dict):
         return value
     return {field.name: _number_in(field, value[field.name]) for field in kind.fields if field.name in value}
