@@ -16,6 +16,7 @@ import pytest
 from dev.processes import LOOPBACK, free_port
 from highwater.declaration import Accepted, Foreign
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, PermanentError
+from highwater.formats import Json
 from highwater.settings import Settings
 from highwater.topic_rules import Setting
 from orchestration.checking import topic_audit
@@ -160,6 +161,42 @@ def test_the_receiver_of_alerts_is_reached_and_told_nothing() -> None:
         with pytest.raises(HighwaterError) as caught:
             doctor._receiver(wrong)
         assert "planted" not in str(caught.value)
+
+
+def test_a_stream_with_schemas_needs_a_registry_that_answers() -> None:
+    """Asked where one is configured or needed; what it has is counted, and its password is not told."""
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'["orders-value"]'
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    assert doctor._needs_registry(make_stream("orders", value=Json(registry=True)))
+    assert not doctor._needs_registry(make_stream("orders"))
+    with pytest.raises(ConfigurationError, match="HIGHWATER_SCHEMA_REGISTRY_URL"):
+        doctor._registry(settings())
+    server = HTTPServer((LOOPBACK, 0), Answers)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://user:planted@{LOOPBACK}:{server.server_port}"
+        assert doctor._registry(settings(HIGHWATER_SCHEMA_REGISTRY_URL=url)) == "1 subjects"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    with pytest.raises(DependencyAwayError) as caught:
+        doctor._registry(settings(HIGHWATER_SCHEMA_REGISTRY_URL=url))
+    assert "planted" not in str(caught.value)
 
 
 def test_dagster_needs_its_home_and_its_file(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from highwater.errors import (
     TopicAbsentError,
 )
 from highwater.fitting import configure
+from highwater.formats import Avro, Json, Protobuf
 from highwater.instances import ONE_INSTANCE
 from highwater.routing import JITTER
 from highwater.slices import OffsetRange
@@ -115,6 +116,8 @@ def examine(
     if settings.alerts_url is not None:
         url = settings.alerts_url
         parts["receiver of alerts"] = lambda: _receiver(url)
+    if settings.schema_registry_url is not None or any(map(_needs_registry, _declared(deployment))):
+        parts["schema registry"] = lambda: _registry(settings)
     for what, attempt in parts.items():
         if what not in without:
             yield _tried(what, attempt)
@@ -127,6 +130,30 @@ def examine(
         return  # told above
     for stream in streams:
         yield from _stream(deployment, stream)
+
+
+def _declared(deployment: Deployment) -> list[Stream]:
+    """The declared streams; none where they cannot be read, which is told by itself."""
+    try:
+        return list(deployment.streams().values())
+    except HighwaterError:
+        return []
+
+
+def _needs_registry(stream: Stream) -> bool:
+    return isinstance(stream.value, Avro | Json | Protobuf) and stream.value.registry
+
+
+def _registry(settings: Settings) -> str:
+    from resources.schema_registry import open_registry
+
+    found = open_registry(settings)
+    if found is None:
+        raise ConfigurationError(
+            "a stream has its schemas in a registry, and none is configured",
+            remedy=f"set {names.SCHEMA_REGISTRY_URL}, as docs/configuration.md says",
+        )
+    return f"{len(found.subjects()):,} subjects"
 
 
 def _tried(what: str, attempt: Try) -> Tried:
