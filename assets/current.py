@@ -71,6 +71,12 @@ def winners(rows: DataFrame, *by: str) -> DataFrame:
     return rows.groupBy(*by).agg(best).select("best.*")
 
 
+def has_deletes(work: Work, events_version: int) -> bool:
+    """Whether events may hold deletes: they stay such when the stream no longer declares any."""
+    table = work.lake.table_at(work.stream.name, events.TABLE, events_version)
+    return "deleted" in {field.name for field in table.schema().fields}
+
+
 def with_deleted(events: DataFrame) -> DataFrame:
     """Events with `deleted`, never null: those from before the stream declared deletes have none."""
     from pyspark.sql import functions as F
@@ -169,7 +175,7 @@ def _merge(work: Work, decided: Standing, behind: Sequence[Proof], held: Committ
         rows = _event_rows(work, decided.version, names)
         if again:
             source, actions = _recomputed(work, rows, keys, again, held), _REPLACE
-        elif work.stream.deletes:
+        elif has_deletes(work, decided.version):
             source, actions = _with_earlier_deletes(work, rows, keys), _UPSERT_OR_DELETE
         else:
             source, actions = winners(rows.where(slice_is_one_of(keys)).drop("slice"), "key"), _UPSERT
@@ -250,12 +256,17 @@ def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequenc
         .union(rows.where(slice_is_one_of(keys)).select("key"))
         .distinct()
     )
-    if work.stream.deletes:
-        # A delete that the slices had brought left no row: it may be what keeps a key out of the table.
-        absent = mine.select("key").distinct().join(there.select("key"), "key", "left_anti")
-        affected = affected.union(absent).distinct()
-    won = winners(mine.join(affected, "key", "left_semi").drop("slice"), "key")
-    alive = won.where("NOT deleted") if work.stream.deletes else won
+    if "deleted" not in rows.columns:
+        won = winners(mine.join(affected, "key", "left_semi").drop("slice"), "key")
+        return affected.join(won, "key", "left")
+    # A delete that the slices had brought left no row: what it kept out, or let in since, is nowhere named.
+    alive = winners(mine.drop("slice"), "key").where("NOT deleted")
+    names = (*ORIGIN, "updated_by_slice")
+    ours, theirs = (
+        frame.select("key", F.struct(*names).alias(name)) for name, frame in (("ours", alive), ("theirs", there))
+    )
+    differ = ours.join(theirs, "key", "full").where(~F.col("ours").eqNullSafe(F.col("theirs")))
+    affected = affected.union(differ.select("key")).distinct()
     return affected.join(alive, "key", "left")
 
 
@@ -272,8 +283,9 @@ def _common_columns(work: Work, events_version: int) -> list[str]:
 
 def _event_rows(work: Work, events_version: int, names: Sequence[str]) -> DataFrame:
     """The events of one version of their table, with `slice` beside the columns of `current`."""
-    rows = with_deleted(rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), events_version))
-    deleted = ["deleted"] if work.stream.deletes else []
+    rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), events_version)
+    deleted = ["deleted"] if "deleted" in rows.columns else []
+    rows = with_deleted(rows) if deleted else rows
     return rows.select("slice", *[name for name in names if name != "updated_by_slice"], *deleted, _brought_by())
 
 

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 from assets import current, events
 from assets.commit import commit_turn, have_table, target_of
 from assets.current import TABLE
+from assets.parsing import quoted
 from assets.work import Work
 from highwater.commit_records import CommitRecord
 from highwater.errors import ConfigurationError, SupersededAttemptError
+from highwater.field_rules import CONTAINERS
 from resources.numbered_commits import commit_slices
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from highwater.proof import Proof
     from resources.commit_log import Committed
@@ -127,7 +129,8 @@ def differences(work: Work, look: Look) -> Differences:
 
     with delta_errors(f"current of {work.stream.name}"):
         names = current.columns_of(work.stream)
-        right, there = _right_rows(work, look).select(*names), _rows_there(work).select(*names)
+        columns = [_comparable(work, name) for name in names]
+        right, there = _right_rows(work, look).select(*columns), _rows_there(work).select(*columns)
         found = (
             right.exceptAll(there)
             .withColumn("what", F.lit("lacking"))
@@ -144,6 +147,14 @@ def differences(work: Work, look: Look) -> Differences:
     return Differences(len(look.decisions), look.behind, look.unknown, counts["lacking"], counts["wrong"], samples)
 
 
+def _comparable(work: Work, name: str) -> Column:
+    """A column as rows can be subtracted by: Spark compares no maps."""
+    from pyspark.sql import functions as F
+
+    nested = {quoted(f.name) for f in work.stream.fields if f.type in CONTAINERS}
+    return F.to_json(F.struct(name)).alias(name.strip("`")) if name in nested else F.col(name)
+
+
 def _right_rows(work: Work, look: Look) -> DataFrame:
     """The rows that `current` must hold: the winners among the events of all slices."""
     from pyspark.sql import functions as F
@@ -151,7 +162,7 @@ def _right_rows(work: Work, look: Look) -> DataFrame:
     rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), look.version)
     known = work.spark.createDataFrame([(key,) for key in look.decisions], "slice STRING")
     mine = rows.join(F.broadcast(known), "slice", "left_semi").withColumn("updated_by_slice", F.col("slice"))
-    if not work.stream.deletes:
+    if "deleted" not in rows.columns:
         return current.winners(_with_columns_of(work, mine), "key")
     won = current.winners(current.with_deleted(mine), "key").where("NOT deleted")
     return _with_columns_of(work, won.drop("deleted"))

@@ -35,6 +35,8 @@ _END = "end of the value"
 # The first byte of the framing and where it ends, with a number or with a GUID.
 _BY_NUMBER, _NUMBER_ENDS = f"{ID_MAGIC:02X}", 1 + ID_BYTES
 _BY_GUID, _GUID_ENDS = f"{GUID_MAGIC:02X}", 1 + GUID_BYTES
+# Values in a line that Spark's parser takes.
+_MOST_COLUMNS = 20_480
 # What stands for an empty value without quotes in a line of separated values.
 _EMPTY = "\ue001"
 
@@ -78,7 +80,9 @@ def _documents(stream: Stream, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     text = F.col("payload").cast("string")
-    infinite, markable = takes_infinite(stream), F.col("markable")
+    # In a message NaN is a number like others, also in a field that nobody declared.
+    infinite = takes_infinite(stream) or isinstance(stream.value, Protobuf)
+    markable = F.col("markable")
     exact = exact_numbers(text, markable, infinite=infinite)
     pair = F.try_parse_json(F.concat(F.lit("["), exact, F.lit(f',"{_END}"]')))
     alone = F.try_variant_get("json_and_end", "$[1]", "string") == _END
@@ -214,17 +218,17 @@ def _avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
 
     if declared.schema is not None:
         rows = _bare(raw).withColumn("schema", F.lit("declared"))
-        texts = {"declared": declared.schema}
+        texts: Mapping[str, str | None] = {"declared": declared.schema}
     else:
         rows = _framed(work, raw)
-        texts = {one: self_contained_avro(schema) for one, schema in _schemas(work, rows).items() if schema}
+        texts = {one: _avro_text(schema) for one, schema in _schemas(work, rows).items() if schema}
     checked = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
     rows = rows.withColumn("checked", F.concat("payload", checked))
     json_, problem = F.lit(None).cast("variant"), F.lit(None).cast("string")
     for at, (one, text) in enumerate(texts.items()):
-        mine, refused = F.col("schema") == one, _unreadable(work.spark, text)
+        mine, refused = F.col("schema") == one, "it is no Avro" if text is None else _unreadable(work.spark, text)
         named = "the declared schema" if one == "declared" else f"schema {one}"
-        if refused is not None:
+        if text is None or refused is not None:
             problem = F.when(mine, F.lit(f"{named} cannot be read: {refused}")).otherwise(problem)
             continue
         rows = rows.withColumn(f"avro_{at}", evaluated_once(F.when(mine, _from_avro("checked", text))))
@@ -240,6 +244,14 @@ def _avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
     no = F.lit(False)  # noqa: FBT003 - a literal column
     rows = rows.withColumns({"json": evaluated_once(json_), "markable": no})
     return rows.withColumn("unread", F.coalesce("misframed", F.when(F.col("value").isNotNull(), problem)))
+
+
+def _avro_text(schema: Schema) -> str | None:
+    """A schema of the registry as one document; None where it is another kind of schema, or none at all."""
+    try:
+        return self_contained_avro(schema) if schema.kind == "AVRO" else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _from_avro(column: str, text: str) -> Column:
@@ -258,7 +270,8 @@ def _object_of(read: Column, text: str) -> Column:
 
 def _unreadable(spark: SparkSession, text: str) -> str | None:
     """Why values of a schema cannot be read; None if they can."""
-    from pyspark.errors import PySparkException
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
     from pyspark.sql import functions as F
 
     try:
@@ -267,8 +280,13 @@ def _unreadable(spark: SparkSession, text: str) -> str | None:
             return "it is no record"
         empty = spark.range(0).select(F.lit(b"").alias("v"))
         _ = empty.select(_object_of(_from_avro("v", text), text)).schema
-    except (PySparkException, ValueError, TypeError, KeyError) as error:
+    except (AnalysisException, IllegalArgumentException, ParseException, ValueError, TypeError, KeyError) as error:
         return str(error).splitlines()[0][:200]
+    except Py4JJavaError as error:
+        # Only what the schema itself is refused for; a Spark that is away says nothing of it (I15).
+        if not str(error.java_exception).startswith(("org.apache.avro", "org.apache.spark.sql.avro")):
+            raise
+        return str(error.java_exception).splitlines()[0][:200]
     return None
 
 
@@ -318,7 +336,11 @@ def _separated(stream: Stream, rows: DataFrame) -> DataFrame:
         "maxCharsPerColumn": "-1",
     }
     text = _line(rows)
-    read = F.from_csv(F.col("line"), kinds, options)
+    # Beyond its limit Spark's parser fails the query instead of the record.
+    most = max(_MOST_COLUMNS, len(names) + 1)
+    options["maxColumns"] = str(most)
+    delimiters = F.length("line") - F.length(F.replace("line", F.lit(declared.delimiter), F.lit("")))
+    read = F.from_csv(F.when(delimiters < most - 1, F.col("line")), kinds, options)
     rows = text.withColumn("read", evaluated_once(read))
     values = [F.coalesce(F.col(f"read.{name}"), F.lit("")) for name in names]
     if declared.null is not None:
@@ -347,8 +369,9 @@ def _matched(stream: Stream, rows: DataFrame) -> DataFrame:
 
     declared = stream.value
     assert isinstance(declared, Lines)
-    pattern = rf"\A(?:{java_pattern(declared.pattern)})\z"
-    groups = re.compile(python_pattern(declared.pattern)).groupindex
+    # Lines end by a line feed alone, and letters are those of ASCII, as they are to the second reader.
+    pattern = rf"(?d)\A(?:{java_pattern(declared.pattern)})\z"
+    groups = re.compile(python_pattern(declared.pattern), re.ASCII).groupindex
     found = [F.regexp_extract("line", pattern, at).alias(name) for name, at in groups.items()]
     whole = F.struct(*[F.when(one != "", one).alias(name) for one, name in zip(found, groups, strict=True)])
     matches = F.col("line").rlike(pattern)

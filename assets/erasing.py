@@ -235,7 +235,8 @@ def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
     mine = replace(work, slices=[piece for piece in work.slices if piece.key in decided])
     rejects.materialise(mine)
     dlq.materialise(mine)
-    current.materialise(mine)
+    if work.stream.versioned:
+        current.materialise(mine)
     if work.stream.metrics:
         metrics.materialise(mine)
 

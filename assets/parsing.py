@@ -94,7 +94,10 @@ def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
     if declared.tombstones:
         deletes = F.col("value").isNull() | deletes
     told = parsed.withColumn("deleted", deletes)
-    with_default = [f.name for f in stream.fields if f.default is not None and f.expression is None]
+    needed = {*stream.key, stream.version, stream.event_time}
+    with_default = [
+        f.name for f in stream.fields if f.default is not None and f.expression is None and f.name not in needed
+    ]
     if not with_default:
         return told
     absent = {name: F.col("deleted") & F.col(f"json_{name}").isNull() for name in with_default}

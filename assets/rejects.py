@@ -195,6 +195,11 @@ def _classified_again(
 
     found = judged(work, _left_over(work, decisions, raw_version, events_version, published))
     unknown = F.lit("unknown when the slice was decided, known since")
+    # Of a schema that came since, the record may turn out otherwise: the decision counted it as unresolved.
+    counted = [(d.key, [name for name in events.REASONS if d.counts.get(f"rejects_{name}")]) for d in decisions]
+    pairs = [part for key, names in counted for part in (F.lit(key), F.array(*map(F.lit, names)).cast("array<string>"))]
+    was_counted = F.array_contains(F.create_map(*pairs)[F.col("slice")], F.col("reason"))
+    found = found.withColumn("reason", F.when(was_counted, F.col("reason")))
     return found.withColumns(
         {
             "reason": F.coalesce("held_reason", "reason", F.lit(UNRESOLVED)),

@@ -47,7 +47,10 @@ def spark_home() -> Path:
 # 2 cores the first slice took 40 s of processor time with the second compiler, 21 s without it. Without it, too, Java
 # gives the compiled code 48 MiB, which are full after some slices: sweeping them took 2 s of the 14 s of a slice.
 SHORT_LIVED = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m",
+    # Avro's parser allocates what a length says before it looks for the bytes: a few wrong ones would take all memory.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m "
+    "-Dorg.apache.avro.limits.bytes.maxLength=67108864 -Dorg.apache.avro.limits.string.maxLength=67108864 "
+    "-Dorg.apache.avro.limits.collectionItems.maxLength=1000000",
     # What a plan learns while it runs does not pay where the plan takes longer than the run: a fifth of a small slice.
     "spark.sql.adaptive.enabled": "false",
     # Spark's page shows plans in their short form: to write the long one of each query took a tenth of a small slice.

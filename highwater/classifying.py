@@ -57,7 +57,7 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
         found = {} if record.value is None else document(stream.value, record, schemas)
     except UnknownSchemaError as error:
         return Outcome("reject", "unresolved", str(error))
-    except (MisfitError, RecursionError) as error:
+    except (MisfitError, UnreadableError, RecursionError) as error:
         return Outcome("reject", "malformed", str(error) or "nested too deep")
     deletes = _deletes(stream, record, found)
     values: dict[str, Any] = {}
@@ -69,7 +69,7 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
             values[declared.name] = _fitting(declared, value_of(lenient, record, found))
         except (MisfitError, UnreadableError) as error:
             problem = problem or f"field {declared.name}: {error}"
-    key = _key(stream, values)
+    key = key_of(stream, values)
     problem = problem or _key_problem(stream, record, key)
     if problem is not None:
         return Outcome("reject", "malformed", problem, values)
@@ -112,7 +112,8 @@ def _fitting(declared: Field, value: Any) -> Any:
     return value
 
 
-def _key(stream: Stream, values: Mapping[str, Any]) -> str | None:
+def key_of(stream: Stream, values: Mapping[str, Any]) -> str | None:
+    """The key that the values of fields give, as text; None where one of them is null, or where none is declared."""
     parts = [_key_text(values.get(name)) for name in stream.key]
     if not parts or None in parts:
         return None
@@ -135,7 +136,8 @@ def _key_text(value: Any) -> str | None:
 def _key_problem(stream: Stream, record: Record, key: str | None) -> str | None:
     if stream.record_key != "strict" or not stream.key or key is None:
         return None
-    return None if record.key == key.encode() else f"the record's key is not {stream.key_separator.join(stream.key)}"
+    same = record.key == key.encode("utf-8", "surrogatepass")
+    return None if same else f"the record's key is not {stream.key_separator.join(stream.key)}"
 
 
 def _invalid(stream: Stream, values: Mapping[str, Any]) -> str | None:

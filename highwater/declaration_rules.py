@@ -34,13 +34,11 @@ from highwater.declaration import (
     Stream,
     Upkeep,
 )
-from highwater.field_rules import CONTAINERS, TYPE, field_problems
+from highwater.field_rules import CONTAINERS, NAME, TYPE, field_problems
 from highwater.format_rules import format_problems
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TOPIC = re.compile(TOPIC_NAME)
-# What neither a path into the JSON value, nor SQL, nor a Delta table's column takes amiss.
-_FIELD = re.compile(r"[\w@-]+")
 # Dagster's rule; what it refuses would fail all streams as they load, without naming the file.
 _OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}")
 # Columns are named after the values.
@@ -96,7 +94,7 @@ def _name_problems(names: Sequence[str]) -> list[str]:
     found = [
         f"field {name!r}: a name is letters, digits, '_', '-' and '@', one at least"
         for name in names
-        if not _FIELD.fullmatch(name)
+        if not NAME.fullmatch(name)
     ]
     # Spark does not tell upper from lower case.
     found += [
@@ -150,6 +148,12 @@ def _expression_problems(stream: Stream) -> list[str]:
             found.append(
                 f"{name}: {unfit[0]!r} cannot be used: an expression is computed more than once, of one record alone"
             )
+    names = {f.name for f in stream.fields}
+    found += [
+        f"field {f.name!r}: there is a field 'field_{f.name}' too: give one of them another name"
+        for f in stream.fields
+        if f.expression is not None and f"field_{f.name}" in names
+    ]
     found += [f"rule {name!r}: a name is letters, digits and _" for name in stream.rules if not _COLUMN.fullmatch(name)]
     for f in stream.fields:
         if f.expression is not None and (f.source is not None or f.optional or f.default is not None):

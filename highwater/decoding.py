@@ -6,18 +6,21 @@ pipeline's expressions (`assets.decoding`).
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
 import re
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from highwater.format_rules import python_pattern
 from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
 from highwater.protobuf import compiled, declared_files
-from highwater.reading import MisfitError, Record, document_of
+from highwater.reading import MisfitError, Record, UnreadableError, document_of
 from highwater.schemas import FramingError, framing_of, protobuf_message, self_contained_avro
 
 if TYPE_CHECKING:
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from highwater.schemas import Framed, Schema
 
 Schemas = Callable[[int | str], "Schema | None"]
+
+
+_LONGEST_VALUE = 2**31 - 1
 
 
 class UnknownSchemaError(MisfitError):
@@ -60,6 +66,8 @@ def document(declared: Format, record: Record, schemas: Schemas | None) -> Any:
             return _avro(declared.schema, record.value)
         framed, schema = _framed(record, schemas)
         assert schema is not None
+        if schema.kind != "AVRO":
+            raise MisfitError(f"schema {schema.id} is no Avro")
         return _avro(self_contained_avro(schema), framed.payload)
     if isinstance(declared, Protobuf):
         return _protobuf(declared, record, schemas)
@@ -68,7 +76,10 @@ def document(declared: Format, record: Record, schemas: Schemas | None) -> Any:
 
 
 def _json(value: bytes) -> Any:
+    if value.startswith(codecs.BOM_UTF8):
+        raise MisfitError("not JSON: a byte order mark at byte 0")
     try:
+        value.decode()  # Python would read UTF-16 and UTF-32 as well
         found = document_of(value)
     except ValueError as error:
         raise MisfitError(f"the value is no JSON: {error}") from error
@@ -96,9 +107,9 @@ def _framed(record: Record, schemas: Schemas | None, *, by_guid: bool = True) ->
 def _avro(text: str, payload: bytes) -> Any:
     import fastavro
 
-    # A UUID is text to the pipeline, whatever it says.
-    schema, stream = fastavro.parse_schema(_without_uuids(json.loads(text))), io.BytesIO(payload)
+    stream = io.BytesIO(payload)
     try:
+        schema = fastavro.parse_schema(_as_spark_reads(json.loads(text)))
         found = fastavro.schemaless_reader(stream, schema, None)
     except Exception as error:
         raise MisfitError(f"no Avro at byte {stream.tell()}: {type(error).__name__}: {error}") from error
@@ -107,12 +118,18 @@ def _avro(text: str, payload: bytes) -> Any:
     return found
 
 
-def _without_uuids(schema: Any) -> Any:
+# To the pipeline a UUID is text, and a time of day is a number.
+_PLAIN = frozenset({"uuid", "time-millis", "time-micros"})
+
+
+def _as_spark_reads(schema: Any) -> Any:
+    """The schema without the logical types that Spark does not know."""
     if isinstance(schema, list):
-        return [_without_uuids(one) for one in schema]
+        return [_as_spark_reads(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: _without_uuids(one) for key, one in schema.items() if (key, one) != ("logicalType", "uuid")}
+    known = {key: one for key, one in schema.items() if key != "logicalType" or one not in _PLAIN}
+    return {key: _as_spark_reads(one) for key, one in known.items()}
 
 
 def _protobuf(declared: Protobuf, record: Record, schemas: Schemas | None) -> Any:
@@ -134,6 +151,8 @@ def _protobuf(declared: Protobuf, record: Record, schemas: Schemas | None) -> An
         text = json_format.MessageToJson(
             read, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, ensure_ascii=False
         )
+    except TypeError as error:  # an `Any` whose type is in no descriptor
+        raise UnreadableError(str(error)) from error
     except (DecodeError, FramingError, json_format.Error, ValueError, KeyError) as error:
         if isinstance(error, MisfitError):
             raise
@@ -165,6 +184,8 @@ def _with_numbers(value: Any, kind: Any) -> Any:
     """A message's document whose numbers of 64 bits are numbers, and whose infinite ones are floats."""
     if kind.full_name == "google.protobuf.Timestamp":
         return re.sub(r"(\.[0-9]{6})[0-9]+", r"\1", value)  # what is beyond the microsecond is cut off
+    if kind.full_name in {"google.protobuf.Int64Value", "google.protobuf.UInt64Value"}:
+        return Decimal(value)
     if kind.full_name.startswith("google.protobuf.") or not isinstance(value, dict):
         return value
     return {field.name: _number_in(field, value[field.name]) for field in kind.fields if field.name in value}
@@ -182,6 +203,8 @@ def _number_in(field: Any, value: Any) -> Any:
         return int(value)
     if isinstance(value, str) and field.cpp_type in {field.CPPTYPE_DOUBLE, field.CPPTYPE_FLOAT}:
         return float(value.replace("Infinity", "inf"))
+    if field.cpp_type == field.CPPTYPE_FLOAT:  # written as short as it can be
+        return float(struct.unpack("<f", struct.pack("<f", float(value)))[0])
     return str(value) if field.enum_type is not None else value
 
 
@@ -198,6 +221,7 @@ def _text(value: bytes) -> str:
 
 def _csv(declared: Csv, value: bytes) -> dict[str, str | None]:
     line = _text(value)
+    csv.field_size_limit(_LONGEST_VALUE)
     dialect: dict[str, Any] = {"delimiter": declared.delimiter, "quotechar": declared.quote}
     try:
         rows = list(csv.reader([line], doublequote=True, strict=True, **dialect))
@@ -211,7 +235,7 @@ def _csv(declared: Csv, value: bytes) -> dict[str, str | None]:
 
 
 def _line(declared: Lines, value: bytes) -> dict[str, str]:
-    found = re.fullmatch(python_pattern(declared.pattern), _text(value))
+    found = re.fullmatch(python_pattern(declared.pattern), _text(value), re.ASCII)
     if found is None:
         raise MisfitError("the line does not match the declared pattern")
     return {name: one for name, one in found.groupdict().items() if one}

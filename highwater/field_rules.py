@@ -16,6 +16,8 @@ TYPE = re.compile(
     r"string|integer|long|float|double|boolean|timestamp|timestamp_ntz|date|time|binary|json|array|map|struct|"
     r"decimal\((\d+),(\d+)\)"
 )
+# What neither a path into the value, nor SQL, nor a Delta table's column takes amiss.
+NAME = re.compile(r"[\w@-]+")
 CONTAINERS = frozenset({"array", "map", "struct"})
 _MOST_DEEP = 16
 _UNITS_OF = {
@@ -51,6 +53,11 @@ def _inside_problems(declared: Field, depth: int) -> list[str]:
         return [f"field {name!r}: of is for arrays, maps and structs, and this is a {kind}"] if members else []
     if kind == "struct":
         found = [] if members else [f"field {name!r}: of gives no member of the struct"]
+        found += [
+            f"field {name!r}: member {one.name!r}: a name is letters, digits, '_', '-' and '@', one at least"
+            for one in members
+            if not NAME.fullmatch(one.name)
+        ]
         names = [one.name.lower() for one in members]
         found += [f"field {name!r}: {one!r} is a member twice" for one in sorted({*names}) if names.count(one) > 1]
     else:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 _GROUP = re.compile(r"\(\?P?<([A-Za-z][A-Za-z0-9]*)>")
 # What Python and Java read otherwise, or one of them alone.
-_UNSHARED = re.compile(
-    r"\(\?P=|\(\?P>|\\[ZzGAKRXhHV]|\(\?>|[*+?}]\+|\(\?\(|\\k<|\(\?[aiLmsux-]*[aLuxU]|\\[pPQE]|&&|\[\["
-)
+_UNSHARED = re.compile(r"\(\?P=|\(\?P>|\\[ZzGAKRXhHV]|\(\?\(|\\k<|\(\?[aiLmsux-]*[aLuxU]|\\[pPQE]|&&|\[\[")
+# Java follows such a loop by recursion, which a long line overflows: a possessive one it follows in a loop.
+_RECURSIVE = re.compile(r"\)(?:\*|\+|\{[0-9]+,[0-9]*\})(?!\+)")
 
 
 def java_pattern(pattern: str) -> str:
@@ -59,6 +59,9 @@ def _csv_problems(value: Csv) -> list[str]:
 def _pattern_problems(value: Lines) -> list[str]:
     if unshared := _UNSHARED.search(value.pattern):
         return [f"value: the pattern has {unshared[0]!r}, which Python and Java do not both read"]
+    if recursive := _RECURSIVE.search(value.pattern):
+        repeated = recursive[0]
+        return [f"value: the pattern repeats a group by {repeated!r}: write {repeated + '+'!r}, which takes all it can"]
     try:
         compiled = re.compile(python_pattern(value.pattern))
     except re.error as error:

@@ -33,6 +33,7 @@ _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _TIMESTAMP = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6}0*)?([Zz]|[+-][0-9]{2}:?[0-9]{2})?"
 )
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _CLOCK = re.compile(r"((?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:\.(\d{1,6})0*)?")
 _LARGEST_FLOAT = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
@@ -176,6 +177,10 @@ def _string(field: Field, found: Any) -> str:
             raise MisfitError(f"it is not UTF-8 at byte {error.start}") from error
     if not isinstance(found, str):
         raise MisfitError("it is no text")
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:
+        raise MisfitError(f"it has half of a surrogate pair at character {error.start}") from error
     return found
 
 
@@ -312,7 +317,10 @@ def _day(field: Field, found: Any) -> date:
     try:
         if field.unit is not None:
             return _BEGIN.date() + timedelta(days=_whole(field, found))
-        return date.fromisoformat(_string(field, found))
+        text = _string(field, found)
+        if not _DATE.fullmatch(text):
+            raise MisfitError("it is no date in ISO 8601")
+        return date.fromisoformat(text)
     except (ValueError, OverflowError) as error:
         raise MisfitError(str(error)) from error
 
@@ -392,6 +400,8 @@ def _as_document(read: Any) -> Any:
         return {key: _as_document(one) for key, one in read.items()}
     if isinstance(read, list | tuple):
         return [_as_document(one) for one in read]
+    if isinstance(read, date):
+        raise UnreadableError("a date or a time in JSON is written as Spark writes it")
     if isinstance(read, bytes):
         return base64.b64encode(read).decode()
     if isinstance(read, int | float) and not isinstance(read, bool):

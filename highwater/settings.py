@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from highwater.errors import ConfigurationError
 
@@ -130,7 +131,22 @@ def parse_registry_url(text: str) -> str | None:
         raise ConfigurationError(
             f"{SCHEMA_REGISTRY_URL} is not an HTTP address", remedy="begin each address with http:// or https://"
         )
+    if not all(map(_is_whole, urls)):
+        raise ConfigurationError(
+            f"{SCHEMA_REGISTRY_URL} is not an HTTP address",
+            remedy="write /, #, ? and @ in a user's name or password as %2F, %23, %3F and %40",
+        )
     return ",".join(urls) or None
+
+
+def _is_whole(url: str) -> bool:
+    """Whether an address has its login, if any, before its host: else part of a password would count as the path."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return False
+    return bool(parts.hostname) and "@" not in url.partition(parts.netloc)[2]
 
 
 def parse_registry_config(text: str) -> dict[str, Plain]:

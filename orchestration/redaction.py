@@ -44,7 +44,8 @@ def secret_values(settings: Settings) -> frozenset[str]:
 def _of_registry(settings: Settings) -> set[str]:
     """The secrets of the schema registry: passwords in its addresses and its configuration."""
     config = settings.schema_registry_config
-    found = {str(value) for name, value in config.items() if _SECRET.search(name)}
+    # A proxy's address may hold a login; the places of files are none.
+    found = {str(value) for name, value in config.items() if _SECRET.search(name) or name in {"proxy", "url"}}
     login = str(config.get("basic.auth.user.info", ""))
     found |= {login, login.partition(":")[2]}
     for address in (settings.schema_registry_url or "").split(","):

@@ -13,6 +13,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assets.parsing import field_columns
+from highwater.classifying import key_of
 from highwater.declaration import Field
 from highwater.decoding import Schemas, read_fields
 from highwater.decoding import document as document_of
@@ -117,7 +118,7 @@ def _of_main(
     """How many events of a slice were compared, and those that differ; a batch at a time."""
     mine = {f"{name}_slices": slice_is_one_of([piece.key], f"{name}.slice") for name in "er"}
     chosen = _chosen(columns) + _deleted(reader.stream, events)
-    sql = _PAIRS.format(chosen=chosen, tombstone=tombstone_in_sql(reader.stream), **mine)
+    sql = _PAIRS.format(chosen=chosen, tombstone=tombstone_in_sql(reader.stream, "r.value"), **mine)
     compared, unlike = 0, list[_Unlike]()
     for batch in stream_batches({"raw": raw, "events": events}, sql):
         compared += batch.num_rows
@@ -204,7 +205,7 @@ def _held(events: DeltaTable, columns: Sequence[_Told], piece: Slice) -> list[_T
 
 
 def _chosen(columns: Sequence[_Told]) -> str:
-    return ", ".join(f"{_as_told(one)} AS c{at}" for at, one in enumerate(columns))
+    return ", ".join(["e.key AS event_key", *(f"{_as_told(one)} AS c{at}" for at, one in enumerate(columns))])
 
 
 def _as_told(one: _Told) -> str:
@@ -239,10 +240,23 @@ def _suspects(stream: Stream, columns: Sequence[_Told], batch: pa.RecordBatch) -
                 theirs = pc.cast(pc.cast(theirs, pa.timestamp("us", "UTC")), pa.int64())
             same = pc.fill_null(pc.equal(pc.cast(ours, theirs.type), theirs), fill_value=False)
             unlike = pc.or_(unlike, pc.invert(same))
+        if stream.record_key != "strict":
+            unlike = pc.or_(unlike, _other_keys(stream, batch, read))
     except pa.ArrowException:
         return every
     found: list[int] = pc.indices_nonzero(unlike).to_pylist()
     return found
+
+
+def _other_keys(stream: Stream, batch: pa.RecordBatch, read: pa.Table) -> pa.Array:
+    """Which events are to be looked at for their key: of a key of one text those that have another one, else all."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if len(stream.key) != 1 or stream.field_named(stream.key[0]).type != "string":
+        return pa.repeat(pa.scalar(bool(stream.key)), batch.num_rows)
+    theirs = read[stream.key[0]].combine_chunks()
+    return pc.invert(pc.fill_null(pc.equal(pc.cast(batch["event_key"], theirs.type), theirs), fill_value=False))
 
 
 def _read(columns: Sequence[_Told], values: Sequence[bytes]) -> pa.Table:
@@ -282,16 +296,31 @@ def _differing(reader: _Reader, columns: Sequence[_Told], row: Mapping[str, Any]
     stream = reader.stream
     try:
         document = {} if record.value is None else document_of(stream.value, record, reader.schemas)
-    except RecursionError:
+    except (RecursionError, UnreadableError):
         return []  # nested deeper than Python reads, in a field that is ignored: not to be compared
     except MisfitError as error:
         return [str(error)]
     deletes = _is_delete(stream, record, document, stored=bool(row.get("deleted")))
     # Null in events from before the stream declared deletes.
     found = [] if row.get("deleted") in {None, deletes} else ["deleted"]
+    found += _unlike_key(stream, row, record, document)
     told = [one if one.always or not deletes else one._replace(declared=_lenient(one.declared)) for one in columns]
     same_ = (_is_same(one.declared, record, document, row[f"c{at}"]) for at, one in enumerate(told))
     return found + [one.field for one, same in zip(told, same_, strict=True) if not same]
+
+
+def _unlike_key(stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any]) -> list[str]:
+    """`key` if an event has another one than its record's fields give."""
+    declared = [one for one in read_fields(stream) if one.name in stream.key]
+    if len(declared) < len(stream.key) or "event_key" not in row:
+        return []  # part of it is an expression
+    try:
+        read = key_of(stream, {one.name: value_of(one, record, document) for one in declared})
+    except (MisfitError, UnreadableError):
+        return []  # told by the field itself
+    # How a time is written is the pipeline's.
+    has_times = any(one.type in {"timestamp", "timestamp_ntz"} for one in declared)
+    return [] if has_times or read == row["event_key"] else ["key"]
 
 
 def _is_delete(stream: Stream, record: Record, document: dict[str, Any], *, stored: bool) -> bool:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from assets.parsing import PERMANENT, field_columns
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
+from orchestration.checking.later_origins import IS_LATER
 from orchestration.checking.origin_checks import told
 from orchestration.checking.plan_checks import another_commit, another_plan
 from orchestration.checking.verdicts import Verdict
 from resources.commit_log import proofs_in
-from resources.delta import columns_in_all, count_in, query_all, slice_is_one_of
+from resources.delta import columns_in_all, count_in, has_column, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -137,8 +138,8 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
         columns=_event_columns(stream, tables),
         slices=slice_is_one_of(keys),
         updated=slice_is_one_of(keys, "updated_by_slice"),
-        deleted="coalesce(deleted, false)" if stream.deletes else "false",
-        deletes="UNION ALL SELECT key, version, 0 FROM e WHERE deleted" if stream.deletes else "",
+        deleted="coalesce(deleted, false)" if has_column(events, "deleted") else "false",
+        deletes="UNION ALL SELECT key, version, 0 FROM e WHERE deleted" if has_column(events, "deleted") else "",
     )
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
     for row in [*query_all(tables, sql), *_revived(lake, stream, tables, keys)]:
@@ -148,9 +149,9 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
 
 def _revived(lake: Lake, stream: Stream, tables: Mapping[str, DeltaTable], keys: Sequence[str]) -> list[dict[str, Any]]:
     """Rows of `current` that a delete of a higher version should have removed: of the slices, or by their deletes."""
-    if not stream.deletes:
+    if not has_column(tables["e"], "deleted"):
         return []
-    sql = _REVIVED.format(mine=slice_is_one_of(keys, "d.slice"), updated=slice_is_one_of(keys, "updated_by_slice"))
+    sql = _REVIVED.format(mine=slice_is_one_of(keys, "b.slice"), updated=slice_is_one_of(keys, "updated_by_slice"))
     rows = query_all(tables, sql)
     # A delete whose slice is not merged yet is merged in its turn.
     merged = lake.holds(stream.name, "current") if rows else set()
@@ -186,10 +187,11 @@ ORDER BY slice, key
 
 
 _REVIVED = f"""
-SELECT DISTINCT CASE WHEN {{mine}} THEN d.slice ELSE updated_by_slice END AS told, d.slice AS slice, d.key AS key,
-       {", ".join(f"d.{name} AS {name}" for name in ORIGIN)},
+SELECT DISTINCT CASE WHEN {{mine}} THEN b.slice ELSE updated_by_slice END AS told, b.slice AS slice, b.key AS key,
+       {", ".join(f"b.{name} AS {name}" for name in ORIGIN)},
        'in current, and deleted at a higher version' AS problem
-FROM c JOIN (SELECT slice, key, version, {_ORIGIN} FROM e WHERE deleted) d ON c.key = d.key AND c.version < d.version
+FROM c s JOIN (SELECT slice, key, version, {_ORIGIN}, origin_timestamp_ms FROM e WHERE deleted) b ON s.key = b.key
+     AND (s.version < b.version OR (s.version = b.version AND {IS_LATER}))
 WHERE {{mine}} OR {{updated}}
 """
 

@@ -90,8 +90,10 @@ def _misplaced(
     for key in sorted(gone):
         found[key] += _unplanned(tables, stream, pieces[key])
     main = [key for key, piece in pieces.items() if piece.topic == stream.topic and key not in gone]
-    for row in _asked(tables, _MISPLACED, main, tombstone=tombstone_in_sql(stream)):
-        found[row["slice"]].append(told(_problem(row), Origin.of_row(row)))
+    for tombstone in ("false", "value IS NULL"):
+        mine = [key for key in main if _tombstones_of(decisions.get(key)) == tombstone]
+        for row in _asked(tables, _MISPLACED, mine, tombstone=tombstone):
+            found[row["slice"]].append(told(_problem(row), Origin.of_row(row)))
     # Values are read of slices with rejects alone.
     rejected = [key for key in main if key in decisions and decisions[key].counts.get("rejects")]
     for name, question, keys in (("events", _ALTERED_EVENTS, main), ("rejects", _ALTERED_REJECTS, rejected)):
@@ -118,9 +120,14 @@ def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice) -
     return [told("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]
 
 
-def tombstone_in_sql(stream: Stream) -> str:
+def tombstone_in_sql(stream: Stream, value: str = "value") -> str:
     """The condition, in SQL, of a record of raw that is neither an event nor a reject."""
-    return "false" if stream.tombstones_delete else "value IS NULL"
+    return "false" if stream.tombstones_delete else f"{value} IS NULL"
+
+
+def _tombstones_of(decision: Proof | None) -> str:
+    """The same of a slice, by its decision: the declaration may have changed since."""
+    return "value IS NULL" if decision is not None and decision.counts.get("tombstones") else "false"
 
 
 def _asked(
@@ -198,7 +205,7 @@ def _misplaced_of_tier(
     accepted it or a person gave it up, and those that were published before their origin was taken back from the DLQ.
     """
     mine = f"{slice_is_one_of([piece.key])}"
-    asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({tombstone_in_sql(stream)}) AND {mine}")
+    asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({_tombstones_of(decision)}) AND {mine}")
     early = _named_early(tables["rejects"], piece, mine)
     copies = Counter(_copy_of(stream, piece, row, early) for row in asked)
     read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)

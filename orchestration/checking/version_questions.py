@@ -17,9 +17,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from assets.parsing import field_columns
+from highwater.field_rules import CONTAINERS
 from highwater.slices import SliceKey
 from orchestration.checking.suspects import TOUCHED, TOUCHED_KEYS, Suspects, Trait
-from resources.delta import query, query_columns, quoted, rows_in, slice_is_one_of, stream_all
+from resources.delta import has_column, query, query_columns, quoted, rows_in, slice_is_one_of, stream_all
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -278,7 +279,7 @@ class Questions:
     def _text(self, template: str, scope: Scope, floor: str) -> str:
         rules = _rules(self._stream)
         history = _HISTORY.format(
-            content=_content(self._stream),
+            content=_content(self._stream, self.events),
             state=rules["state"],
             mine=scope.mine,
             told=scope.told,
@@ -332,10 +333,12 @@ def key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[A
     yield f"key >= {bounds[-1]}"
 
 
-def _content(stream: Stream) -> str:
-    """One value for all that an event says, in SQL."""
-    columns = ["event_time", *(["deleted"] if stream.deletes else []), *[f.name for f in field_columns(stream)]]
-    listed = ", ".join(f"coalesce(cast({quoted(name)} AS VARCHAR), '')" for name in columns)
+def _content(stream: Stream, events: DeltaTable) -> str:
+    """One value for all that an event says, in SQL; without arrays, maps and structs, which have no text there."""
+    fields = [f for f in field_columns(stream) if f.type not in CONTAINERS]
+    texts = [f"encode({quoted(f.name)}, 'hex')" if f.type == "binary" else quoted(f.name) for f in fields]
+    columns = ["event_time", *(["deleted"] if has_column(events, "deleted") else []), *texts]
+    listed = ", ".join(f"coalesce(cast({name} AS VARCHAR), '')" for name in columns)
     return f"md5(concat_ws(chr(31), {listed}))"
 
 

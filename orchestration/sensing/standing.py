@@ -71,11 +71,11 @@ def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, 
     events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
     if events is None or current is None:
         return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
-    sql = _ORDER.format(slices=slice_is_one_of(keys), deletes=_deletes(stream))
+    sql = _ORDER.format(slices=slice_is_one_of(keys), deletes=_deletes(events))
     found = {row["slice"]: row for row in query_all({"e": events, "c": current}, sql)}
     counts = {key: found.get(key, {"keys": 0, "absent": 0, "behind": 0, "late": 0}) for key in keys}
     wrong = [key for key, row in counts.items() if row["absent"] or row["behind"]]
-    samples = _samples(events, current, wrong, _deletes(stream)) if wrong else {}
+    samples = _samples(events, current, wrong, _deletes(events)) if wrong else {}
     late = [key for key, row in counts.items() if row["late"]]
     later = later_origins({"e": events, "c": current}, stream, Among.of(late)) if late else {}
     return {
@@ -140,9 +140,9 @@ FROM wrong WHERE rank <= {SAMPLES} ORDER BY slice, key
 """
 
 
-def _deletes(stream: Stream) -> str:
-    """The deletes of events beside the rows of `current`, in SQL; nothing for a stream that declares none."""
-    return _DELETES.format(rule=_RULE) if stream.deletes else ""
+def _deletes(events: DeltaTable) -> str:
+    """The deletes of events beside the rows of `current`, in SQL; nothing where events have none."""
+    return _DELETES.format(rule=_RULE) if has_column(events, "deleted") else ""
 
 
 def _samples(
@@ -208,7 +208,9 @@ def highest_versions(lake: Lake, stream: Stream, standing: Attempts, *, conflict
     tables = {"e": events, "c": current, **of_commits}
     keys, found = 0, Found()
     deletes = (
-        "UNION ALL SELECT key, version, NULL, version AS dead, slice FROM e WHERE deleted" if stream.deletes else ""
+        "UNION ALL SELECT key, version, NULL, version AS dead, slice FROM e WHERE deleted"
+        if has_column(events, "deleted")
+        else ""
     )
     unsettled = slice_is_one_of(moving) if moving else "false"
     for scope in portions(events, Scope(None)):
