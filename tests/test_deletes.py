@@ -249,3 +249,77 @@ def test_records_with_another_key_are_told(bench: Bench) -> None:
     bench.stream = changes(bench.stream.topic, record_key="strict")
     bench.materialise(piece)
     assert versions(bench) == {"b": 1}
+
+
+def test_a_delete_taken_back_while_an_older_event_came_between(bench: Bench) -> None:
+    """The delete's slice was decided anew, an older version was merged, then the slice was merged: version 2 stayed."""
+    topic = bench.stream.topic
+    bench.stream = changes(topic)
+    third, deletes, older = sent(bench, [change("k", 3)], [change("k", 5, "d")], [change("k", 2)])
+    bench.materialise(third)
+    bench.materialise(deletes)
+    assert versions(bench) == {}
+    bench.stream = changes(topic, deletes=Deletes("op", ("x",)))
+    from assets import current, dlq, events, raw, rejects
+
+    # What was a delete lacks a name now.
+    for stage in (events, rejects, dlq):
+        stage.materialise(bench.work(deletes))
+    for stage in (raw, events, rejects, dlq, current):
+        stage.materialise(bench.work(older))
+    current.materialise(bench.work(deletes))
+    assert versions(bench) == {"k": 3}
+    assert "versions_in_order" not in {name.split()[0] for name in bench.failing()}
+
+
+def test_deletes_stay_deletes_when_the_stream_declares_none_any_more(bench: Bench) -> None:
+    """Rebuilding and late events gave deleted keys a row of nulls, or an older one."""
+    from assets.current_rebuild import Look, differences
+
+    topic = bench.stream.topic
+    bench.stream = changes(topic)
+    first, second, late = sent(bench, [change("a", 1), change("b", 1)], [change("a", 5, "d")], [change("a", 3)])
+    bench.materialise(first)
+    bench.materialise(second)
+    bench.stream = changes(topic, deletes=None)
+    bench.materialise(late)
+    assert versions(bench) == {"b": 1}
+    work = bench.work()
+    assert differences(work, Look.take(work)).none
+    assert not bench.failing()
+
+
+def test_checks_before_the_first_slice_with_deletes(bench: Bench) -> None:
+    """The table of events gets its column with the next slice: until then the checks found no such column."""
+    topic = bench.stream.topic
+    bench.stream = changes(topic, deletes=None)
+    [piece] = sent(bench, [change("a", 1)])
+    bench.materialise(piece)
+    bench.stream = changes(topic)
+    assert not bench.failing()
+    assert over_the_stream(bench.lake, bench.stream)["versions_in_order"].passed
+
+
+def test_a_delete_needs_its_version_also_where_there_is_a_default(bench: Bench) -> None:
+    """It was accepted with the version null, and deleted nothing."""
+    fields = tuple(one if one.name != "lsn" else Field("lsn", "long", optional=True, default=1) for one in FIELDS)
+    bench.stream = changes(bench.stream.topic, fields=fields)
+    without = Message(b"a", b'{"id": "a", "op": "d", "at": "2026-03-01T10:00:00Z"}')
+    [piece] = sent(bench, [change("a", 0), without])
+    bench.materialise(piece)
+    assert versions(bench) == {}
+    assert {row["version"] for row in bench.rows("events") if row["deleted"]} == {1}
+
+
+def test_tombstones_that_delete_from_now_on(bench: Bench) -> None:
+    """Older slices keep what their decisions made of them: their tombstones were said to be in no place."""
+    fields = (Field("id", "string", source=Key()), Field("at", "long", source=Meta("offset")), Field("name", "string"))
+    ours = {"fields": fields, "version": "at", "event_time": None}
+    topic = bench.stream.topic
+    bench.stream = changes(topic, **ours, deletes=None)
+    before, after = sent(bench, [Message(b"a", b'{"name": "x"}'), Message(b"a", None)], [Message(b"a", None)])
+    bench.materialise(before)
+    bench.stream = changes(topic, **ours, deletes=Deletes(tombstones=True))
+    bench.materialise(after)
+    assert versions(bench) == {}
+    assert not bench.failing()

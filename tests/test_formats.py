@@ -176,3 +176,57 @@ def test_a_registry_that_is_away_rejects_nothing(bench: Bench) -> None:
     bench.schemas = find_schema
     bench.materialise(piece)
     assert len(bench.rows("events")) == 1
+
+
+def test_schemas_of_other_kinds_reject_their_records_alone(bench: Bench) -> None:
+    """A record of another topic, with a Protobuf schema that imports another, failed the slice for ever."""
+    from highwater.schemas import Reference, Schema
+
+    imported = Reference("other.proto", "other", 1, 'syntax = "proto3"; message Other {}')
+    strange = {
+        5: Schema(
+            5, "PROTOBUF", 'syntax = "proto3"; import "other.proto"; message Order { Other other = 1; }', (imported,)
+        ),
+        6: Schema(6, "AVRO", '{"type": "record", "name": "R", "fields": [{"name": "n", "type": ["null", "R"]}]}'),
+        42: Schema(42, "JSON", "{}"),
+    }
+    bench.stream = on(FORMATS["10-avro-logical-types"], bench.stream.topic)
+    bench.schemas = lambda one: strange.get(one) if one in strange else find_schema(one)  # type: ignore[arg-type]
+    one = records("10-avro-logical-types")[0]
+    assert one.value is not None
+    others = [Message(one.key, bytes([0, 0, 0, 0, number]) + one.value[5:]) for number in strange]
+    bench.send(Message(one.key, one.value), *others)
+    bench.materialise(bench.plan(0, p0=(0, 4)))
+    assert len(bench.rows("events")) == 1
+    assert rejected(bench) == [
+        (1, "malformed", "schema 5 cannot be read: it is no Avro"),
+        (2, "malformed", "schema 6 cannot be read: the type R is inside of itself"),
+        (3, "malformed", "schema 42 cannot be read: it is no Avro"),
+    ]
+    assert not bench.failing()
+
+
+def test_a_line_of_more_values_than_spark_takes_is_a_reject(bench: Bench) -> None:
+    """Spark's parser failed the whole query."""
+    from highwater.declaration import Field
+    from highwater.formats import Csv
+
+    fields = (Field("value", "string"), Field("n", "integer"))
+    bench.stream = replace(on(FORMATS["05-github-events"], bench.stream.topic), fields=fields, key=(), event_time=None)
+    bench.stream = replace(bench.stream, value=Csv(("value", "n")))
+    bench.send(Message(None, b"a,1"), Message(None, b"," * 30_000))
+    bench.materialise(bench.plan(0, p0=(0, 2)))
+    # A field of the name that a record's value has in raw.
+    assert picked(bench.rows("events"), "value", "n") == [("a", 1)]
+    assert rejected(bench) == [(1, "malformed", "no line of 2 values separated by ','")]
+    assert not bench.failing()
+
+
+def test_current_with_a_map_is_rebuilt(bench: Bench) -> None:
+    """Spark subtracts no rows with maps."""
+    from assets.current_rebuild import Look, differences, rebuild
+
+    loaded(bench, "10-avro-logical-types")
+    work = bench.work()
+    assert differences(work, Look.take(work)).none
+    assert rebuild(work) == 1
