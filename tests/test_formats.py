@@ -191,7 +191,7 @@ def test_schemas_of_other_kinds_reject_their_records_alone(bench: Bench) -> None
         42: Schema(42, "JSON", "{}"),
     }
     bench.stream = on(FORMATS["10-avro-logical-types"], bench.stream.topic)
-    bench.schemas = lambda one: strange.get(one) if one in strange else find_schema(one)  # type: ignore[arg-type]
+    bench.schemas = lambda one: strange.get(one) if one in strange else find_schema(one)
     one = records("10-avro-logical-types")[0]
     assert one.value is not None
     others = [Message(one.key, bytes([0, 0, 0, 0, number]) + one.value[5:]) for number in strange]
