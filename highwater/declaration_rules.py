@@ -362,6 +362,10 @@ def _typed_problems(stream: Stream) -> list[str]:
     ]
     if stream.first_version is not None and not stream.versions_count:
         found.append("first_version is for versions that count: an integer or a long")
+    if stream.first_version is not None and stream.record_key != "strict":
+        found.append(
+            "first_version needs record_key='strict': missing versions are looked for among rejects by record key"
+        )
     return [*found, *_metrics_problems(stream)]
 
 

@@ -100,6 +100,7 @@ NO_VERSION = {"version": None, "first_version": None, "transitions": None, "metr
         ({"version": None}, "transitions needs a key and a version, and no version is declared"),
         ({**NO_VERSION, "deletes": Deletes("status", ("x",))}, "deletes needs a key and a version"),
         ({"deletes": Deletes("status", ("canceled",))}, "publishes: a delete has no form"),
+        ({"record_key": "warn"}, "first_version needs record_key='strict'"),
         ({"publishes": None, "deletes": Deletes()}, "neither a field nor tombstones delete"),
         ({"publishes": None, "deletes": Deletes(values=("d",))}, "values are of a field, and none is named"),
         ({"publishes": None, "deletes": Deletes("status")}, "no value of 'status' is given that deletes"),
