@@ -53,6 +53,7 @@ _SQL_TYPES = {
     "binary": "BINARY",
     "json": "STRING",
 }
+_END = "end of the key"
 _INFINITE = ("NaN", "Infinity", "-Infinity")
 _CONTAINERS = frozenset({"array", "map", "struct"})
 
@@ -210,7 +211,11 @@ def _from(source: Key | Header | Meta | tuple[str, ...]) -> Column:
     text = _as_text(F.col("key"))
     if not source.path:
         return text.cast("variant")
-    return F.try_variant_get(F.try_parse_json(text), _variant_path(steps(source.path)), "variant")
+    # The parser ignores what follows a document: it would move our text from its place.
+    pair = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
+    is_last = (F.try_variant_get(pair, "$[1]", "string") == _END) & F.try_variant_get(pair, "$[2]", "variant").isNull()
+    path = _variant_path(steps(source.path)).replace("$", "$[0]", 1)
+    return F.when(is_last, F.try_variant_get(pair, path, "variant"))
 
 
 def _as_text(value: Column) -> Column:
@@ -349,11 +354,12 @@ def _floating(part: Part) -> Column:
     from pyspark.sql import functions as F
 
     kind = sql_type(part.declared).lower()
-    typed = F.when(part.kind.isin(["DOUBLE", "FLOAT"]), part.got("double").cast(kind))
+    given = F.when(part.kind.isin(["DOUBLE", "FLOAT"]), part.got("double"))
+    typed = given.cast(kind)
     read = F.coalesce(typed, part.number.try_cast(kind))
     finite = F.when(F.abs(read) < F.lit(float("inf")), read)
     if part.declared.nan == "keep":
-        named = F.when(part.is_infinite, part.behind_mark.cast(kind)).when(_is_beyond(typed), typed)
+        named = F.when(part.is_infinite, part.behind_mark.cast(kind)).when(_is_beyond(given), typed)
         return named.otherwise(finite)
     return finite
 
@@ -431,7 +437,8 @@ def _day(part: Part) -> Column:
     else:
         day = F.when(part.text.rlike(_DATE), part.text.try_cast("date"))
         read = F.when(F.year(day) >= 1, day)
-    return F.when(part.kind == "DATE", part.got("date")).otherwise(read)
+    typed = part.got("date")
+    return F.when((part.kind == "DATE") & F.year(typed).between(1, 9999), typed).otherwise(read)
 
 
 def _time(part: Part) -> Column:

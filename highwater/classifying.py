@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
-from highwater.decoding import Schemas, UnknownSchemaError, document, read_fields
-from highwater.reading import MisfitError, UnreadableError, value_of
+from highwater.decoding import Repeating, Schemas, UnknownSchemaError, document, read_fields
+from highwater.formats import Json
+from highwater.reading import HALF_OF_A_PAIR, MisfitError, UnreadableError, located, value_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
     from highwater.reading import Record
 
 _RANGES = {"integer": 2**31, "long": 2**63}
-_ABSENT: Any = object()
+_KEPT_WHOLE = frozenset({"json", "array", "map", "struct"})
+_BEGIN = datetime(1970, 1, 1)  # noqa: DTZ001 - a time that is shown without its zone
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,15 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
     if record.value is None and not stream.tombstones_delete:
         return Outcome("tombstone")
     try:
-        found = {} if record.value is None else document(stream.value, record, schemas)
+        infinite = any(map(_takes_infinite, read_fields(stream)))
+        found = {} if record.value is None else document(stream.value, record, schemas, infinite=infinite)
+        _ensure_sound(stream, found)
     except UnknownSchemaError as error:
         return Outcome("reject", "unresolved", str(error))
-    except (MisfitError, UnreadableError, RecursionError) as error:
-        return Outcome("reject", "malformed", str(error) or "nested too deep")
+    except MisfitError as error:
+        return Outcome("reject", "malformed", str(error))
+    except RecursionError:
+        return Outcome("reject", "malformed", "the value is nested deeper than Python reads")
     deletes = _deletes(stream, record, found)
     values: dict[str, Any] = {}
     problem = None
@@ -68,7 +75,7 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
         try:
             values[declared.name] = _fitting(declared, value_of(lenient, record, found))
         except (MisfitError, UnreadableError) as error:
-            problem = problem or f"field {declared.name}: {error}"
+            problem = problem or located(f"field {declared.name}", error)
     key = key_of(stream, values)
     problem = problem or _key_problem(stream, record, key)
     if problem is not None:
@@ -78,6 +85,41 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
     version = values.get(stream.version) if stream.version else None
     time = record.timestamp_ms * 1000 if stream.event_time is None else values.get(stream.event_time)
     return Outcome("delete" if deletes else "event", None, None, values, key, version, time)
+
+
+def _takes_infinite(declared: Field) -> bool:
+    return declared.nan != "reject" or any(map(_takes_infinite, declared.members))
+
+
+def _ensure_sound(stream: Stream, found: Mapping[str, Any]) -> None:
+    """Ensure that the declared parts of a document in JSON have no name twice, and no half of a surrogate pair.
+
+    Raises:
+        MisfitError: one has.
+    """
+    if not isinstance(stream.value, Json):
+        return
+    paths = [(one, path) for one in read_fields(stream) for path in one.sources if isinstance(path, tuple)]
+    repeated = found.repeated if isinstance(found, Repeating) else frozenset()
+    for name in dict.fromkeys(path[0] for _, path in paths):
+        if name in repeated:
+            raise MisfitError(f"field {name} occurs twice")
+    for name in dict.fromkeys(path[0] for one, path in paths if len(path) > 1 or one.type in _KEPT_WHOLE):
+        _ensure_part_is_sound(name, found.get(name))
+
+
+def _ensure_part_is_sound(name: str, part: Any) -> None:
+    parts = [part]
+    while parts:
+        one = parts.pop()
+        if isinstance(one, Repeating):
+            raise MisfitError(f"field {name} has the name {min(one.repeated)!r} twice")
+        if isinstance(one, dict):
+            parts += [*one, *one.values()]
+        elif isinstance(one, list):
+            parts += one
+        elif isinstance(one, str) and HALF_OF_A_PAIR.search(one):
+            raise MisfitError(f"field {name} has half of a surrogate pair")
 
 
 def _deletes(stream: Stream, record: Record, found: Any) -> bool:
@@ -97,11 +139,11 @@ def _fitting(declared: Field, value: Any) -> Any:
         return None
     inner = declared.members[:1]
     if declared.type == "array":
-        return [_fitting(inner[0], one) for one in value]
+        return [_fitting_inside(inner[0], one, f"[{at}]") for at, one in enumerate(value)]
     if declared.type == "map":
-        return {key: _fitting(inner[0], one) for key, one in value.items()}
+        return {key: _fitting_inside(inner[0], one, f'["{key}"]') for key, one in value.items()}
     if declared.type == "struct":
-        return {one.name: _fitting(one, value[one.name]) for one in declared.members}
+        return {one.name: _fitting_inside(one, value[one.name], f".{one.name}") for one in declared.members}
     bound = _RANGES.get(declared.type)
     if bound is not None and not -bound <= value < bound:
         raise MisfitError(f"it does not fit {declared.type}")
@@ -112,9 +154,16 @@ def _fitting(declared: Field, value: Any) -> Any:
     return value
 
 
+def _fitting_inside(declared: Field, value: Any, place: str) -> Any:
+    try:
+        return _fitting(declared, value)
+    except MisfitError as error:
+        raise MisfitError(located(place, error)) from error
+
+
 def key_of(stream: Stream, values: Mapping[str, Any]) -> str | None:
     """The key that the values of fields give, as text; None where one of them is null, or where none is declared."""
-    parts = [_key_text(values.get(name)) for name in stream.key]
+    parts = [_key_text(stream.field_named(name), values.get(name)) for name in stream.key]
     if not parts or None in parts:
         return None
     if len(parts) == 1:
@@ -125,11 +174,15 @@ def key_of(stream: Stream, values: Mapping[str, Any]) -> str | None:
     return stream.key_separator.join(escaped)
 
 
-def _key_text(value: Any) -> str | None:
+def _key_text(declared: Field, value: Any) -> str | None:
+    """A value as Spark casts it to a text."""
     if value is None:
         return None
     if isinstance(value, bool):
         return str(value).lower()
+    if declared.type in {"timestamp", "timestamp_ntz"}:
+        clock, _, fraction = (_BEGIN + timedelta(microseconds=value)).isoformat(sep=" ").partition(".")
+        return f"{clock}.{fraction.rstrip('0')}" if fraction else clock
     return f"{value:f}" if isinstance(value, Decimal) else str(value)
 
 

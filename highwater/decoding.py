@@ -6,21 +6,23 @@ pipeline's expressions (`assets.decoding`).
 
 from __future__ import annotations
 
-import codecs
-import csv
+import base64
 import io
 import json
+import math
 import re
-import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from decimal import Decimal
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from highwater.format_rules import python_pattern
 from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
 from highwater.protobuf import compiled, declared_files
-from highwater.reading import MisfitError, Record, UnreadableError, document_of
+from highwater.reading import Beyond, Infinite, MisfitError, Record, Whole, number_of
 from highwater.schemas import FramingError, framing_of, protobuf_message, self_contained_avro
 
 if TYPE_CHECKING:
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
     from highwater.schemas import Framed, Schema
 
 Schemas = Callable[[int | str], "Schema | None"]
-
-
-_LONGEST_VALUE = 2**31 - 1
 
 
 class UnknownSchemaError(MisfitError):
@@ -45,13 +44,18 @@ def read_fields(stream: Stream) -> list[Field]:
     return [replace(one, text=True) if one.is_number or one.unit or one.type == "boolean" else one for one in found]
 
 
-def document(declared: Format, record: Record, schemas: Schemas | None) -> Any:
+def document(declared: Format, record: Record, schemas: Schemas | None, *, infinite: bool = True) -> dict[str, Any]:
     """The document of a record's value.
 
     Args:
         declared: the format.
         record: has a value.
         schemas: those of the registry, by number or GUID; None where none is configured.
+        infinite: whether a document in JSON may have NaN and infinities. Where no field takes them it is none then.
+
+    Returns:
+        An object, whose parts are those of JSON, or times, dates and bytes. An object of JSON in which a name occurs
+        twice is a `Repeating`.
 
     Raises:
         MisfitError: the value is no such format.
@@ -60,27 +64,58 @@ def document(declared: Format, record: Record, schemas: Schemas | None) -> Any:
     """
     assert record.value is not None
     if isinstance(declared, Json):
-        return _json(_framed(record, schemas, by_guid=False)[0].payload if declared.registry else record.value)
+        framed = _framed(record, schemas, by_guid=False)[0] if declared.registry else None
+        return _json(record.value if framed is None else framed.payload, infinite=infinite)
     if isinstance(declared, Avro):
         if declared.schema is not None:
-            return _avro(declared.schema, record.value)
+            return _avro(declared.schema, record.value, "the declared schema")
         framed, schema = _framed(record, schemas)
         assert schema is not None
         if schema.kind != "AVRO":
             raise MisfitError(f"schema {schema.id} is no Avro")
-        return _avro(self_contained_avro(schema), framed.payload)
+        return _avro(_self_contained(schema), framed.payload, f"schema {schema.id or framed.guid}")
     if isinstance(declared, Protobuf):
         return _protobuf(declared, record, schemas)
     readers: Mapping[type[Any], Callable[[Any, bytes], Any]] = {Csv: _csv, Lines: _line, Raw: _raw}
-    return readers[type(declared)](declared, record.value)
+    found: dict[str, Any] = readers[type(declared)](declared, record.value)
+    return found
 
 
-def _json(value: bytes) -> Any:
-    if value.startswith(codecs.BOM_UTF8):
-        raise MisfitError("not JSON: a byte order mark at byte 0")
+class Repeating(dict[str, Any]):
+    """An object of JSON in which names occur more than once; it has the last value of each.
+
+    Args:
+        pairs: the names and values, as they are written.
+    """
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.repeated = frozenset(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else Repeating(pairs)
+
+
+def _json(value: bytes, *, infinite: bool) -> dict[str, Any]:
+    def constant(name: str) -> Infinite:
+        if not infinite:
+            raise MisfitError(f"the value is no JSON: {name}, which no field takes")
+        return Infinite(name)
+
     try:
-        value.decode()  # Python would read UTF-16 and UTF-32 as well
-        found = document_of(value)
+        found = json.loads(
+            value.decode(),
+            parse_int=number_of,
+            parse_float=number_of,
+            parse_constant=constant,
+            object_pairs_hook=_object,
+        )
+    except MisfitError:
+        raise
+    except UnicodeDecodeError as error:
+        raise MisfitError(f"the value is not UTF-8 at byte {error.start}") from error
     except ValueError as error:
         raise MisfitError(f"the value is no JSON: {error}") from error
     if not isinstance(found, dict):
@@ -104,108 +139,237 @@ def _framed(record: Record, schemas: Schemas | None, *, by_guid: bool = True) ->
     return framed, found
 
 
-def _avro(text: str, payload: bytes) -> Any:
+def _self_contained(schema: Schema) -> str:
+    try:
+        return self_contained_avro(schema)
+    except Exception as error:  # whatever the registry gives for a schema
+        raise MisfitError(f"schema {schema.id} cannot be read: {error}") from error
+
+
+def _avro(text: str, payload: bytes, named: str) -> dict[str, Any]:
     import fastavro
 
     stream = io.BytesIO(payload)
     try:
-        schema = fastavro.parse_schema(_as_spark_reads(json.loads(text)))
-        found = fastavro.schemaless_reader(stream, schema, None)
+        schema = _avro_schema(text)
+    except Exception as error:
+        raise MisfitError(f"{named} cannot be read: {error}") from error
+    try:
+        found: Any = fastavro.schemaless_reader(stream, schema, None)
     except Exception as error:
         raise MisfitError(f"no Avro at byte {stream.tell()}: {type(error).__name__}: {error}") from error
     if stream.tell() < len(payload):
         raise MisfitError(f"bytes follow the Avro record at byte {stream.tell()}")
-    return found
+    return dict(found)
 
 
-# To the pipeline a UUID is text, and a time of day is a number.
-_PLAIN = frozenset({"uuid", "time-millis", "time-micros"})
+@lru_cache(maxsize=256)
+def _avro_schema(text: str) -> Any:
+    """A schema for fastavro, which has our logical types in the place of its own.
+
+    Raises:
+        ValueError: it is no record, or a record is inside of itself, which Spark does not read.
+    """
+    import fastavro
+    from fastavro.read import LOGICAL_READERS
+
+    given = json.loads(text)
+    if not isinstance(given, dict) or given.get("type") != "record":
+        raise ValueError("it is no record")
+    LOGICAL_READERS.update({f"{kind}-{_OURS}{logical}": reader for (kind, logical), reader in _LOGICAL_TYPES.items()})
+    parsed = fastavro.parse_schema(_with_our_types(given))
+    _ensure_finite(parsed, ())
+    return parsed
 
 
-def _as_spark_reads(schema: Any) -> Any:
-    """The schema without the logical types that Spark does not know."""
+# Begins the names of logical types that fastavro reads by our functions. Its own round decimals, write UUIDs anew, and
+# fail for times that Python does not know, also in fields that nobody reads.
+_OURS = "highwater-"
+_MOST_DECIMAL_DIGITS = 38
+
+
+def _with_our_types(schema: Any) -> Any:
+    """A schema without the logical types that the pipeline takes for numbers, texts or bytes, such as times of day."""
     if isinstance(schema, list):
-        return [_as_spark_reads(one) for one in schema]
+        return [_with_our_types(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    known = {key: one for key, one in schema.items() if key != "logicalType" or one not in _PLAIN}
-    return {key: _as_spark_reads(one) for key, one in known.items()}
+    found = {key: _with_our_types(one) if key in {"type", "items", "values"} else one for key, one in schema.items()}
+    if "fields" in found:
+        found["fields"] = [{**one, "type": _with_our_types(one["type"])} for one in schema["fields"]]
+    logical = found.pop("logicalType", None)
+    if (found["type"] if isinstance(found.get("type"), str) else None, logical) not in _LOGICAL_TYPES:
+        return found
+    if logical == "decimal" and not _is_decimal(found):
+        return found  # Avro ignores what it cannot be
+    if logical == "decimal" and found["precision"] > _MOST_DECIMAL_DIGITS:
+        raise ValueError(f"a decimal of {found['precision']} digits")
+    return {**found, "logicalType": f"{_OURS}{logical}"}
 
 
-def _protobuf(declared: Protobuf, record: Record, schemas: Schemas | None) -> Any:
-    """The message by `json_format`, with whole numbers of 64 bits as numbers again."""
-    from google.protobuf import json_format
+def _is_decimal(schema: Mapping[str, Any]) -> bool:
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision or precision < 1:
+        return False
+    return schema["type"] == "bytes" or precision < len(str(2 ** (8 * schema["size"] - 1)))
+
+
+def _ensure_finite(schema: Any, around: tuple[str, ...]) -> None:
+    """Ensure that no type is inside of itself; fastavro has written out all names."""
+    if isinstance(schema, str) and schema in around:
+        raise ValueError(f"the type {schema} is inside of itself")
+    if isinstance(schema, list):
+        for one in schema:
+            _ensure_finite(one, around)
+    elif isinstance(schema, dict):
+        around = (*around, schema["name"]) if "name" in schema else around
+        inside = [schema[key] for key in ("type", "items", "values") if key in schema]
+        for one in (*inside, *(field["type"] for field in schema.get("fields", ()))):
+            _ensure_finite(one, around)
+
+
+def _avro_decimal(data: bytes, schema: Mapping[str, Any], _: object = None) -> Decimal:
+    unscaled = int.from_bytes(data, signed=True)
+    if not data or abs(unscaled) >= 10 ** schema["precision"]:
+        raise ValueError(f"a decimal with more digits than {schema['precision']}, or without bytes")
+    return Decimal(unscaled).scaleb(-int(schema.get("scale", 0)), Context(prec=_MOST_DECIMAL_DIGITS))
+
+
+def _moment(begin: datetime, micros: int) -> datetime | Beyond:
+    try:
+        return begin + timedelta(microseconds=micros)
+    except OverflowError:
+        return Beyond(f"{micros} microseconds since 1970")
+
+
+def _avro_date(days: int, _: object = None, __: object = None) -> date | Beyond:
+    found = _moment(_LOCAL_BEGIN, days * 86_400_000_000)
+    return found.date() if isinstance(found, datetime) else found
+
+
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+_LOCAL_BEGIN = _BEGIN.replace(tzinfo=None)
+_LOGICAL_TYPES: Mapping[tuple[str | None, str | None], Callable[..., Any]] = {
+    ("long", "timestamp-millis"): lambda number, *_: _moment(_BEGIN, number * 1000),
+    ("long", "timestamp-micros"): lambda number, *_: _moment(_BEGIN, number),
+    ("long", "local-timestamp-millis"): lambda number, *_: _moment(_LOCAL_BEGIN, number * 1000),
+    ("long", "local-timestamp-micros"): lambda number, *_: _moment(_LOCAL_BEGIN, number),
+    ("int", "date"): _avro_date,
+    ("bytes", "decimal"): _avro_decimal,
+    ("fixed", "decimal"): _avro_decimal,
+}
+
+
+def _protobuf(declared: Protobuf, record: Record, schemas: Schemas | None) -> dict[str, Any]:
     from google.protobuf.message import DecodeError
-    from google.protobuf.message_factory import GetMessageClass
 
     try:
         if declared.descriptors is not None:
-            kind, payload = _message(*declared_files(declared), declared.message, ()), record.value or b""
+            kind, payload = _message(*_declared(declared), declared.message, ()), record.value or b""
         else:
             framed, schema = _framed(record, schemas)
             assert schema is not None
             places, payload = protobuf_message(framed)
             kind = _message(*compiled(schema), declared.message, places)
-        read = GetMessageClass(kind)()
+        read = kind()
         read.ParseFromString(payload)
-        text = json_format.MessageToJson(
-            read, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, ensure_ascii=False
-        )
-    except TypeError as error:  # an `Any` whose type is in no descriptor
-        raise UnreadableError(str(error)) from error
-    except (DecodeError, FramingError, json_format.Error, ValueError, KeyError) as error:
-        if isinstance(error, MisfitError):
-            raise
+        found = _said(read)
+    except MisfitError:
+        raise
+    except (DecodeError, FramingError, ValueError, KeyError, TypeError) as error:
         raise MisfitError(f"no Protobuf: {error}") from error
-    return _with_numbers(document_of(text.encode()), kind)
-
-
-def _message(files: bytes, main: str, name: str, places: tuple[int, ...]) -> Any:
-    from google.protobuf.descriptor_pb2 import FileDescriptorSet
-    from google.protobuf.descriptor_pool import DescriptorPool
-
-    pool = DescriptorPool()
-    for one in FileDescriptorSet.FromString(files).file:
-        pool.Add(one)
-    if name:
-        return pool.FindMessageTypeByName(name)
-    found: Any = pool.FindFileByName(main)
-    inside = next(one for one in FileDescriptorSet.FromString(files).file if one.name == main).message_type
-    for place in places:
-        if place >= len(inside):
-            raise MisfitError(f"the schema has no message {places}")
-        known = getattr(found, "message_types_by_name", None) or found.nested_types_by_name
-        found = known[inside[place].name]
-        inside = inside[place].nested_type
+    if not isinstance(found, dict):
+        raise MisfitError(f"a message {kind.DESCRIPTOR.full_name} has no fields")
     return found
 
 
-def _with_numbers(value: Any, kind: Any) -> Any:
-    """A message's document whose numbers of 64 bits are numbers, and whose infinite ones are floats."""
-    if kind.full_name == "google.protobuf.Timestamp":
-        return re.sub(r"(\.[0-9]{6})[0-9]+", r"\1", value)  # what is beyond the microsecond is cut off
-    if kind.full_name in {"google.protobuf.Int64Value", "google.protobuf.UInt64Value"}:
-        return Decimal(value)
-    if kind.full_name.startswith("google.protobuf.") or not isinstance(value, dict):
-        return value
-    return {field.name: _number_in(field, value[field.name]) for field in kind.fields if field.name in value}
+@lru_cache(maxsize=256)
+def _declared(declared: Protobuf) -> tuple[bytes, str]:
+    return declared_files(declared)
 
 
-def _number_in(field: Any, value: Any) -> Any:
+@lru_cache(maxsize=256)
+def _message(files: bytes, main: str, name: str, places: tuple[int, ...]) -> Any:
+    """The class of a message, by its name or by its place in the main file and in the messages around it."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClass
+
+    known, pool = FileDescriptorSet.FromString(files).file, DescriptorPool()
+    for one in known:
+        pool.Add(one)
+    if not name:
+        [file] = [one for one in known if one.name == main]
+        inside, names = file.message_type, [file.package] if file.package else []
+        for place in places:
+            if place >= len(inside):
+                raise MisfitError(f"the schema has no message {places}")
+            names.append(inside[place].name)
+            inside = inside[place].nested_type
+        name = ".".join(names)
+    return GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+_WRAPPERS = frozenset(
+    f"{kind}Value" for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
+
+
+def _said(message: Any) -> Any:
+    """What a message says, with the parts that JSON has: bytes are base64, and times are ISO 8601."""
+    package, _, name = message.DESCRIPTOR.full_name.rpartition(".")
+    known = name if package == "google.protobuf" else ""
+    if known == "Timestamp":
+        return _timestamp(message.seconds, message.nanos)
+    if known == "Duration":
+        return message.ToJsonString()
+    if known == "Value":
+        kind = message.WhichOneof("kind") or "null_value"
+        return None if kind == "null_value" else _said_of(message, kind)
+    if known in _WRAPPERS | {"Struct", "ListValue"}:
+        return _said_of(message, message.DESCRIPTOR.fields[0].name)
+    there = [f for f in message.DESCRIPTOR.fields if not f.has_presence or f.is_repeated or message.HasField(f.name)]
+    return {field.name: _said_of(message, field.name) for field in there}
+
+
+def _said_of(message: Any, name: str) -> Any:
+    """What one field of a message says."""
+    field, value = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         inner = field.message_type.fields_by_name["value"]
-        return {key: _number_in(inner, one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_number_in(field, one) for one in value]
+        return {_key_text(key): _plain(inner, value[key]) for key in value}
+    if field.is_repeated:
+        return [_plain(field, one) for one in value]
+    return _plain(field, value)
+
+
+def _plain(field: Any, value: Any) -> Any:
+    """A value that is no list and no map."""
     if field.message_type is not None:
-        return _with_numbers(value, field.message_type)
-    if isinstance(value, str) and field.cpp_type in {field.CPPTYPE_INT64, field.CPPTYPE_UINT64}:
-        return int(value)
-    if isinstance(value, str) and field.cpp_type in {field.CPPTYPE_DOUBLE, field.CPPTYPE_FLOAT}:
-        return float(value.replace("Infinity", "inf"))
-    if field.cpp_type == field.CPPTYPE_FLOAT:  # written as short as it can be
-        return float(struct.unpack("<f", struct.pack("<f", float(value)))[0])
-    return str(value) if field.enum_type is not None else value
+        return _said(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number
+        return known[value].name if value in known else str(value)
+    if not isinstance(value, float):
+        return value
+    if math.isfinite(value):
+        return number_of(repr(value))
+    return Infinite(_NAMES[str(value)])
+
+
+_NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def _key_text(key: object) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)
+
+
+def _timestamp(seconds: int, nanos: int) -> str:
+    """ISO 8601 to the microsecond, or a text that is no time."""
+    found = _moment(_LOCAL_BEGIN, seconds * 1_000_000 + nanos // 1000)
+    return f"{found.isoformat()}Z" if isinstance(found, datetime) else f"{seconds} s and {nanos} ns since 1970"
 
 
 def _text(value: bytes) -> str:
@@ -220,18 +384,32 @@ def _text(value: bytes) -> str:
 
 
 def _csv(declared: Csv, value: bytes) -> dict[str, str | None]:
-    line = _text(value)
-    csv.field_size_limit(_LONGEST_VALUE)
-    dialect: dict[str, Any] = {"delimiter": declared.delimiter, "quotechar": declared.quote}
-    try:
-        rows = list(csv.reader([line], doublequote=True, strict=True, **dialect))
-    except csv.Error as error:
-        raise MisfitError(f"no line of separated values: {error}") from error
-    values = rows[0] if rows else []
-    values = values or [""]
+    values = _separated(_text(value), declared)
     if len(values) != len(declared.columns):
         raise MisfitError(f"{len(values)} values in place of {len(declared.columns)}")
     return {name: None if one == declared.null else one for name, one in zip(declared.columns, values, strict=True)}
+
+
+def _separated(line: str, declared: Csv) -> list[str]:
+    """The values of a line, of any length: the module csv has a limit, which is one for the whole process."""
+    quote, end = re.escape(declared.quote), re.escape(declared.delimiter)
+    quoted = re.compile(rf"{quote}((?:[^{quote}]|{quote}{quote})*+){quote}(?={end}|\Z)")
+    found, at = list[str](), 0
+    while True:
+        if line.startswith(declared.quote, at):
+            match = quoted.match(line, at)
+            if match is None:
+                place = len(line[:at].encode())
+                raise MisfitError(f"no line of separated values: a quote that is not closed begins at byte {place}")
+            value, at = match[1].replace(declared.quote * 2, declared.quote), match.end()
+        else:
+            begin, at = at, line.find(declared.delimiter, at)
+            at = len(line) if at < 0 else at
+            value = line[begin:at]
+        found.append(value)
+        if at == len(line):
+            return found
+        at += 1
 
 
 def _line(declared: Lines, value: bytes) -> dict[str, str]:
@@ -243,4 +421,4 @@ def _line(declared: Lines, value: bytes) -> dict[str, str]:
 
 def _raw(declared: Raw, value: bytes) -> dict[str, bytes]:
     del declared
-    return {"value": value}
+    return {"value": Whole(value)}

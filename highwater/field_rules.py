@@ -70,10 +70,15 @@ def _inside_problems(declared: Field, depth: int) -> list[str]:
     for one in members:
         if one.one_of or one.at_least is not None:
             found.append(f"field {name!r}: one_of and at_least are for fields of the record; use a rule of the stream")
-        if one.expression is not None or not all(isinstance(source, tuple) for source in one.sources):
+        if one.expression is not None or not _is_from_paths(one):
             found.append(f"field {name!r}: {one.name!r} inside of it can only come from a path")
         found += [f"field {name!r}: {problem}" for problem in field_problems(one, depth + 1)]
     return found
+
+
+def _is_from_paths(declared: Field) -> bool:
+    given = declared.source if isinstance(declared.source, tuple) else (declared.source,)
+    return all(one is None or isinstance(one, str) for one in given)
 
 
 def _source_problems(declared: Field) -> list[str]:
@@ -84,7 +89,7 @@ def _source_problems(declared: Field) -> list[str]:
     except ValueError as error:
         return [f"field {declared.name!r}: source: {error}"]
     timestamps = [one for one in found if one == Meta("timestamp")]
-    if timestamps and declared.type == "timestamp" and declared.unit != "ms":
+    if timestamps and declared.type in {"timestamp", "timestamp_ntz"} and declared.unit != "ms":
         return [f"field {declared.name!r}: the timestamp of a record is a number in ms: declare unit='ms'"]
     return []
 

@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from highwater.formats import Avro, Csv, Lines, Protobuf, Raw
@@ -13,21 +14,68 @@ from highwater.formats import Avro, Csv, Lines, Protobuf, Raw
 if TYPE_CHECKING:
     from highwater.declaration import Stream
 
-_GROUP = re.compile(r"\(\?P?<([A-Za-z][A-Za-z0-9]*)>")
-# What Python and Java read otherwise, or one of them alone.
-_UNSHARED = re.compile(r"\(\?P=|\(\?P>|\\[ZzGAKRXhHV]|\(\?\(|\\k<|\(\?[aiLmsux-]*[aLuxU]|\\[pPQE]|&&|\[\[")
-# Java follows such a loop by recursion, which a long line overflows: a possessive one it follows in a loop.
-_RECURSIVE = re.compile(r"\)(?:\*|\+|\{[0-9]+,[0-9]*\})(?!\+)")
+_GROUP = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+# What a pattern consists of: escapes, sets, the beginnings of groups, quantifiers, and single characters.
+_PARTS = re.compile(
+    r"(?P<escape>\\(?:[1-9][0-9]+|.))"
+    r"|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])"
+    r"|(?P<named>\(\?P?<(?=[A-Za-z_]))"
+    r"|(?P<group>\(\?(?:<?[=!]|>|[a-zA-Z-]*[:)]|.?))"
+    r"|(?P<quantifier>(?:[*+?]|\{[^{}]*\}?)[+?]?)"
+    r"|.",
+    re.DOTALL,
+)
+_SHARED_GROUP = re.compile(r"\(\?(?:<?[=!]|>|[ims]*(?:-[ims]+)?[:)])")
+# A possessive quantifier Java follows in a loop.
+_REPEATED = re.compile(r"(?:[*+]|\{[0-9]+,[0-9]*\})\??")
+_SHARED_QUANTIFIER = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})[?+]?")
+# Letters and digits behind a backslash that both read as the same: classes, boundaries, characters, back references.
+_SHARED_ESCAPES = frozenset("dDsSwWbBAtnrfaxu123456789")
+_SHARED_IN_SETS = _SHARED_ESCAPES - frozenset("bBA123456789")
+_IN_SETS_ALONE = re.compile(r"\[|&&")
 
 
 def java_pattern(pattern: str) -> str:
     """A declared pattern in Java's syntax."""
-    return pattern.replace("(?P<", "(?<")
+    return _with_names(pattern, "(?<")
 
 
 def python_pattern(pattern: str) -> str:
-    """A declared pattern in Python's syntax."""
-    return re.sub(r"\(\?<([A-Za-z])", r"(?P<\1", pattern)
+    """A declared pattern in Python's syntax, for the flag `re.ASCII`: Java's classes have ASCII alone."""
+    return _with_names(pattern, "(?P<")
+
+
+def _with_names(pattern: str, begin: str) -> str:
+    return "".join(begin if one.lastgroup == "named" else one[0] for one in _PARTS.finditer(pattern))
+
+
+def _unshared(pattern: str) -> str | None:
+    """The first part of a pattern that Python and Java do not both read, or not as the same."""
+    for one in _PARTS.finditer(pattern):
+        text = one[0]
+        shared = {
+            "escape": len(text) == 2 and (text[1] in _SHARED_ESCAPES or not (text[1].isalnum() and text[1].isascii())),
+            "set": not _set_fault(text),
+            "group": bool(_SHARED_GROUP.fullmatch(text)),
+            "quantifier": bool(_SHARED_QUANTIFIER.fullmatch(text)),
+        }
+        if not shared.get(one.lastgroup or "", True):
+            return text
+    return None
+
+
+def _set_fault(text: str) -> bool:
+    """Whether a set has another set or an intersection in it, as in Java, or an escape that both do not share."""
+    inside = text[1:-1].removeprefix("^")
+    escapes = re.findall(r"\\(.)", inside, re.DOTALL)
+    odd = [one for one in escapes if one.isascii() and one.isalnum() and one not in _SHARED_IN_SETS]
+    return bool(odd) or bool(_IN_SETS_ALONE.search(re.sub(r"\\.", "", inside, flags=re.DOTALL)))
+
+
+def _recursive(pattern: str) -> str | None:
+    """The first quantifier of a group that Java follows by recursion, which a long line overflows."""
+    pairs = pairwise(one[0] for one in _PARTS.finditer(pattern))
+    return next((after for one, after in pairs if one == ")" and _REPEATED.fullmatch(after)), None)
 
 
 def format_problems(stream: Stream) -> list[str]:
@@ -57,18 +105,18 @@ def _csv_problems(value: Csv) -> list[str]:
 
 
 def _pattern_problems(value: Lines) -> list[str]:
-    if unshared := _UNSHARED.search(value.pattern):
-        return [f"value: the pattern has {unshared[0]!r}, which Python and Java do not both read"]
-    if recursive := _RECURSIVE.search(value.pattern):
-        repeated = recursive[0]
-        return [f"value: the pattern repeats a group by {repeated!r}: write {repeated + '+'!r}, which takes all it can"]
+    if (unshared := _unshared(value.pattern)) is not None:
+        return [f"value: the pattern has {unshared!r}, which Python and Java do not both read"]
+    if (repeated := _recursive(value.pattern)) is not None:
+        possessive = repeated.rstrip("?") + "+"
+        return [f"value: the pattern repeats a group by {repeated!r}: write {possessive!r}, which takes all it can"]
     try:
-        compiled = re.compile(python_pattern(value.pattern))
+        compiled = re.compile(python_pattern(value.pattern), re.ASCII)
     except re.error as error:
         return [f"value: the pattern cannot be read: {error}"]
     if not compiled.groupindex:
         return ["value: the pattern names no group: write (?P<name>...)"]
-    odd = [name for name in compiled.groupindex if not _GROUP.fullmatch(f"(?P<{name}>")]
+    odd = [name for name in compiled.groupindex if not _GROUP.fullmatch(name)]
     return [
         f"value: the group {name!r} must be a letter, then letters and digits: Java reads no others" for name in odd
     ]

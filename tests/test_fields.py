@@ -153,6 +153,12 @@ CASES: dict[str, Case] = {
     "the key as text": at(Key(), "{}", "k"),
     "a key that is no text": at(Key(), "{}", Malformed("field x (Key(path='')) is missing"), key=b"\xff"),
     "a path into the key": at(Key("id"), "{}", 1001, "long", key=b'{"id":1001}'),
+    "a key with text behind it": at(
+        Key("id"), "{}", Malformed("field x (Key(path='id')) is missing"), "long", key=b'{"id":1} {"id":2}'
+    ),
+    "a key that ends as ours": at(
+        Key("id"), "{}", Malformed("field x (Key(path='id')) is missing"), "long", key=b'{"id":1},"end of the key"'
+    ),
     "a header": at(Header("h"), "{}", "2", headers=(("h", b"1"), ("h", b"2"), ("i", b"3"))),
     "a header that is not there": at(Header("h"), "{}", None, optional=True),
     "a header as a number": at(Header("h"), "{}", 2, "long", text=True, headers=(("h", b"2"),)),
