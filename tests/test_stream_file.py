@@ -99,7 +99,7 @@ def test_a_dropped_file_goes_through_its_slices_and_checks(
             key = table_key(streams["shipments"], table.name)
             assert instance.get_materialized_partitions(key) == set(keys)
         checks = result.get_asset_check_evaluations()
-        assert len(checks) == 11 * len(keys)
+        assert len(checks) == 12 * len(keys)
         assert all(check.passed for check in checks)
         assert {check.partition for check in checks} == set(keys)
 
