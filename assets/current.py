@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from assets import commit, events
 from assets.commit import Clock, commit_turn, have_table, log_reports, require_newer, target_of, write_cost
 from assets.events import require
+from assets.evolution import adapt_types, with_added_fields
 from assets.fields import sql_type
 from assets.origins import MILLISECONDS, TIMESTAMP
 from assets.parsing import field_columns, quoted
@@ -106,7 +107,9 @@ def materialise(work: Work) -> list[SliceReport]:
         LeaseHeldError: other merges of the stream went on for too long; nothing was committed.
         DependencyAwayError: Spark, the ledger or the lake is away; nothing was committed, or the next run completes it.
     """
+    work = with_added_fields(work)
     have_table(work, TABLE, columns(work.stream), SEARCHED)
+    adapt_types(work, TABLE, columns(work.stream))
     clock = Clock()
     for tries in range(1, TRIES + 1):
         try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from assets import current, events
 from assets.commit import commit_turn, have_table, target_of
 from assets.current import TABLE
+from assets.evolution import adapt_types, with_added_fields
 from assets.parsing import quoted
 from assets.work import Work
 from highwater.commit_records import CommitRecord
@@ -127,6 +128,7 @@ def differences(work: Work, look: Look) -> Differences:
     """
     from pyspark.sql import functions as F
 
+    work = with_added_fields(work)
     with delta_errors(f"current of {work.stream.name}"):
         names = current.columns_of(work.stream)
         columns = [_comparable(work, name) for name in names]
@@ -191,7 +193,9 @@ def rebuild(work: Work) -> int:
         DependencyAwayError: Spark or the lake is away; nothing was written.
     """
     Look.take(work)  # before a table is made: without events there is nothing to make
+    work = with_added_fields(work)
     have_table(work, TABLE, current.columns(work.stream), current.SEARCHED)
+    adapt_types(work, TABLE, current.columns(work.stream))
     for tries in range(1, current.TRIES + 1):
         try:
             with current.merge_lease(work):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from assets.avro_values import texts_are_sound, without_members
@@ -92,12 +92,17 @@ def _documents(stream: Stream, rows: DataFrame) -> DataFrame:
     read = asked.withColumn("json_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("whole", whole)
     refused = F.col("whole").isNull() & F.is_valid_utf8(text)
     parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, sound_part(text))})
-    scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", outermost(stream), kept_whole(stream)))
+    scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", *_scanned_names(stream)))
     scans = parts.withColumn("scan", evaluated_once(scan))
     fields = F.try_parse_json(exact_numbers(F.col("scan.fields"), markable, infinite=infinite))
     fields = F.when(F.col("scan.problem").isNull(), fields)
     found = scans.withColumn("json", evaluated_once(F.coalesce("whole", fields)))
     return found.withColumn("unread", F.coalesce("misframed", _document_problem(stream)))
+
+
+def _scanned_names(stream: Stream) -> tuple[Sequence[str] | None, Sequence[str]]:
+    """The outermost members that are read, None for all, and those whose objects and arrays are read too."""
+    return (None, ()) if stream.reads_all_members else (outermost(stream), kept_whole(stream))
 
 
 def _document_problem(stream: Stream) -> Column:
@@ -106,7 +111,7 @@ def _document_problem(stream: Stream) -> Column:
     text = F.col("payload").cast("string")
     # Without a problem it is longer than Jackson's limit for strings, or a variant's; or within it is what both refuse.
     refused = "a declared field is longer than 16 MiB"
-    if kept_whole(stream):
+    if stream.reads_all_members or kept_whole(stream):
         refused += ", nested too deep, or has a name twice"
     problem = F.coalesce("scan.problem", F.lit(refused))
     unread = F.when(F.is_valid_utf8(text), problem).otherwise(invalid_utf8(F.col("payload")))
@@ -133,17 +138,7 @@ def _framed(work: Work, raw: DataFrame, *, by_guid: bool = True) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    value, found = F.col("value"), _schema_id()
-    in_front = F.col("in_header").isNull() & (F.hex(value.substr(1, 1)) == _BY_NUMBER)
-    headers = F.transform(F.filter("headers", lambda h: h["key"] == VALUE_HEADER), lambda h: h["value"])
-    in_front &= F.length(value) >= _NUMBER_ENDS
-    rows = raw.withColumn("in_header", F.try_element_at(headers, F.lit(-1)))
-    rows = rows.withColumns(
-        {
-            "payload": F.when(in_front, _behind(value, _NUMBER_ENDS)).otherwise(value),
-            "schema": F.when(in_front, _number(value.substr(2, ID_BYTES))).otherwise(found),
-        }
-    )
+    value, rows = F.col("value"), _framed_rows(raw)
     unframed = "the value has no schema ID: neither a magic byte in front of it nor a header"
     misframed = F.when(F.col("schema").isNull() & value.isNotNull(), F.lit(unframed))
     rows = rows.withColumn("misframed", misframed)
@@ -154,6 +149,23 @@ def _framed(work: Work, raw: DataFrame, *, by_guid: bool = True) -> DataFrame:
         F.concat(F.lit("the registry does not know schema "), F.col("schema")),
     )
     return rows.withColumn("unknown_schema", told)
+
+
+def _framed_rows(raw: DataFrame) -> DataFrame:
+    """Rows with `payload`, the value behind its framing, and `schema`, the ID in the framing as text."""
+    from pyspark.sql import functions as F
+
+    value, found = F.col("value"), _schema_id()
+    in_front = F.col("in_header").isNull() & (F.hex(value.substr(1, 1)) == _BY_NUMBER)
+    headers = F.transform(F.filter("headers", lambda h: h["key"] == VALUE_HEADER), lambda h: h["value"])
+    in_front &= F.length(value) >= _NUMBER_ENDS
+    rows = raw.withColumn("in_header", F.try_element_at(headers, F.lit(-1)))
+    return rows.withColumns(
+        {
+            "payload": F.when(in_front, _behind(value, _NUMBER_ENDS)).otherwise(value),
+            "schema": F.when(in_front, _number(value.substr(2, ID_BYTES))).otherwise(found),
+        }
+    )
 
 
 def _schema_id() -> Column:
@@ -191,6 +203,12 @@ def _schemas(work: Work, rows: DataFrame) -> Mapping[str, Schema | None]:
     found = [row["schema"] for row in rows.where("schema IS NOT NULL").select("schema").distinct().collect()]
     schema_of = schemas_of(work)
     return {one: schema_of(int(one) if one.isdecimal() else one) for one in sorted(found)}
+
+
+def schemas_named(work: Work, raw: DataFrame) -> list[Schema]:
+    """The schemas that rows of raw name in their framing and that the registry knows, the oldest first."""
+    found = _schemas(work, _framed_rows(raw)).values()
+    return sorted((schema for schema in found if schema), key=lambda one: one.id or 0)
 
 
 def schemas_of(work: Work) -> Callable[[int | str], Schema | None]:

@@ -102,7 +102,7 @@ def sound_part(text: Column) -> Column:
     return F.regexp_extract(text, _SOUND, 0)
 
 
-def scanned(text: str, sound: str, names: Sequence[str], whole: Sequence[str] = ()) -> Column:
+def scanned(text: str, sound: str, names: Sequence[str] | None, whole: Sequence[str] = ()) -> Column:
     """The struct of `problem`, null in a sound document, and `fields`, a document of the declared fields alone.
 
     A declared field that is an object or an array is an empty one in `fields`. Positions count bytes from 0.
@@ -110,7 +110,8 @@ def scanned(text: str, sound: str, names: Sequence[str], whole: Sequence[str] = 
     Args:
         text: the column of documents in UTF-8.
         sound: the column of their sound parts.
-        names: the names of declared fields in the outermost object.
+        names: the names of declared fields in the outermost object; None where every member matters, and is in
+            `fields` as it is written.
         whole: those of them whose objects and arrays are in `fields` as they are written.
     """
     from pyspark.sql import functions as F
@@ -122,7 +123,7 @@ def scanned(text: str, sound: str, names: Sequence[str], whole: Sequence[str] = 
         "'open', '', 'outer', CAST(array() AS ARRAY<STRING>), 'name', CAST(NULL AS STRING), "
         "'seen', CAST(array() AS ARRAY<STRING>), 'fields', '', 'problem', CAST(NULL AS STRING)"
     )
-    if whole:
+    if whole or names is None:
         space = f"length(regexp_extract({sound}, {_raw(_SPACE)}, 0))"
         begin += f", 'character', {space}, 'begin', 0, 'kept', CAST(NULL AS STRING)"
     begin += ")"
@@ -152,16 +153,18 @@ def _let(name: str, value: str, body: str) -> str:
     return f"element_at(transform(array({value}), {name} -> {body}), 1)"
 
 
-def _step(document: str, names: Sequence[str], whole: Sequence[str]) -> str:
+def _step(document: str, names: Sequence[str] | None, whole: Sequence[str]) -> str:
     """The state `s` after the token `t` of a column of documents."""
-    longest = 12 * max(map(len, names), default=0) + 2  # a character may be escaped as a pair, \ud83d\ude00
+    longest = 12 * max(map(len, names or ()), default=0) + 2  # a character may be escaped as a pair, \ud83d\ude00
     name = f"regexp_extract(t.text, {_raw('^' + _STRING + chr(34))}, 0)"  # without the space behind it
-    declared = ", ".join(map(_literal, names))
-    read = f"if(octet_length({name}) <= {longest}, try_variant_get(try_parse_json({name}), '$', 'string'), NULL)"
+    declared = ", ".join(map(_literal, names or ()))
+    read = f"try_variant_get(try_parse_json({name}), '$', 'string')"
+    if names is not None:
+        read = f"if(octet_length({name}) <= {longest}, {read}, NULL)"
     # `n` is the declared field that the token names, `v` says whether it is the value of one.
     found = (
         f"if({_OUTERMOST} AND t.kind = '\"' AND NOT contains(s.want, 'v'), "
-        f"{_let('n', read, f'if(array_contains(array({declared}), n), n, NULL)')}, NULL)"
+        f"{read if names is None else _let('n', read, f'if(array_contains(array({declared}), n), n, NULL)')}, NULL)"
     )
     value = f"({_OUTERMOST} AND contains(s.want, 'v') AND s.name IS NOT NULL)"
     opens, closes, full = "t.kind IN ('{', '[')", "t.kind IN ('}', ']')", f"octet_length(s.open) >= {_PIECE}"
@@ -181,28 +184,39 @@ def _step(document: str, names: Sequence[str], whole: Sequence[str]) -> str:
         "WHEN b.open = '' THEN '' WHEN right(b.open, 1) = '{' THEN ',}' ELSE ',]' END"
     )
     text = "CASE t.kind WHEN '{' THEN '{}' WHEN '[' THEN '[]' ELSE t.text END"
-    fields = f"if({value}, concat(s.fields, ',\"', s.name, '\":', {text}), s.fields)"
+    fields = f"if({value}, concat(s.fields, ',', {_written('s.name', names)}, ':', {text}), s.fields)"
     kept = ""
-    if whole:
+    if whole or names is None:
         # One that is kept begins here, and is copied from the document where it ends.
-        keeps = f"({value} AND {opens} AND s.name IN ({', '.join(map(_literal, whole))}))"
+        keeps = f"({value} AND {opens})"
+        if names is not None:
+            keeps = f"({value} AND {opens} AND s.name IN ({', '.join(map(_literal, whole))}))"
         ends = f"(s.kept IS NOT NULL AND {closes} AND b.open = '{{' AND size(b.outer) = 0)"
         copied = f"substr({document}, s.begin + 1, s.character + length(t.text) - s.begin)"
         fields = (
-            f"CASE WHEN {ends} THEN concat(s.fields, ',\"', s.kept, '\":', {copied}) WHEN {keeps} THEN s.fields "
+            f"CASE WHEN {ends} THEN concat(s.fields, ',', {_written('s.kept', names)}, ':', {copied}) "
+            f"WHEN {keeps} THEN s.fields "
             f"ELSE {fields} END"
         )
         kept = (
             f", 'character', s.character + length(t.text), 'begin', if({keeps}, s.character, s.begin), "
             f"'kept', CASE WHEN {ends} THEN CAST(NULL AS STRING) WHEN {keeps} THEN s.name ELSE s.kept END"
         )
+    checked = f"({value} OR s.kept IS NOT NULL)" if kept else value
+    if names is None:
+        checked = f"({checked} OR ({_OUTERMOST} AND NOT contains(s.want, 'v')))"
     state = (
         f"named_struct('at', s.at + octet_length(t.text), 'want', {want}, 'open', b.open, 'outer', b.outer, "
         f"'name', if({value}, NULL, coalesce(n, s.name)), 'seen', if({value}, concat(s.seen, array(s.name)), s.seen), "
         f"'fields', {fields}, "
-        f"'problem', {_fault_of_token(f'({value} OR s.kept IS NOT NULL)' if whole else value, kept=bool(whole))}{kept})"
+        f"'problem', {_fault_of_token(checked, kept=bool(kept))}{kept})"
     )
     return _let("n", found, _let("b", brackets, state))
+
+
+def _written(name: str, names: Sequence[str] | None) -> str:
+    """A member's name in JSON; a declared one needs no escapes."""
+    return f"to_json(CAST({name} AS VARIANT))" if names is None else f"concat('\"', {name}, '\"')"
 
 
 def _brackets(innermost: str, outer: str) -> str:
@@ -210,7 +224,7 @@ def _brackets(innermost: str, outer: str) -> str:
 
 
 def _fault_of_token(value: str, *, kept: bool) -> str:
-    field = "coalesce(s.name, s.kept)" if kept else "s.name"
+    field = "coalesce(s.name, s.kept, 'name')" if kept else "s.name"
     half = f"{value} AND t.kind = '\"' AND NOT t.text RLIKE {_raw(_PAIRED + chr(34))}"
     at_half = f"s.at + octet_length(regexp_extract(t.text, {_raw(_PAIRED)}, 0))"
     long = f"{value} AND t.kind = 'v' AND length(t.text) > {_MOST_DIGITS}"

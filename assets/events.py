@@ -17,6 +17,7 @@ from assets import raw
 from assets.admission import end_probe, see_admitted, see_within_limit
 from assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, have_table, let_go
 from assets.dlq_copies import COPIED_AT
+from assets.evolution import adapt_types, evolve
 from assets.fields import sql_type
 from assets.holding import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
 from assets.kept import exposed, kept, see_kept
@@ -24,6 +25,7 @@ from assets.origins import DLQ, TIMESTAMP, Seen, seen_now, tier_slices, with_fat
 from assets.parsing import (
     INVALID,
     MALFORMED,
+    SCHEMA,
     UNRESOLVED,
     event_time_of,
     field_columns,
@@ -64,7 +66,7 @@ SEARCHED = (
     "retries",
     "reclaims",
 )
-REASONS = (MALFORMED, INVALID, UNRESOLVED)
+REASONS = (MALFORMED, SCHEMA, INVALID, UNRESOLVED)
 # Among the counts of a slice: events whose record has another key than theirs.
 OTHER_KEYS = "other_keys"
 # What a record is beside its origin.
@@ -113,6 +115,8 @@ def materialise(work: Work) -> list[SliceReport]:
     """
     have_table(work, TABLE, columns(work.stream), searched(work.stream))
     read = require(work, raw.TABLE)
+    work = evolve(work, raw_rows(work, work.slices, read.version), TABLE)
+    adapt_types(work, TABLE, columns(work.stream))
     tiers = tier_slices(work, work.slices)
     main = [piece for piece in work.slices if piece not in tiers]
     found = [report for together in _taken(work, main) for report in _materialise(replace(work, slices=together), read)]

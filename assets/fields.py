@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from assets.documents import EXACT
 from highwater.declaration import UNITS
 from highwater.formats import Csv, Lines, Raw
-from highwater.sources import Header, Key, Meta, steps
+from highwater.sources import Header, Key, Meta, Rest, steps
 
 if TYPE_CHECKING:
     from datetime import date
@@ -186,19 +186,58 @@ def _json_of(stream: Stream, declared: Field) -> Column:
     if isinstance(stream.value, Raw) and declared.type == "string":
         # Of the whole value the text, not the bytes.
         found = [
-            _as_text(F.col("value")).cast("variant") if isinstance(s, tuple) else _from(s) for s in declared.sources
+            _as_text(F.col("value")).cast("variant") if isinstance(s, tuple) else _from(stream, s)
+            for s in declared.sources
         ]
     else:
-        found = [_from(one) for one in declared.sources]
+        found = [_from(stream, one) for one in declared.sources]
     json = F.coalesce(*found)
     # A group of a pattern that matches nothing is absent, not null.
     return F.when(~F.is_variant_null(json), json) if isinstance(stream.value, Lines) else json
 
 
-def _from(source: Key | Header | Meta | tuple[str, ...]) -> Column:
+def _unknown_members(stream: Stream, path: tuple[str, ...]) -> Column:
+    """The members that no field is taken from, by name, of the object at a path; null where there is none."""
+    from pyspark.sql import functions as F
+
+    members = F.try_variant_get("json", _variant_path(path), "map<string,variant>")
+    taken = sorted(stream.members_taken(path))
+    return F.map_filter(members, lambda name, _: ~name.isin(taken)) if taken else members
+
+
+def _rest_of(stream: Stream, path: tuple[str, ...]) -> Column:
+    """What no field is taken from of the object at a path, as a variant; null where that is nothing."""
+    from pyspark.sql import functions as F
+
+    unknown = _unknown_members(stream, path)
+    return F.when(F.size(unknown) > 0, F.to_variant_object(unknown))
+
+
+# Members that a problem names at most.
+_MOST_NAMED = 5
+
+
+def unknown_problem(stream: Stream) -> Column:
+    """Which members of a record have no field, for a person; null where every member has one, or none is looked for."""
+    from pyspark.sql import functions as F
+
+    if stream.unknown_fields.policy != "reject":
+        return F.lit(None).cast("string")
+    path = stream.unknown_fields.path
+    names = F.array_sort(F.map_keys(_unknown_members(stream, path)))
+    prefix = "".join(f"{step}." for step in path)
+    listed = F.concat_ws(", ", F.transform(F.slice(names, 1, _MOST_NAMED), lambda one: F.concat(F.lit(prefix), one)))
+    more = F.size(names) - _MOST_NAMED
+    rest = F.when(more > 0, F.concat(F.lit(" and "), more.cast("string"), F.lit(" more"))).otherwise("")
+    return F.when(F.size(names) > 0, F.concat(F.lit("no field is declared for "), listed, rest))
+
+
+def _from(stream: Stream, source: Key | Header | Meta | Rest | tuple[str, ...]) -> Column:
     """What a source has, as a variant; null where it has nothing."""
     from pyspark.sql import functions as F
 
+    if isinstance(source, Rest):
+        return _rest_of(stream, source.path)
     if isinstance(source, tuple):
         return F.try_variant_get("json", _variant_path(source), "variant")
     if isinstance(source, Meta):
@@ -547,6 +586,15 @@ def problem(stream: Stream, declared: Field) -> Column:
     return _problem(part, F.lit(_named(declared)), F.col(f"field_{declared.name}"))
 
 
+# In the problem of a value whose type is another one than that of its field, in front of the type that was found.
+_FOUND = ", found "
+
+
+def is_of_other_type(problem: Column) -> Column:
+    """Whether the problem of a field is that its value has another type."""
+    return problem.contains(_FOUND)
+
+
 def _problem(part: Part, named: Column, value: Column) -> Column:
     """The same of a part whose name is an expression."""
     from pyspark.sql import functions as F
@@ -568,7 +616,7 @@ def _problem(part: Part, named: Column, value: Column) -> Column:
     if not declared.nullable:
         # Without a type of its own null is said to be missing, as what is not there.
         missing = missing.when(void, told(f"is {'null' if declared.optional else 'missing'}"))
-    unfit = F.when(~_fits(part), F.concat(told(f"is {declared.type}, found "), _found(part)))
+    unfit = F.when(~_fits(part), F.concat(told(f"is {declared.type}{_FOUND}"), _found(part)))
     if declared.type in _CONTAINERS:
         rest = _problem_inside(part, named)
     else:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from assets.decoding import with_json
 from assets.expressions import with_expressions
+from assets.fields import is_of_other_type, sql_type, unknown_problem, with_fields
 from assets.fields import problem as problem_of
-from assets.fields import sql_type, with_fields
 from assets.origins import PROBLEM
 from highwater.errors import DependencyAwayError
+from highwater.formats import Avro, Protobuf
 from resources.delta import open_table
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from resources.lake import Lake
 
 MALFORMED = "malformed"
+SCHEMA = "schema"
 INVALID = "invalid"
 UNRESOLVED = "unresolved"
-PERMANENT = frozenset({MALFORMED, INVALID})
+PERMANENT = frozenset({MALFORMED, SCHEMA, INVALID})
 
 
 def field_columns(stream: Stream) -> list[Field]:
@@ -69,16 +71,31 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     parsed = with_deleted(stream, with_expressions(stream, with_fields(stream, with_json(work, raw))))
     # Without its schema nothing is known of a value, so nothing is wrong with it.
     known = F.col("unknown_schema").isNull()
-    problem = F.coalesce(PROBLEM, F.when(known, F.coalesce(_structure_problem(stream), _key_problem(stream))))
+    structure = F.coalesce(_structure_problem(stream), _key_problem(stream), unknown_problem(stream))
+    problem = F.coalesce(PROBLEM, F.when(known, structure))
     told = parsed.withColumn("malformed", problem).withColumn("invalid", _invalid_problem(stream))
     looked_up = _with_lookup(work, told, stream.lookup)
     reason = (
-        F.when(F.col("malformed").isNotNull(), MALFORMED)
+        F.when(_contradicts_schema(stream), SCHEMA)
+        .when(F.col("malformed").isNotNull(), MALFORMED)
         .when(F.col("invalid").isNotNull(), INVALID)
         .when(F.coalesce("unknown_schema", "unresolved").isNotNull(), UNRESOLVED)
     )
     detail = F.coalesce("malformed", "invalid", "unknown_schema", "unresolved")
     return looked_up.withColumn("reason", reason).withColumn("detail", detail)
+
+
+def _contradicts_schema(stream: Stream) -> Column:
+    """Whether a malformed record follows a schema that contradicts the declaration."""
+    from pyspark.sql import functions as F
+
+    problem = F.col("malformed")
+    contradicts = F.lit(False)  # noqa: FBT003 - a literal column
+    if isinstance(stream.value, Avro | Protobuf) or stream.unknown_fields.policy == "add":
+        contradicts = is_of_other_type(problem)
+    if stream.unknown_fields.policy == "reject":
+        contradicts |= problem == unknown_problem(stream)
+    return F.col(PROBLEM).isNull() & problem.isNotNull() & F.coalesce(contradicts, F.lit(False))  # noqa: FBT003 - a literal
 
 
 def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:

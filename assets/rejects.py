@@ -14,6 +14,7 @@ from assets import events, raw
 from assets.commit import Clock, Standing, commit_rows, commit_turn, have_table, reports, require_newer
 from assets.dlq_copies import COPIED_AT
 from assets.events import origin_columns, require
+from assets.evolution import with_added_fields
 from assets.holding import parked_slices
 from assets.origins import DLQ, first_of_each, with_fate, with_origins
 from assets.parsing import PERMANENT, UNRESOLVED, is_tombstone, judged
@@ -52,6 +53,7 @@ def materialise(work: Work) -> list[SliceReport]:
         SupersededAttemptError: newer decisions were committed again and again meanwhile.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
+    work = with_added_fields(work)
     have_table(work, TABLE, COLUMNS, SEARCHED)
     for tries in range(1, TRIES + 1):
         try:

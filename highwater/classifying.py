@@ -13,8 +13,16 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from highwater.decoding import Repeating, Schemas, UnknownSchemaError, document, read_fields
-from highwater.formats import Json
-from highwater.reading import HALF_OF_A_PAIR, MisfitError, UnreadableError, located, value_of
+from highwater.formats import Avro, Json, Protobuf
+from highwater.reading import (
+    HALF_OF_A_PAIR,
+    MisfitError,
+    OtherTypeError,
+    UnreadableError,
+    located,
+    unknown_members,
+    value_of,
+)
 
 if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
@@ -31,7 +39,7 @@ class Outcome:
 
     Args:
         kind: an `event`, an event that is a `delete`, a `tombstone` that does nothing, or a `reject`.
-        reason: of a reject: `malformed`, `invalid` or `unresolved`.
+        reason: of a reject: `malformed`, `schema`, `invalid` or `unresolved`.
         detail: what is wrong with a reject.
         values: the fields by name, of a reject as far as they can be read.
         key: the key; None without one.
@@ -67,24 +75,58 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
     except RecursionError:
         return Outcome("reject", "malformed", "the value is nested deeper than Python reads")
     deletes = _deletes(stream, record, found)
-    values: dict[str, Any] = {}
-    problem = None
+    values, errors = _values(stream, record, found, deletes=deletes)
+    problem, reason = None, "malformed"
+    if errors:
+        name, first = errors[0]
+        problem = located(f"field {name}", first)
+        reason = "schema" if isinstance(first, OtherTypeError) and _has_schemas(stream) else reason
+    key = key_of(stream, values)
+    problem = problem or _key_problem(stream, record, key)
+    if problem is None and (problem := _unknown_problem(stream, found)):
+        reason = "schema"
+    if problem is not None:
+        return Outcome("reject", reason, problem, values)
+    if invalid := _invalid(stream, values):
+        return Outcome("reject", "invalid", invalid, values, key)
+    version = values.get(stream.version) if stream.version else None
+    time = record.timestamp_ms * 1000 if stream.event_time is None else values.get(stream.event_time)
+    return Outcome("delete" if deletes else "event", None, None, values, key, version, time)
+
+
+def _values(
+    stream: Stream, record: Record, found: Mapping[str, Any], *, deletes: bool
+) -> tuple[dict[str, Any], list[tuple[str, ValueError]]]:
+    """The fields that can be read by name, and what is wrong with the others."""
+    values, errors = dict[str, Any](), list[tuple[str, ValueError]]()
     for declared in read_fields(stream):
         needed = declared.name in {*stream.key, stream.version, stream.event_time}
         lenient = declared if needed or not deletes else replace(declared, optional=True, nullable=True, default=None)
         try:
             values[declared.name] = _fitting(declared, value_of(lenient, record, found))
         except (MisfitError, UnreadableError) as error:
-            problem = problem or located(f"field {declared.name}", error)
-    key = key_of(stream, values)
-    problem = problem or _key_problem(stream, record, key)
-    if problem is not None:
-        return Outcome("reject", "malformed", problem, values)
-    if invalid := _invalid(stream, values):
-        return Outcome("reject", "invalid", invalid, values, key)
-    version = values.get(stream.version) if stream.version else None
-    time = record.timestamp_ms * 1000 if stream.event_time is None else values.get(stream.event_time)
-    return Outcome("delete" if deletes else "event", None, None, values, key, version, time)
+            errors.append((declared.name, error))
+    return values, errors
+
+
+def _has_schemas(stream: Stream) -> bool:
+    """Whether a value of another type than its field follows a schema that contradicts the declaration."""
+    return isinstance(stream.value, Avro | Protobuf) or stream.unknown_fields.policy == "add"
+
+
+# Members that a problem names at most.
+_MOST_NAMED = 5
+
+
+def _unknown_problem(stream: Stream, found: Mapping[str, Any]) -> str | None:
+    """Which members have no field, where that makes a record a reject."""
+    if stream.unknown_fields.policy != "reject":
+        return None
+    path = stream.unknown_fields.path
+    names = sorted(unknown_members(path, stream.members_taken(path), found))
+    listed = ", ".join(".".join((*path, name)) for name in names[:_MOST_NAMED])
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"no field is declared for {listed}{more}" if names else None
 
 
 def _takes_infinite(declared: Field) -> bool:
@@ -101,6 +143,8 @@ def _ensure_sound(stream: Stream, found: Mapping[str, Any]) -> None:
         return
     paths = [(one, path) for one in read_fields(stream) for path in one.sources if isinstance(path, tuple)]
     repeated = found.repeated if isinstance(found, Repeating) else frozenset()
+    if stream.reads_all_members:
+        _ensure_part_is_sound("value", found)
     for name in dict.fromkeys(path[0] for _, path in paths):
         if name in repeated:
             raise MisfitError(f"field {name} occurs twice")

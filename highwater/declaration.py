@@ -17,7 +17,7 @@ from typing import Literal
 
 from highwater.errors import DeclarationError
 from highwater.formats import Format, Json
-from highwater.sources import Header, Key, Meta, Source, steps
+from highwater.sources import Header, Key, Meta, Rest, Source, steps
 
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
 
@@ -113,7 +113,7 @@ class Field:
         return self.of if isinstance(self.of, tuple) else (self.of,)
 
     @property
-    def sources(self) -> tuple[Key | Header | Meta | tuple[str, ...], ...]:
+    def sources(self) -> tuple[Key | Header | Meta | Rest | tuple[str, ...], ...]:
         """Where the value is taken from, the first that is there; a path into the value as its names."""
         if self.source is None:
             return ((self.name,),)
@@ -147,6 +147,26 @@ class Deletes:
     field: str | None = None
     values: tuple[str | int | bool, ...] = ()
     tombstones: bool = False
+
+
+@dataclass(frozen=True)
+class UnknownFields:
+    """What happens to members of a record that no field is taken from; a field with the source `Rest` collects them.
+
+    Args:
+        policy: `ignore` leaves them in raw alone. `reject` makes the record a reject with the reason `schema`. `add`
+            adds a column to events and current for each member that a schema of the registry names; its type is that
+            of the schema, and it is null in records without the member.
+        within: the path of the object whose members are meant, such as `after`; empty for the value itself.
+    """
+
+    policy: Literal["ignore", "reject", "add"] = "ignore"
+    within: str = ""
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The names on the way to the object, outermost first."""
+        return steps(self.within) if self.within else ()
 
 
 @dataclass(frozen=True)
@@ -351,9 +371,14 @@ class OnReject(str, Enum):
     HOLD = "hold"
 
 
-# Of the reasons that `assets.parsing` gives: only a record's own content speaks for the first two.
+# The reasons of `assets.parsing`; all but the last depend on the record's own content alone.
 ON_REJECT: Mapping[str, OnReject] = MappingProxyType(
-    {"malformed": OnReject.PARK, "invalid": OnReject.PARK, "unresolved": OnReject.RETRY}
+    {
+        "malformed": OnReject.PARK,
+        "schema": OnReject.PARK,
+        "invalid": OnReject.PARK,
+        "unresolved": OnReject.RETRY,
+    }
 )
 
 
@@ -454,6 +479,7 @@ class Stream:
         record_key: whether a record whose own key is not the text of `key` is a reject (`strict`), counted by the check
             `record_keys_as_declared` (`warn`), or nothing of interest (`ignore`).
         deletes: which records delete their key; None where none does.
+        unknown_fields: what happens to members of a record that no field is taken from.
         rules: conditions of Spark SQL over the fields, by name; a record of which one is false is `invalid`. A
             condition that is null is not broken. They fail as expressions of fields do.
     """
@@ -468,6 +494,7 @@ class Stream:
     value: Format = field(default_factory=Json)
     record_key: Literal["strict", "warn", "ignore"] = "warn"
     deletes: Deletes | None = None
+    unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     rules: Mapping[str, str] = field(default_factory=dict)
     owner: str = "team:data-platform"
     description: str = ""
@@ -501,6 +528,17 @@ class Stream:
     def field_named(self, name: str) -> Field:
         """The declared field of that name."""
         return next(f for f in self.fields if f.name == name)
+
+    def members_taken(self, path: tuple[str, ...]) -> frozenset[str]:
+        """The names of the members that fields are taken from, of the object at a path into the value."""
+        paths = [one for f in self.fields if f.expression is None for one in f.sources if isinstance(one, tuple)]
+        return frozenset(one[len(path)] for one in paths if len(one) > len(path) and one[: len(path)] == path)
+
+    @property
+    def reads_all_members(self) -> bool:
+        """Whether members of the value matter that no field is taken from."""
+        sources = [one for f in self.fields if f.expression is None for one in f.sources]
+        return self.unknown_fields.policy == "reject" or any(isinstance(one, Rest) for one in sources)
 
     def severity(self, check: str) -> Severity:
         """What a failure of the check does."""

@@ -36,6 +36,8 @@ from highwater.declaration import (
 )
 from highwater.field_rules import CONTAINERS, NAME, TYPE, field_problems
 from highwater.format_rules import format_problems
+from highwater.formats import Raw
+from highwater.sources import Rest
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TOPIC = re.compile(TOPIC_NAME)
@@ -65,7 +67,7 @@ def problems(stream: Stream) -> list[str]:
     found += _key_problems(stream)
     found += _limit_problems(stream.limits)
     found += _start_problems(stream.start)
-    found += _reject_problems(stream)
+    found += _reject_problems(stream) + _within_problems(stream)
     found += _check_problems(stream)
     found += _alert_problems(stream.alerts)
     found += _breaker_problems(stream.breaker)
@@ -75,8 +77,65 @@ def problems(stream: Stream) -> list[str]:
     found += _retention_problems(stream.retention)
     if not found:
         found += _typed_problems(stream) + _delete_problems(stream) + _expression_problems(stream)
-        found += format_problems(stream)
+        found += format_problems(stream) + _unknown_field_problems(stream)
     return found
+
+
+def _unknown_field_problems(stream: Stream) -> list[str]:
+    """What contradicts itself in how unknown members are handled."""
+    found = []
+    policy, rests = stream.unknown_fields.policy, _rests(stream)
+    for name, within in rests:
+        declared = stream.field_named(name)
+        if declared.type != "json" or not declared.optional or declared.default is not None:
+            found.append(f"field {name!r}: the rest of an object is a field of type json, optional, without a default")
+        if len(declared.sources) > 1:
+            found.append(f"field {name!r}: the rest of an object is its only source")
+        found += _taken_whole(stream, within, f"field {name!r}")
+    if len({within for _, within in rests}) < len(rests):
+        found.append("two fields collect the rest of one object: leave out one of them")
+    if isinstance(stream.value, Raw) and (rests or policy != "ignore"):
+        found.append("a value that is not parsed has no members: leave out unknown_fields and the source Rest()")
+    if policy == "ignore":
+        return found
+    if rests:
+        found.append(f"unknown_fields: members are collected by field {rests[0][0]!r}, so {policy!r} meets none")
+    found += _taken_whole(stream, stream.unknown_fields.path, "unknown_fields")
+    if policy == "add" and not getattr(stream.value, "registry", False):
+        found.append(
+            "unknown_fields: 'add' takes types from a registry: declare value=Avro(), Protobuf() or "
+            "Json(registry=True), or 'ignore', 'reject', or a field with the source Rest()"
+        )
+    if policy == "add" and stream.publishes is not None:
+        found.append(
+            "unknown_fields: events with added columns have no fixed form on the topic of accepted events; "
+            "leave out publishes or 'add'"
+        )
+    return found
+
+
+def _within_problems(stream: Stream) -> list[str]:
+    try:
+        _ = stream.unknown_fields.path
+    except ValueError as error:
+        return [f"unknown_fields: within: {error}"]
+    known = ("ignore", "reject", "add")
+    policy = stream.unknown_fields.policy
+    if policy in known:
+        return []
+    return [f"unknown_fields: the policy is {policy!r}; there are {', '.join(known)}, and the source Rest() of a field"]
+
+
+def _rests(stream: Stream) -> list[tuple[str, tuple[str, ...]]]:
+    """The fields that collect members, each with the path of its object."""
+    read = [f for f in stream.fields if f.expression is None]
+    return [(f.name, one.path) for f in read for one in f.sources if isinstance(one, Rest)]
+
+
+def _taken_whole(stream: Stream, path: tuple[str, ...], what: str) -> list[str]:
+    read = [f for f in stream.fields if f.expression is None]
+    whole = [f.name for f in read for one in f.sources if isinstance(one, tuple) and one == path[: len(one)]]
+    return [f"{what}: field {name!r} already takes the whole object" for name in whole]
 
 
 def _is_topic(name: str) -> bool:

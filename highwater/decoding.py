@@ -24,6 +24,7 @@ from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
 from highwater.protobuf import compiled, declared_files
 from highwater.reading import Beyond, Infinite, MisfitError, Record, Whole, number_of
 from highwater.schemas import FramingError, framing_of, protobuf_message, self_contained_avro
+from highwater.sources import Rest
 
 if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
@@ -38,10 +39,17 @@ class UnknownSchemaError(MisfitError):
 
 def read_fields(stream: Stream) -> list[Field]:
     """The fields that come from records, as the format writes them: in lines of text numbers are texts."""
-    found = [one for one in stream.fields if one.expression is None]
+    found = [_with_taken(stream, one) for one in stream.fields if one.expression is None]
     if not isinstance(stream.value, Csv | Lines):
         return found
     return [replace(one, text=True) if one.is_number or one.unit or one.type == "boolean" else one for one in found]
+
+
+def _with_taken(stream: Stream, field: Field) -> Field:
+    """A field whose source is the rest of an object, with the names of the members that are no part of it."""
+    if not isinstance(field.source, Rest):
+        return field
+    return replace(field, source=replace(field.source, taken=stream.members_taken(field.source.path)))
 
 
 def document(declared: Format, record: Record, schemas: Schemas | None, *, infinite: bool = True) -> dict[str, Any]:

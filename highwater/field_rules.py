@@ -10,7 +10,7 @@ import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from highwater.declaration import UNITS, Field
-from highwater.sources import Meta
+from highwater.sources import Meta, Rest
 
 TYPE = re.compile(
     r"string|integer|long|float|double|boolean|timestamp|timestamp_ntz|date|time|binary|json|array|map|struct|"
@@ -86,6 +86,7 @@ def _source_problems(declared: Field) -> list[str]:
         return [f"field {declared.name!r}: source names nothing"]
     try:
         found = declared.sources
+        _ = [one.path for one in found if isinstance(one, Rest)]
     except ValueError as error:
         return [f"field {declared.name!r}: source: {error}"]
     timestamps = [one for one in found if one == Meta("timestamp")]

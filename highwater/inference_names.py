@@ -79,8 +79,8 @@ def named(drafts: Sequence[Draft], *, version: Draft | None = None, event_time: 
     for draft in drafts:
         allowed = {"event_time"} if event_time is draft else set()
         allowed |= {"version"} if version is None or version is draft else set()
-        name = _free_name(draft.wanted, taken, allowed)
-        found.append(_with_sources(replace(draft.field, name=name, of=_inside(draft.field)), draft.sources))
+        name = free_name(draft.wanted, taken, allowed)
+        found.append(_with_sources(replace(draft.field, name=name, of=legal_members(draft.field)), draft.sources))
     return found
 
 
@@ -91,19 +91,19 @@ def _with_sources(field: Field, sources: Sequence[From]) -> Field:
     return replace(field, source=written[0] if len(written) == 1 else tuple(written))
 
 
-def _inside(field: Field) -> Field | tuple[Field, ...]:
+def legal_members(field: Field) -> Field | tuple[Field, ...]:
     """The members of a field with legal names, each with its source where the name differs."""
     if isinstance(field.of, Field):
-        return replace(field.of, of=_inside(field.of))
+        return replace(field.of, of=legal_members(field.of))
     taken: set[str] = set()
     found = []
     for member in field.of:
-        name = _free_name(member.name, taken, reserved=False)
-        found.append(_with_sources(replace(member, name=name, of=_inside(member)), [(member.name,)]))
+        name = free_name(member.name, taken, reserved=False)
+        found.append(_with_sources(replace(member, name=name, of=legal_members(member)), [(member.name,)]))
     return tuple(found)
 
 
-def _free_name(wanted: str, taken: set[str], allowed: Collection[str] = (), *, reserved: bool = True) -> str:
+def free_name(wanted: str, taken: set[str], allowed: Collection[str] = (), *, reserved: bool = True) -> str:
     """A legal name that differs from those that are taken in more than case; it is taken from now on."""
     name = _ILLEGAL.sub("_", wanted).strip("_") if _ILLEGAL.search(wanted) else wanted
     name = name or "field"

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from highwater.declaration import UNITS
-from highwater.sources import Header, Key, Meta, steps
+from highwater.sources import Header, Key, Meta, Rest, steps
 
 if TYPE_CHECKING:
     from highwater.declaration import Field
@@ -52,6 +52,10 @@ HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 class MisfitError(ValueError):
     """A record does not have a field as it is declared."""
+
+
+class OtherTypeError(MisfitError):
+    """A record has a value of another type than the field."""
 
 
 class UnreadableError(ValueError):
@@ -156,9 +160,11 @@ def _found(field: Field, record: Record, document: Any) -> Any:
     return _MISSING
 
 
-def _from(source: Key | Header | Meta | tuple[str, ...], record: Record, document: Any) -> Any:
+def _from(source: Key | Header | Meta | Rest | tuple[str, ...], record: Record, document: Any) -> Any:
     if isinstance(source, tuple):
         return _at(document, source)
+    if isinstance(source, Rest):
+        return unknown_members(source.path, source.taken, document) or _MISSING
     if isinstance(source, Meta):
         found = {
             "timestamp": Decimal(record.timestamp_ms),
@@ -179,6 +185,12 @@ def _from(source: Key | Header | Meta | tuple[str, ...], record: Record, documen
         return _MISSING
 
 
+def unknown_members(path: Sequence[str], taken: Collection[str], document: Any) -> dict[str, Any]:
+    """The members that no field is taken from, of the object at a path; empty where there is none."""
+    found = _at(document, path)
+    return {name: one for name, one in found.items() if name not in taken} if isinstance(found, Mapping) else {}
+
+
 def _at(document: Any, path: Sequence[str]) -> Any:
     for step in path:
         if not isinstance(document, Mapping) or step not in document:
@@ -197,7 +209,7 @@ def _text(value: bytes | None) -> Any:
 def _string(field: Field, found: Any) -> str:
     del field
     if not isinstance(found, str):
-        raise MisfitError("it is no text")
+        raise OtherTypeError("it is no text")
     if HALF_OF_A_PAIR.search(found):
         raise MisfitError("it has half of a surrogate pair")
     return found
@@ -207,7 +219,7 @@ def _boolean(field: Field, found: Any) -> bool:
     if field.text and isinstance(found, str) and found in {"true", "false"}:
         return bool(found == "true")
     if not isinstance(found, bool):
-        raise MisfitError("it is neither true nor false")
+        raise OtherTypeError("it is neither true nor false")
     return found
 
 
@@ -224,7 +236,7 @@ def _decimal(field: Field, found: Any) -> Decimal:
     if isinstance(found, Beyond):
         raise MisfitError(f"it does not fit {field.type}")
     if not isinstance(found, Decimal):
-        raise MisfitError("it is no number")
+        raise OtherTypeError("it is no number")
     return found
 
 
@@ -319,7 +331,7 @@ def _local(field: Field, found: Any) -> int:
 def _iso(found: Any) -> tuple[re.Match[str], datetime]:
     """A time in ISO 8601 by its parts, and without its zone."""
     if not isinstance(found, str):
-        raise MisfitError("it is no text")
+        raise OtherTypeError("it is no text")
     written = _ISO.fullmatch(found)
     if written is None:
         raise UnreadableError("it is no time such as 2026-03-01T10:00:00.25Z, with six digits of a second at most")
@@ -408,21 +420,21 @@ def _json(field: Field, found: Any) -> Any:
 
 def _array(field: Field, found: Any) -> list[Any]:
     if not isinstance(found, list | tuple):
-        raise MisfitError("it is no array")
+        raise OtherTypeError("it is no array")
     [element] = field.members
     return [_inside(element, one, f"[{at}]") for at, one in enumerate(found)]
 
 
 def _map(field: Field, found: Any) -> dict[str, Any]:
     if not isinstance(found, Mapping):
-        raise MisfitError("it is no object")
+        raise OtherTypeError("it is no object")
     [inner] = field.members
     return {key: _inside(inner, one, f'["{key}"]') for key, one in found.items()}
 
 
 def _struct(field: Field, found: Any) -> dict[str, Any]:
     if not isinstance(found, Mapping):
-        raise MisfitError("it is no object")
+        raise OtherTypeError("it is no object")
     return {one.name: _inside(one, _first(one, found), f".{one.name}") for one in field.members}
 
 

@@ -42,8 +42,28 @@ class Meta:
     name: Literal["timestamp", "partition", "offset", "topic"]
 
 
-# A text is a path into the JSON value.
-Source = str | Key | Header | Meta
+@dataclass(frozen=True)
+class Rest:
+    """The members of an object in the value that no other field is taken from, as one object of type `json`.
+
+    It is absent where every member is taken.
+
+    Args:
+        within: the path of the object, such as `after`; empty for the value itself.
+        taken: the names of the members that other fields are taken from; `highwater.decoding.read_fields` fills it in.
+    """
+
+    within: str = ""
+    taken: frozenset[str] = frozenset()
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The names on the way to the object, outermost first."""
+        return steps(self.within) if self.within else ()
+
+
+# A text is a path into the value.
+Source = str | Key | Header | Meta | Rest
 
 
 def steps(path: str) -> tuple[str, ...]:

@@ -14,9 +14,10 @@ import pytest
 from assets.origins import PROBLEM
 from assets.parsing import judged, key_of
 from highwater.classifying import classify
-from highwater.declaration import Field, Stream
-from highwater.formats import Avro, Csv, Lines, Raw
+from highwater.declaration import Field, Stream, UnknownFields
+from highwater.formats import Avro, Csv, Json, Lines, Raw
 from highwater.reading import Record, same
+from highwater.sources import Rest
 from tests import protobuf_orders
 from tests.format_streams import FORMATS, find_schema, records
 
@@ -123,9 +124,31 @@ def of_format(name: str) -> tuple[Stream, list[bytes]]:
     return FORMATS[name], [one.value for one in records(name) if one.value]
 
 
+def collected() -> tuple[Stream, list[bytes]]:
+    """Members that no field is taken from, in one column."""
+    fields = (Field("id", "string"), Field("rest", "json", optional=True, source=Rest()))
+    return bare(Json(), *fields), [
+        b'{"id": "1"}',
+        b'{"id": "1", "x": [1.50, null], "y z": {"a": 1E+2, "b": "\\ud83d\\ude00"}}',
+        b'{"x": 100000000000000000000000000000000000000000.5, "id": "1", "end": "end of the value"}',
+    ]
+
+
+def refused() -> tuple[Stream, list[bytes]]:
+    """Members that no field is taken from make a reject."""
+    stream = bare(Json(), Field("id", "string", source="after.id"), Field("n", "long", source="after.n", nullable=True))
+    return replace(stream, unknown_fields=UnknownFields("reject", "after")), [
+        b'{"after": {"id": "1", "n": null}, "op": "c"}',
+        b'{"after": {"id": "1", "n": 5, "other": 1}}',
+        b'{"after": {"n": 5, "id": "\\ud83d\\ude00"}}',
+    ]
+
+
 CASES: dict[str, Callable[[], tuple[Stream, list[bytes]]]] = {
     **{name: partial(of_format, name) for name in FORMATS},
     "avro unions": avro_unions,
+    "collected": collected,
+    "refused": refused,
     "csv": csv_lines,
     "lines": log_lines,
     "raw": opaque,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from assets.evolution import stream_of
 from assets.parsing import field_columns
 from highwater.classifying import key_of
 from highwater.declaration import Field
@@ -84,6 +85,7 @@ def events_as_recorded(
     raw, events = lake.table(stream.name, "raw"), lake.table(stream.name, "events")
     if raw is None or events is None:
         return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of raw, or none of events"))
+    stream = stream_of(stream, events)
     columns, reader = _columns(stream, events), _Reader(stream, schemas)
     found = {}
     gone = {key: count for key, proof in proofs_in(raw, keys).items() if (count := aged(proof))}

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from assets.evolution import stream_of
 from assets.parsing import PERMANENT, field_columns
 from assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
@@ -160,7 +161,8 @@ def _revived(lake: Lake, stream: Stream, tables: Mapping[str, DeltaTable], keys:
 
 def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
     """What `current` has of an event; of a field that was added to the stream as soon as both tables have it."""
-    names = ["key", "version", "event_time", *[f.name for f in field_columns(stream)], *ORIGIN, "origin_timestamp_ms"]
+    fields = field_columns(stream_of(stream, tables["e"]))
+    names = ["key", "version", "event_time", *[f.name for f in fields], *ORIGIN, "origin_timestamp_ms"]
     return ", ".join(columns_in_all(tables.values(), names))
 
 

@@ -1,0 +1,162 @@
+"""Fields that schemas of a registry add to a stream, and how the types of such fields widen."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from highwater.declaration import RESERVED_COLUMNS, Field
+from highwater.inference_names import free_name, legal_members, path_text, writable
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+# The key in a column's metadata under which Delta's schema keeps the field.
+METADATA = "highwater.field"
+_OPTIONS = ("text", "unit", "zone", "nan", "rounded", "unscaled")
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_DEFAULTS = Field("", "")
+
+
+def with_added(stream: Stream, columns: Mapping[str, str]) -> Stream:
+    """The stream with the fields that were added to its table of events.
+
+    Args:
+        stream: as it is declared; a declared field wins over an added one of the same name.
+        columns: the text of the metadata `METADATA` by column, of the columns that have it.
+    """
+    if stream.unknown_fields.policy != "add":
+        return stream
+    declared = {f.name.lower() for f in stream.fields}
+    added = [from_text(text) for name, text in columns.items() if name.lower() not in declared]
+    return replace(stream, fields=(*stream.fields, *added)) if added else stream
+
+
+def evolved(stream: Stream, declared: Stream, tree: Field) -> Stream:
+    """The stream with a field for each member that schemas name, and added fields as wide as the schemas say.
+
+    Declared fields stay as they are declared. Added ones are optional, nullable, and have no default.
+
+    Args:
+        stream: with the fields that were added before.
+        declared: without them.
+        tree: the field of type `struct` that holds the values of all schemas.
+    """
+    path = stream.unknown_fields.path
+    members = {one.name: one for one in _members_at(tree, path)}
+    fields = [f if f in declared.fields else _as_wide(f, members, path) for f in stream.fields]
+    taken = stream.members_taken(path)
+    names = {name.lower() for name in (*RESERVED_COLUMNS, *(f.name for f in stream.fields))}
+    for name, member in members.items():
+        if name in taken or (whole := _addable(member)) is None:
+            continue
+        column = free_name(name, names, reserved=False)
+        source = None if (*path, name) == (column,) else path_text((*path, name))
+        fields.append(replace(whole, name=column, source=source))
+    return replace(stream, fields=tuple(fields)) if fields != list(stream.fields) else stream
+
+
+def added_to(declared: Stream, stream: Stream) -> list[Field]:
+    """The fields of a stream that were added to those that are declared."""
+    return [f for f in stream.fields if f not in declared.fields]
+
+
+def _members_at(tree: Field, path: tuple[str, ...]) -> tuple[Field, ...]:
+    for step in path:
+        found = [one for one in tree.members if one.name == step and tree.type == "struct"]
+        if not found:
+            return ()
+        [tree] = found
+    return tree.members if tree.type == "struct" else ()
+
+
+def _as_wide(field: Field, members: Mapping[str, Field], path: tuple[str, ...]) -> Field:
+    [source] = field.sources
+    if not isinstance(source, tuple) or source[:-1] != path or source[-1] not in members:
+        return field
+    return widened(field, members[source[-1]])
+
+
+def _lenient(field: Field) -> Field:
+    """A field that may be absent or null, with all that is inside of it."""
+    inner = tuple(_lenient(one) for one in field.members)
+    # Elements of arrays and values of maps are there or null.
+    inside = inner if field.type == "struct" else tuple(replace(one, optional=False) for one in inner)
+    of = inside if isinstance(field.of, tuple) else inside[0]
+    return replace(field, optional=True, nullable=True, default=None, of=of)
+
+
+def _addable(member: Field) -> Field | None:
+    """A member of a schema as a field with legal names; None where no source can name it."""
+    found = writable(member)
+    return None if found is None else _lenient(replace(found, of=legal_members(found)))
+
+
+def widened(field: Field, newer: Field) -> Field:
+    """The field with a type that also holds the values of a newer schema, where one type widens to the other.
+
+    `integer` widens to `long`, `float` to `double`, a decimal to one with more digits before and behind the point, and
+    a struct gets the members that it lacks. Any other type stays as it is: values that do not fit it are rejects.
+    """
+    if field.type == newer.type == "struct":
+        newer_members = {_source_name(one): one for one in newer.members}
+        names = {one.name.lower() for one in field.members}
+        mine = [widened(one, newer_members.get(_source_name(one), one)) for one in field.members]
+        there = {_source_name(one) for one in field.members}
+        for name, one in newer_members.items():
+            if name not in there and (whole := _addable(one)) is not None:
+                column = free_name(one.name, names, reserved=False)
+                source = None if column == name else path_text((name,))
+                mine.append(replace(whole, name=column, source=source))
+        return replace(field, of=tuple(mine))
+    if field.type == newer.type and field.type in {"array", "map"}:
+        return replace(field, of=widened(field.members[0], newer.members[0]))
+    return replace(field, type=newer.type) if widens(field.type, newer.type) else field
+
+
+def _source_name(member: Field) -> str:
+    [source] = member.sources
+    return source[-1] if isinstance(source, tuple) else member.name
+
+
+def widens(narrow: str, wide: str) -> bool:
+    """Whether every value of one type of a field is the same value of another, wider one."""
+    mine, other = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
+    if mine and other:
+        before, after = (int(one[1]) - int(one[2]) for one in (mine, other))
+        return before <= after and int(mine[2]) <= int(other[2]) and narrow != wide
+    return (narrow, wide) in {("integer", "long"), ("float", "double")}
+
+
+def to_text(field: Field) -> str:
+    """An added field as JSON, for the metadata of its column."""
+    return json.dumps(_plain(field), ensure_ascii=False, sort_keys=True)
+
+
+def from_text(text: str) -> Field:
+    """The field that `to_text` wrote.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return _field(json.loads(text))
+
+
+def _plain(field: Field) -> dict[str, Any]:
+    options = {name: getattr(field, name) for name in (*_OPTIONS, "optional", "nullable")}
+    found = {name: value for name, value in options.items() if value != getattr(_DEFAULTS, name)}
+    if field.source is not None:
+        found["source"] = field.source
+    if field.members:
+        inner = [_plain(one) for one in field.members]
+        found["of"] = inner if isinstance(field.of, tuple) else inner[0]
+    return {"name": field.name, "type": field.type, **found}
+
+
+def _field(plain: Mapping[str, Any]) -> Field:
+    of = plain.get("of", ())
+    inner = tuple(_field(one) for one in of) if isinstance(of, list) else _field(of) if of else ()
+    return Field(**{**plain, "of": inner})
