@@ -23,7 +23,7 @@ from assets.commit import Standing
 from assets.work import Work
 from dev.planted import plant
 from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
-from highwater.declaration import Breaker, OnReject, Stream
+from highwater.declaration import ON_REJECT, Breaker, OnReject, Stream
 from highwater.errors import (
     BreakerOpenError,
     ConfigurationError,
@@ -909,7 +909,7 @@ def test_a_reason_that_cannot_be_accepted_is_refused(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, reasons: list[str], asked: dict[str, Any], told: str
 ) -> None:
     """`unresolved` holds slices here: these wait whatever the breaker does."""
-    holding = {"malformed": OnReject.PARK, "invalid": OnReject.PARK, "unresolved": OnReject.HOLD}
+    holding = {**ON_REJECT, "unresolved": OnReject.HOLD}
     monkeypatch.setattr("tests.test_breaker.STREAM", replace(STREAM, on_reject=holding))
     ledger.add([TWO, RETRIED])
     with pytest.raises((ConfigurationError, UnknownSliceError), match=told):

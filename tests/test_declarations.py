@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 import pytest
@@ -14,9 +14,10 @@ from click.testing import CliRunner
 
 from assets.streams import load_streams
 from assets.streams.orders import STREAM as ORDERS
-from highwater.declaration import Accepted, Alerts, Deletes, Field, Foreign, Limits
+from highwater.declaration import Accepted, Alerts, Deletes, Field, Foreign, Limits, UnknownFields
 from highwater.errors import DeclarationError
-from highwater.sources import Meta
+from highwater.formats import Avro
+from highwater.sources import Meta, Rest
 from orchestration.cli.main import main
 from orchestration.cli.terminal import PERMANENT
 
@@ -93,6 +94,12 @@ def test_one_file_declares_several_streams(declarations: Path) -> None:
 NO_VERSION = {"version": None, "first_version": None, "transitions": None, "metrics": None, "publishes": None}
 
 
+def rest(**options: Any) -> dict[str, Any]:
+    """The fields of orders with one that collects members."""
+    declared = {"type": "json", "optional": True, "source": Rest(), **options}
+    return {"fields": (*ORDERS.fields, Field("rest", **declared))}
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -101,6 +108,15 @@ NO_VERSION = {"version": None, "first_version": None, "transitions": None, "metr
         ({**NO_VERSION, "deletes": Deletes("status", ("x",))}, "deletes needs a key and a version"),
         ({"deletes": Deletes("status", ("canceled",))}, "publishes: a delete has no form"),
         ({"record_key": "warn"}, "first_version needs record_key='strict'"),
+        ({"unknown_fields": UnknownFields("add")}, "'add' takes types from a registry"),
+        ({"unknown_fields": UnknownFields("add"), "value": Avro()}, "leave out publishes or 'add'"),
+        ({"unknown_fields": UnknownFields(cast("Any", "keep"))}, "the policy is 'keep'; there are ignore, reject, add"),
+        ({"unknown_fields": UnknownFields("reject", "a..b")}, "'a..b' is no path"),
+        ({"unknown_fields": UnknownFields("reject", "status")}, "field 'status' already takes the whole object"),
+        ({"unknown_fields": UnknownFields("reject"), **rest()}, "members are collected by field 'rest'"),
+        (rest(type="string"), "the rest of an object is a field of type json, optional"),
+        (rest(optional=False), "the rest of an object is a field of type json, optional"),
+        (rest(source=(Rest(), "x")), "the rest of an object is its only source"),
         ({"publishes": None, "deletes": Deletes()}, "neither a field nor tombstones delete"),
         ({"publishes": None, "deletes": Deletes(values=("d",))}, "values are of a field, and none is named"),
         ({"publishes": None, "deletes": Deletes("status")}, "no value of 'status' is given that deletes"),

@@ -34,6 +34,7 @@ DECLARED = (
     declaration.Stream,
     declaration.Field,
     declaration.Deletes,
+    declaration.UnknownFields,
     declaration.Lookup,
     declaration.Transitions,
     declaration.Limits,
@@ -483,7 +484,7 @@ def test_the_page_of_tables_has_the_columns_in_their_order(title: str) -> None:
         "dlq": dlq.COLUMNS,
         "current": current.columns(stream),
     }[title]
-    listed = [name for name in columns_listed(title) if name not in {"malformed", "invalid", "unresolved"}]
+    listed = [name for name in columns_listed(title) if name not in {"malformed", "schema", "invalid", "unresolved"}]
 
     assert listed == with_fields(columns_of(code), stream)
 
@@ -608,9 +609,8 @@ def test_the_page_of_tables_has_every_reason() -> None:
         if row[1] in {"yes", "no"}
     }
 
-    assert found == {
-        reason: reason in parsing.PERMANENT for reason in (parsing.MALFORMED, parsing.INVALID, parsing.UNRESOLVED)
-    }
+    reasons = (parsing.MALFORMED, parsing.SCHEMA, parsing.INVALID, parsing.UNRESOLVED)
+    assert found == {reason: reason in parsing.PERMANENT for reason in reasons}
 
 
 def test_the_page_of_tables_has_the_columns_of_commits() -> None:

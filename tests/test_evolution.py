@@ -117,6 +117,20 @@ def test_schemas_add_columns_and_widen_them(bench: Bench) -> None:
     assert protocol.min_reader_version == 1, "a wider type must not keep other readers out"
 
 
+def test_a_json_schema_adds_columns(bench: Bench) -> None:
+    """Of the types that the schema says; a name in capitals that differs in case alone gets a number."""
+    properties = {"id": {"type": "string"}, "v": {"type": "integer"}, "ID": {"type": "string"}, "n": {"type": "number"}}
+    schema = Schema(7, "JSON", json.dumps({"type": "object", "properties": properties, "required": ["id", "v"]}))
+    bench.stream = avro_stream(bench.stream.topic, value=Json(registry=True))
+    bench.schemas = lambda one: schema if one == 7 else None
+    framing = b"\x00\x00\x00\x00\x07"
+    values = [{"id": "a", "v": 1, "n": 0.5, "other": 1}, {"id": "b", "v": 1, "ID": "x"}]
+    next_slice(bench, 0, 0, *[Message(b"k", framing + json.dumps(one).encode()) for one in values])
+    assert events(bench, "id", "n", "ID_2") == [("a", 0.5, None), ("b", None, "x")]
+    assert "other" not in types(bench, "events")
+    assert bench.current()["b"]["ID_2"] == "x"
+
+
 def test_a_slice_that_is_materialised_again_fills_the_columns(bench: Bench) -> None:
     """Of columns that were declared, or added by a schema, after its first commit."""
     topic = bench.stream.topic
