@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from dataclasses import replace
@@ -286,6 +287,7 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     for name in ("raw", "events"):
         assert [file for file in files_of(bench, name) if file.first <= keys[0] and file.last >= keys[1]]
         assert not [file for file in files_of(bench, name) if file.first == file.last and file.first in keys]
+        assert commits_behind_checkpoint(bench, name) <= 2, "readers would read the long commit that joined the files"
     assert {name: bench.lake.committed("orders", name, keys) for name in before} == before
     assert {bytes(row["key"]) for row in bench.rows("raw")} == {b"o%d" % n for n in range(9)}
     assert rows_at(bench.spark, bench.lake.path("orders", "events"), old.version()).count() == 8
@@ -319,6 +321,12 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     assert len(bench.rows("events")) == len(decided) == 9
     assert bench.failing() == {}
     assert len(bench.current()) == 9
+
+
+def commits_behind_checkpoint(bench: Bench, name: str) -> int:
+    log = Path(bench.lake.path("orders", name)) / "_delta_log"
+    checkpoint = json.loads((log / "_last_checkpoint").read_text())["version"]
+    return sum(int(one.stem) > checkpoint for one in log.glob("*.json"))
 
 
 def files_of(bench: Bench, name: str) -> list[File]:

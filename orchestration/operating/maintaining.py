@@ -242,6 +242,9 @@ def _maintained(task: _Task) -> TableReport:
     else:
         _gently(task, lambda: _join(task))
     task.table.update_incremental()
+    if task.sure and task.joined:
+        # The commit that replaced many files names each of them, and every reader would read it again.
+        task.table.create_checkpoint()
     removed = _remove(task)
     after = stock_of(task.table) if task.sure else before
     seconds = time.monotonic() - begin
