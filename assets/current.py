@@ -19,7 +19,7 @@ from assets.events import require
 from assets.evolution import adapt_types, with_added_fields
 from assets.fields import sql_type
 from assets.origins import MILLISECONDS, TIMESTAMP
-from assets.parsing import field_columns, quoted
+from assets.parsing import field_columns, quoted, version_type
 from assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord
 from highwater.envelope import ORIGIN
@@ -48,8 +48,7 @@ _SOURCE = "highwater_current_source"
 
 def columns(stream: Stream) -> str:
     """The columns of the stream's table in SQL; it has versions."""
-    assert stream.version is not None
-    version = sql_type(stream.field_named(stream.version))
+    version = version_type(stream)
     fields = "".join(f", {quoted(f.name)} {sql_type(f)}" for f in field_columns(stream))
     return (
         f"key STRING, version {version}, event_time TIMESTAMP{fields}, origin_topic STRING, "

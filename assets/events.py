@@ -33,6 +33,8 @@ from assets.parsing import (
     judged,
     key_of,
     quoted,
+    version_of,
+    version_type,
 )
 from assets.work import SliceReport, Work, nothing
 from highwater.envelope import ORIGIN
@@ -80,7 +82,7 @@ def counts_keys(stream: Stream) -> bool:
 
 def columns(stream: Stream) -> str:
     """The columns of the stream's events table in SQL."""
-    version = f"version {sql_type(stream.field_named(stream.version))}, " if stream.version else ""
+    version = f"version {version_type(stream)}, " if stream.versioned else ""
     deleted = ", deleted BOOLEAN" if stream.deletes else ""
     fields = "".join(f", {quoted(f.name)} {sql_type(f)}" for f in field_columns(stream))
     return f"{ORIGIN_COLUMNS}, key STRING, {version}event_time TIMESTAMP{deleted}{fields}"
@@ -88,7 +90,7 @@ def columns(stream: Stream) -> str:
 
 def searched(stream: Stream) -> list[str]:
     """The columns whose file statistics let readers of events skip files."""
-    lacking = set() if stream.version else {"version"}
+    lacking = set() if stream.versioned else {"version"}
     return [*[name for name in SEARCHED if name not in lacking], *(["deleted"] if stream.deletes else [])]
 
 
@@ -484,7 +486,7 @@ def _event_columns(stream: Stream) -> list[Column]:
 
     return [
         key_of(stream).alias("key"),
-        *([F.col(f"field_{stream.version}").alias("version")] if stream.version else []),
+        *([version_of(stream).alias("version")] if stream.versioned else []),
         event_time_of(stream).alias("event_time"),
         *([F.col("deleted")] if stream.deletes else []),
         *[F.col(f"field_{f.name}").alias(f.name) for f in field_columns(stream)],

@@ -17,6 +17,7 @@ from assets.expressions import with_expressions
 from assets.fields import is_of_other_type, sql_type, unknown_problem, with_fields
 from assets.fields import problem as problem_of
 from assets.origins import PROBLEM
+from highwater.declaration import VERSION_DIGITS, VERSION_SEPARATOR
 from highwater.errors import DependencyAwayError
 from highwater.formats import Avro, Protobuf
 from resources.delta import open_table
@@ -111,7 +112,7 @@ def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
     if declared.tombstones:
         deletes = F.col("value").isNull() | deletes
     told = parsed.withColumn("deleted", deletes)
-    needed = {*stream.key, stream.version, stream.event_time}
+    needed = stream.required_fields
     with_default = [
         f.name for f in stream.fields if f.default is not None and f.expression is None and f.name not in needed
     ]
@@ -134,7 +135,7 @@ def _field_problem(stream: Stream, declared: Field) -> Column:
     """What is wrong with a field; a record that deletes needs no more than its key, version and event time."""
     from pyspark.sql import functions as F
 
-    needed = {*stream.key, stream.version, stream.event_time}
+    needed = stream.required_fields
     if stream.deletes is None or declared.name in needed:
         return problem_of(stream, declared)
     if declared.expression is not None:
@@ -182,6 +183,32 @@ def _escaped(part: Column, stream: Stream) -> Column:
     return part
 
 
+def version_type(stream: Stream) -> str:
+    """The type of the column `version` in SQL; the stream has versions."""
+    names = stream.version_fields
+    return sql_type(stream.field_named(names[0])) if len(names) == 1 else "STRING"
+
+
+def version_of(stream: Stream) -> Column:
+    """The version of a parsed record; of several fields a text that sorts as they do, the first one first."""
+    from pyspark.sql import functions as F
+
+    names = stream.version_fields
+    if len(names) == 1:
+        return F.col(f"field_{names[0]}")
+    return F.concat_ws(VERSION_SEPARATOR, *[_sortable(stream.field_named(name)) for name in names])
+
+
+def _sortable(declared: Field) -> Column:
+    """A part of a version as a text of fixed length."""
+    from pyspark.sql import functions as F
+
+    value = F.col(f"field_{declared.name}")
+    if declared.type == "timestamp":
+        return F.date_format(value, "yyyy-MM-dd HH:mm:ss.SSSSSS")
+    return F.lpad(value.cast("string"), VERSION_DIGITS, "0")
+
+
 def told_key(stream: Stream) -> str:
     """What the record's key must be, for a person."""
     names = stream.key_separator.join(stream.key)
@@ -200,6 +227,8 @@ def _invalid_problem(stream: Stream) -> Column:
             # Of two types Spark would compare in a third one, which cuts digits off.
             least = F.lit(str(declared.at_least)).cast(sql_type(declared))
             problems.append(F.when(value < least, F.lit(f"{declared.name} is below {declared.at_least}")))
+        if declared.name in stream.never_negative:
+            problems.append(F.when(value < 0, F.lit(f"{declared.name} is below 0, and a part of the version")))
     for name, condition in stream.rules.items():
         problems.append(F.when(~F.col(f"rule_{name}"), F.lit(f"rule {name}: not {condition}")))
     return F.coalesce(*problems)

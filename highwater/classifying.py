@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
+from highwater.declaration import VERSION_DIGITS, VERSION_SEPARATOR
 from highwater.decoding import Repeating, Schemas, UnknownSchemaError, document, read_fields
 from highwater.formats import Avro, Json, Protobuf
 from highwater.reading import (
@@ -89,7 +90,7 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
         return Outcome("reject", reason, problem, values)
     if invalid := _invalid(stream, values):
         return Outcome("reject", "invalid", invalid, values, key)
-    version = values.get(stream.version) if stream.version else None
+    version = version_of(stream, values)
     time = record.timestamp_ms * 1000 if stream.event_time is None else values.get(stream.event_time)
     return Outcome("delete" if deletes else "event", None, None, values, key, version, time)
 
@@ -100,7 +101,7 @@ def _values(
     """The fields that can be read by name, and what is wrong with the others."""
     values, errors = dict[str, Any](), list[tuple[str, ValueError]]()
     for declared in read_fields(stream):
-        needed = declared.name in {*stream.key, stream.version, stream.event_time}
+        needed = declared.name in stream.required_fields
         lenient = declared if needed or not deletes else replace(declared, optional=True, nullable=True, default=None)
         try:
             values[declared.name] = _fitting(declared, value_of(lenient, record, found))
@@ -218,6 +219,26 @@ def key_of(stream: Stream, values: Mapping[str, Any]) -> str | None:
     return stream.key_separator.join(escaped)
 
 
+def version_of(stream: Stream, values: Mapping[str, Any]) -> Any:
+    """The version that the values of fields give; of several fields the text that sorts as they do."""
+    names = stream.version_fields
+    if len(names) < 2:
+        return values.get(names[0]) if names else None
+    texts = []
+    for name in names:
+        value = values.get(name)
+        if value is None:
+            return None
+        is_time = stream.field_named(name).type == "timestamp"
+        texts.append(_sortable_time(value) if is_time else f"{value:0{VERSION_DIGITS}}")
+    return VERSION_SEPARATOR.join(texts)
+
+
+def _sortable_time(micros: int) -> str:
+    """A time since 1970 as a text of fixed length."""
+    return (_BEGIN + timedelta(microseconds=micros)).isoformat(" ", "microseconds")
+
+
 def _key_text(declared: Field, value: Any) -> str | None:
     """A value as Spark casts it to a text."""
     if value is None:
@@ -238,6 +259,7 @@ def _key_problem(stream: Stream, record: Record, key: str | None) -> str | None:
 
 
 def _invalid(stream: Stream, values: Mapping[str, Any]) -> str | None:
+    negative = stream.never_negative
     for declared in stream.fields:
         value = values.get(declared.name)
         if value is None:
@@ -246,4 +268,6 @@ def _invalid(stream: Stream, values: Mapping[str, Any]) -> str | None:
             return f"unknown {declared.name}"
         if declared.at_least is not None and value < declared.at_least:
             return f"{declared.name} is below {declared.at_least}"
+        if declared.name in negative and value < 0:
+            return f"{declared.name} is below 0, and a part of the version"
     return None

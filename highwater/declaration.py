@@ -21,6 +21,10 @@ from highwater.sources import Header, Key, Meta, Rest, Source, steps
 
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
 
+# A version of several fields is a text in which each whole number has as many digits as the largest `long`.
+VERSION_DIGITS = 19
+VERSION_SEPARATOR = "|"
+
 # Columns that every events table has beside the declared fields.
 RESERVED_COLUMNS = frozenset(
     {
@@ -455,8 +459,9 @@ class Stream:
         fields: the fields of the JSON value; `version` and `event_time` name two of them.
         key: the fields whose values, joined by `key_separator`, are the key of an event; of several fields each has a
             backslash before every backslash and every first character of the separator. None: events have no key.
-        version: the field that orders the states of a key: an integer or a timestamp. None, as it must be without a
-            key: the stream is append-only, without `current` and without checks of versions.
+        version: the field that orders the states of a key: an integer, a long or a timestamp; or several such fields,
+            the first of which counts most. None, as it must be without a key: the stream is append-only, without
+            `current` and without checks of versions.
         event_time: the field of type timestamp that says when it happened; None for the record's timestamp.
         key_separator: what stands between the parts of a key of several fields; it holds no backslash.
         start: where planning begins in a topic that was never planned: a `Start`, or a time in ISO 8601 with its zone.
@@ -488,7 +493,7 @@ class Stream:
     topic: str
     fields: tuple[Field, ...]
     key: tuple[str, ...] = ()
-    version: str | None = None
+    version: str | tuple[str, ...] | None = None
     event_time: str | None = None
     answers: Answers = field(kw_only=True)
     value: Format = field(default_factory=Json)
@@ -571,8 +576,27 @@ class Stream:
 
     @property
     def versions_count(self) -> bool:
-        """Whether versions are whole numbers, and no times."""
-        return self.version is not None and self.field_named(self.version).type in {"integer", "long"}
+        """Whether versions are whole numbers: neither times nor several fields."""
+        return len(self.version_fields) == 1 and self.field_named(self.version_fields[0]).type in {"integer", "long"}
+
+    @property
+    def version_fields(self) -> tuple[str, ...]:
+        """The names of the fields that are the version, the one that counts most first; empty without a version."""
+        if self.version is None:
+            return ()
+        return (self.version,) if isinstance(self.version, str) else self.version
+
+    @property
+    def never_negative(self) -> frozenset[str]:
+        """The names of whole numbers that are one of several parts of the version: as texts only these are in order."""
+        if len(self.version_fields) < 2:
+            return frozenset()
+        return frozenset(name for name in self.version_fields if self.field_named(name).type != "timestamp")
+
+    @property
+    def required_fields(self) -> frozenset[str]:
+        """The names of the fields that are key, version or event time, which no event lacks."""
+        return frozenset({*self.key, *self.version_fields, *([self.event_time] if self.event_time else [])})
 
     @property
     def partitions_name(self) -> str:

@@ -58,7 +58,7 @@ def problems(stream: Stream) -> list[str]:
         found.append(f"the owner {stream.owner!r} is neither a mail address nor team: and a name")
     found += _name_problems(names)
     found += [problem for declared in stream.fields for problem in field_problems(declared)]
-    used = [name for name in (*stream.key, stream.version, stream.event_time) if name is not None]
+    used = [name for name in (*stream.key, *stream.version_fields, stream.event_time) if name is not None]
     used += [stream.deletes.field] if stream.deletes and stream.deletes.field else []
     used += [stream.lookup.field] if stream.lookup else []
     used += [stream.transitions.field] if stream.transitions else []
@@ -167,6 +167,11 @@ def _name_problems(names: Sequence[str]) -> list[str]:
 
 def _key_problems(stream: Stream) -> list[str]:
     found = _append_only_problems(stream) if stream.version is None else []
+    if stream.version == ():
+        found.append("version names no field; leave it out where the stream is append-only")
+    found += [
+        f"the version has field {name!r} {n} times" for name, n in Counter(stream.version_fields).items() if n > 1
+    ]
     if not stream.key:
         if stream.version is not None:
             found.append("a version orders the states of a key, and no key is declared")
@@ -246,7 +251,7 @@ def _delete_problems(stream: Stream) -> list[str]:
 
 def _tombstone_problems(stream: Stream) -> list[str]:
     """A tombstone has a key, headers, and what Kafka says of it; no value."""
-    names = [name for name in (*stream.key, stream.version, stream.event_time) if name is not None]
+    names = [name for name in (*stream.key, *stream.version_fields, stream.event_time) if name is not None]
     return [
         f"deletes: a tombstone has no field {name!r}, which is the key, the version or the event time: give it a "
         "source in the record's key, a header, or what Kafka says of it"
@@ -399,11 +404,11 @@ def _start_problems(start: Start | str) -> list[str]:
 
 def _typed_problems(stream: Stream) -> list[str]:
     found = []
-    if stream.version and stream.field_named(stream.version).type not in {"integer", "long", "timestamp"}:
-        found.append("the version must be an integer, a long or a timestamp")
+    if any(stream.field_named(name).type not in {"integer", "long", "timestamp"} for name in stream.version_fields):
+        found.append("the version must be an integer, a long or a timestamp, or a tuple of such fields")
     if stream.event_time and stream.field_named(stream.event_time).type != "timestamp":
         found.append("the event time must be a timestamp")
-    for name in dict.fromkeys((*stream.key, stream.version, stream.event_time)):
+    for name in dict.fromkeys((*stream.key, *stream.version_fields, stream.event_time)):
         if name is None:
             continue
         declared = stream.field_named(name)
@@ -417,7 +422,7 @@ def _typed_problems(stream: Stream) -> list[str]:
     found += [
         f"a field named {name!r} must be the stream's {name}; give it another name and a source"
         for name in (*(["version"] if stream.versioned else []), "event_time")
-        if name in [f.name for f in stream.fields] and getattr(stream, name) != name
+        if name in [f.name for f in stream.fields] and getattr(stream, name) not in {name, (name,)}
     ]
     if stream.first_version is not None and not stream.versions_count:
         found.append("first_version is for versions that count: an integer or a long")

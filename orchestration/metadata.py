@@ -146,7 +146,7 @@ def of_stream(stream: Stream) -> Metadata:
     return {
         "topic": dg.MetadataValue.text(stream.topic),
         "key": dg.MetadataValue.text(stream.key_separator.join(stream.key) or "none"),
-        "version": dg.MetadataValue.text(stream.version or "none: the stream is append-only"),
+        "version": dg.MetadataValue.text(", then ".join(stream.version_fields) or "none: the stream is append-only"),
         "event_time": dg.MetadataValue.text(stream.event_time or "the record's timestamp"),
         "does_order_matter": dg.MetadataValue.text(answers.does_order_matter),
         "what_of_doubles": dg.MetadataValue.text(answers.what_of_doubles),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assets.evolution import stream_of
 from assets.parsing import field_columns
-from highwater.classifying import key_of
+from highwater.classifying import key_of, version_of
 from highwater.declaration import Field
 from highwater.decoding import Schemas, read_fields
 from highwater.decoding import document as document_of
@@ -119,7 +119,7 @@ def _of_main(
 ) -> tuple[int, list[_Unlike]]:
     """How many events of a slice were compared, and those that differ; a batch at a time."""
     mine = {f"{name}_slices": slice_is_one_of([piece.key], f"{name}.slice") for name in "er"}
-    chosen = _chosen(columns) + _deleted(reader.stream, events)
+    chosen = _chosen(columns) + _versions(reader.stream) + _deleted(reader.stream, events)
     sql = _PAIRS.format(chosen=chosen, tombstone=tombstone_in_sql(reader.stream, "r.value"), **mine)
     compared, unlike = 0, list[_Unlike]()
     for batch in stream_batches({"raw": raw, "events": events}, sql):
@@ -163,7 +163,7 @@ def _of_tier(
         origin, *_ = enveloped(stream, piece, row)
         read[origin].append({"value": row["value"], "record_key": row["key"], "headers": row["headers"]})
     compared, unlike = 0, list[_Unlike]()
-    chosen = _chosen(columns) + _deleted(stream, events)
+    chosen = _chosen(columns) + _versions(stream) + _deleted(stream, events)
     asked = f"SELECT {_ORIGIN}, origin_timestamp_ms, {chosen} FROM t e WHERE {mine}"
     for row in query(events, asked):
         copies = read[Origin.of_row(row)]
@@ -182,12 +182,19 @@ def _columns(stream: Stream, events: DeltaTable) -> list[_Told]:
     # What an expression gives only Spark can tell.
     pairs = [(name, column) for name, column in [*named, *roles] if declared[name].expression is None]
     # A record that deletes has these at least.
-    always = {stream.version, stream.event_time, *stream.key}
+    always = stream.required_fields
     return [_Told(declared[name], column, name in always) for name, column in pairs]
 
 
 def _roles(stream: Stream) -> list[tuple[str | None, str]]:
-    return [(stream.version, "version"), (stream.event_time, "event_time")]
+    # A version of several fields is made of columns that are compared themselves, where they are stored.
+    version = stream.version_fields[0] if len(stream.version_fields) == 1 else None
+    return [(version, "version"), (stream.event_time, "event_time")]
+
+
+def _versions(stream: Stream) -> str:
+    """The version in SQL, behind others, where it is made of several fields."""
+    return ", e.version AS event_version" if len(stream.version_fields) > 1 else ""
 
 
 def _deleted(stream: Stream, events: DeltaTable) -> str:
@@ -229,7 +236,7 @@ def _suspects(stream: Stream, columns: Sequence[_Told], batch: pa.RecordBatch) -
     import pyarrow.compute as pc
 
     every = list(range(batch.num_rows))
-    if stream.value != Json() or stream.deletes or not all(map(_is_plain, columns)):
+    if stream.value != Json() or stream.deletes or len(stream.version_fields) > 1 or not all(map(_is_plain, columns)):
         return every
     try:
         read = _read(columns, batch["value"].to_pylist())
@@ -305,7 +312,7 @@ def _differing(reader: _Reader, columns: Sequence[_Told], row: Mapping[str, Any]
     deletes = _is_delete(stream, record, document, stored=bool(row.get("deleted")))
     # Null in events from before the stream declared deletes.
     found = [] if row.get("deleted") in {None, deletes} else ["deleted"]
-    found += _unlike_key(stream, row, record, document)
+    found += _unlike_key(stream, row, record, document) + _unlike_version(stream, row, record, document)
     told = [one if one.always or not deletes else one._replace(declared=_lenient(one.declared)) for one in columns]
     same_ = (_is_same(one.declared, record, document, row[f"c{at}"]) for at, one in enumerate(told))
     return found + [one.field for one, same in zip(told, same_, strict=True) if not same]
@@ -323,6 +330,18 @@ def _unlike_key(stream: Stream, row: Mapping[str, Any], record: Record, document
     # How a time is written is the pipeline's.
     has_times = any(one.type in {"timestamp", "timestamp_ntz"} for one in declared)
     return [] if has_times or read == row["event_key"] else ["key"]
+
+
+def _unlike_version(stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any]) -> list[str]:
+    """`version` if that of an event is made of several fields, and another one than those of its record give."""
+    declared = [one for one in read_fields(stream) if one.name in stream.version_fields]
+    if len(declared) < len(stream.version_fields) or "event_version" not in row:
+        return []  # part of it is an expression
+    try:
+        read = version_of(stream, {one.name: value_of(one, record, document) for one in declared})
+    except (MisfitError, UnreadableError):
+        return []  # told by the field itself
+    return [] if read == row["event_version"] else ["version"]
 
 
 def _is_delete(stream: Stream, record: Record, document: dict[str, Any], *, stored: bool) -> bool:

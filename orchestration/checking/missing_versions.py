@@ -283,7 +283,7 @@ def _reject(stream: Stream, row: Mapping[str, Any], taken_back: Mapping[Origin, 
     generation = f" of generation {row['origin_generation']}" if row["origin_generation"] else ""
     origin = f"{row['origin_topic']} partition {row['origin_partition']} offset {row['origin_offset']}{generation}"
     again = stale(taken_back, Origin.of_row(row), row["reclaims"])
-    return Reject(version_in(row["value"], stream.version or ""), topic, tier, due, origin, again)
+    return Reject(version_in(row["value"], stream.version_fields[0]), topic, tier, due, origin, again)
 
 
 def version_in(value: bytes | None, name: str) -> int | None:

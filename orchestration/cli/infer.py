@@ -223,7 +223,7 @@ def _plain(found: Inferred, counts: SampleCounts, source: str, file: Path | None
         "stream": stream.name,
         "topic": stream.topic,
         "key": list(stream.key),
-        "version": stream.version,
+        "version": ", ".join(stream.version_fields) or None,
         "event_time": stream.event_time,
         "reasons": dict(found.reasons),
         "columns": [
