@@ -53,7 +53,6 @@ _SQL_TYPES = {
     "binary": "BINARY",
     "json": "STRING",
 }
-_END = "end of the key"
 _INFINITE = ("NaN", "Infinity", "-Infinity")
 _CONTAINERS = frozenset({"array", "map", "struct"})
 
@@ -208,14 +207,8 @@ def _from(source: Key | Header | Meta | tuple[str, ...]) -> Column:
     if isinstance(source, Header):
         values = F.transform(F.filter("headers", lambda h: h["key"] == source.name), lambda h: h["value"])
         return _as_text(F.try_element_at(values, F.lit(-1))).cast("variant")
-    text = _as_text(F.col("key"))
-    if not source.path:
-        return text.cast("variant")
-    # The parser ignores what follows a document: it would move our text from its place.
-    pair = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
-    is_last = (F.try_variant_get(pair, "$[1]", "string") == _END) & F.try_variant_get(pair, "$[2]", "variant").isNull()
-    path = _variant_path(steps(source.path)).replace("$", "$[0]", 1)
-    return F.when(is_last, F.try_variant_get(pair, path, "variant"))
+    key = F.col("key_json")
+    return F.try_variant_get(key, _variant_path(steps(source.path)), "variant") if source.path else key
 
 
 def _as_text(value: Column) -> Column:

@@ -17,6 +17,7 @@ from assets.expressions import with_expressions
 from assets.fields import problem as problem_of
 from assets.fields import sql_type, with_fields
 from assets.origins import PROBLEM
+from assets.record_keys import with_key
 from highwater.errors import DependencyAwayError
 from resources.delta import open_table
 from resources.spark import delta_errors
@@ -66,18 +67,19 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = work.stream
-    parsed = with_deleted(stream, with_expressions(stream, with_fields(stream, with_json(work, raw))))
-    # Without its schema nothing is known of a value, so nothing is wrong with it.
-    known = F.col("unknown_schema").isNull()
+    decoded = with_json(work, with_key(work, raw))
+    parsed = with_deleted(stream, with_expressions(stream, with_fields(stream, decoded)))
+    # Without its schema nothing is known of a value or a key, so nothing is wrong with it.
+    known = F.coalesce("unknown_schema", "key_unknown_schema").isNull()
     problem = F.coalesce(PROBLEM, F.when(known, F.coalesce(_structure_problem(stream), _key_problem(stream))))
-    told = parsed.withColumn("malformed", problem).withColumn("invalid", _invalid_problem(stream))
+    told = parsed.withColumn("malformed", problem).withColumn("invalid", F.when(known, _invalid_problem(stream)))
     looked_up = _with_lookup(work, told, stream.lookup)
     reason = (
         F.when(F.col("malformed").isNotNull(), MALFORMED)
         .when(F.col("invalid").isNotNull(), INVALID)
-        .when(F.coalesce("unknown_schema", "unresolved").isNotNull(), UNRESOLVED)
+        .when(F.coalesce("unknown_schema", "key_unknown_schema", "unresolved").isNotNull(), UNRESOLVED)
     )
-    detail = F.coalesce("malformed", "invalid", "unknown_schema", "unresolved")
+    detail = F.coalesce("malformed", "invalid", "unknown_schema", "key_unknown_schema", "unresolved")
     return looked_up.withColumn("reason", reason).withColumn("detail", detail)
 
 
@@ -110,7 +112,7 @@ def _structure_problem(stream: Stream) -> Column:
     unread = F.col("unread")
     if stream.tombstones_delete:
         unread = F.when(F.col("value").isNotNull(), unread)
-    return F.coalesce(unread, *[_field_problem(stream, f) for f in stream.fields])
+    return F.coalesce(unread, "key_unread", *[_field_problem(stream, f) for f in stream.fields])
 
 
 def _field_problem(stream: Stream, declared: Field) -> Column:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
-from highwater.decoding import Repeating, Schemas, UnknownSchemaError, document, read_fields
+from highwater.decoding import Repeating, Schemas, UnknownSchemaError, document, document_of_key, read_fields
 from highwater.formats import Json
 from highwater.reading import HALF_OF_A_PAIR, MisfitError, UnreadableError, located, value_of
 
@@ -57,6 +57,7 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
     if record.value is None and not stream.tombstones_delete:
         return Outcome("tombstone")
     try:
+        own_key = _own_key(stream, record, schemas)
         infinite = any(map(_takes_infinite, read_fields(stream)))
         found = {} if record.value is None else document(stream.value, record, schemas, infinite=infinite)
         _ensure_sound(stream, found)
@@ -66,14 +67,16 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
         return Outcome("reject", "malformed", str(error))
     except RecursionError:
         return Outcome("reject", "malformed", "the value is nested deeper than Python reads")
-    deletes = _deletes(stream, record, found)
+    if isinstance(own_key, MisfitError):
+        return Outcome("reject", "malformed", str(own_key))
+    deletes = _deletes(stream, record, found, own_key)
     values: dict[str, Any] = {}
     problem = None
     for declared in read_fields(stream):
         needed = declared.name in {*stream.key, stream.version, stream.event_time}
         lenient = declared if needed or not deletes else replace(declared, optional=True, nullable=True, default=None)
         try:
-            values[declared.name] = _fitting(declared, value_of(lenient, record, found))
+            values[declared.name] = _fitting(declared, value_of(lenient, record, found, own_key))
         except (MisfitError, UnreadableError) as error:
             problem = problem or located(f"field {declared.name}", error)
     key = key_of(stream, values)
@@ -122,13 +125,23 @@ def _ensure_part_is_sound(name: str, part: Any) -> None:
             raise MisfitError(f"field {name} has half of a surrogate pair")
 
 
-def _deletes(stream: Stream, record: Record, found: Any) -> bool:
+def _own_key(stream: Stream, record: Record, schemas: Schemas | None) -> Any:
+    """The record's key, or what is wrong with it: a value whose schema is not known yet is judged first."""
+    try:
+        return document_of_key(stream, record, schemas)
+    except UnknownSchemaError:
+        raise
+    except MisfitError as error:
+        return error
+
+
+def _deletes(stream: Stream, record: Record, found: Any, own_key: Any) -> bool:
     deletes = stream.deletes
     if deletes is None or record.value is None:
         return deletes is not None
     named = [one for one in read_fields(stream) if one.name == deletes.field]
     try:
-        return any(value_of(one, record, found) in deletes.values for one in named)
+        return any(value_of(one, record, found, own_key) in deletes.values for one in named)
     except (MisfitError, UnreadableError):
         return False
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from highwater.errors import DeclarationError
-from highwater.formats import Format, Json
+from highwater.formats import Format, Json, KeyFormat, Text
 from highwater.sources import Header, Key, Meta, Source, steps
 
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
@@ -451,8 +451,10 @@ class Stream:
         upkeep: what maintenance keeps.
         retention: how long rows are kept.
         value: the format of record values.
+        key_format: the format of record keys, which fields with the source `Key` are taken from.
         record_key: whether a record whose own key is not the text of `key` is a reject (`strict`), counted by the check
-            `record_keys_as_declared` (`warn`), or nothing of interest (`ignore`).
+            `record_keys_as_declared` (`warn`), or nothing of interest (`ignore`), as it must be for keys that are no
+            text.
         deletes: which records delete their key; None where none does.
         rules: conditions of Spark SQL over the fields, by name; a record of which one is false is `invalid`. A
             condition that is null is not broken. They fail as expressions of fields do.
@@ -466,6 +468,7 @@ class Stream:
     event_time: str | None = None
     answers: Answers = field(kw_only=True)
     value: Format = field(default_factory=Json)
+    key_format: KeyFormat = field(default_factory=Text)
     record_key: Literal["strict", "warn", "ignore"] = "warn"
     deletes: Deletes | None = None
     rules: Mapping[str, str] = field(default_factory=dict)
@@ -530,6 +533,12 @@ class Stream:
     def tombstones_delete(self) -> bool:
         """Whether a record without a value deletes its key."""
         return self.deletes is not None and self.deletes.tombstones
+
+    @property
+    def reads_key(self) -> bool:
+        """Whether a field is taken from the record's key."""
+        read = [one for one in self.fields if one.expression is None]
+        return any(isinstance(source, Key) for one in read for source in one.sources)
 
     @property
     def versions_count(self) -> bool:

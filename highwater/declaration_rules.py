@@ -35,7 +35,7 @@ from highwater.declaration import (
     Upkeep,
 )
 from highwater.field_rules import CONTAINERS, NAME, TYPE, field_problems
-from highwater.format_rules import format_problems
+from highwater.format_rules import format_problems, key_format_problems
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TOPIC = re.compile(TOPIC_NAME)
@@ -75,7 +75,7 @@ def problems(stream: Stream) -> list[str]:
     found += _retention_problems(stream.retention)
     if not found:
         found += _typed_problems(stream) + _delete_problems(stream) + _expression_problems(stream)
-        found += format_problems(stream)
+        found += format_problems(stream) + key_format_problems(stream)
     return found
 
 

@@ -15,10 +15,10 @@ _STEP = re.compile(r'(?:^|\.)([^.\[\]"\\\s]+)|\["([^"\\\x00-\x1f]+)"\]')
 
 @dataclass(frozen=True)
 class Key:
-    """The record's key.
+    """The record's key, decoded as `Stream.key_format` says.
 
     Args:
-        path: of a key that is a JSON object, the path in it; empty for the whole key as text in UTF-8.
+        path: the path to a member of a key that is an object or a record; empty for the whole key.
     """
 
     path: str = ""

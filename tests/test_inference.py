@@ -35,7 +35,7 @@ from highwater.declaration import (
 )
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
-from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
+from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.inference import Inferred, infer, infer_from_schema
 from highwater.reading import Record
 from highwater.sample_counts import count_sample, records_from_lines
@@ -784,13 +784,18 @@ def declarations(draw: st.DrawFn) -> Stream:
         more["limits"] = Limits(longest_wait=draw(st.timedeltas(timedelta(0), timedelta(days=3))))
         more["tiers"] = (timedelta(seconds=draw(st.integers(1, 9))), timedelta(minutes=5))
         more["on_reject"] = {**ON_REJECT, "malformed": OnReject.RETRY}
+    deep = any(one.source == Key("payload.id") for one in fields)
+    formats: list[KeyFormat] = [Json(), Avro(), Protobuf()] if deep else [Text(), BigEndian(4)]
+    key_format = draw(st.sampled_from(formats))
+    checks = ["warn", "ignore", "strict"] if key_format == Text() else ["ignore"]
     return Stream(
         name=draw(NAMES),
         topic="t.1",
+        key_format=key_format,
         fields=tuple(fields),
         value=draw(FORMATS),
         description=draw(TEXTS),
-        record_key=draw(st.sampled_from(["warn", "ignore", "strict"])),
+        record_key=draw(st.sampled_from(checks)),
         answers=Answers(draw(TEXTS), draw(TEXTS), draw(TEXTS)),
         **more,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from assets.parsing import field_columns
 from highwater.classifying import key_of
 from highwater.declaration import Field
-from highwater.decoding import Schemas, read_fields
+from highwater.decoding import Schemas, document_of_key, read_fields
 from highwater.decoding import document as document_of
 from highwater.envelope import ORIGIN, Origin
 from highwater.formats import Json
@@ -296,26 +296,29 @@ def _differing(reader: _Reader, columns: Sequence[_Told], row: Mapping[str, Any]
     stream = reader.stream
     try:
         document = {} if record.value is None else document_of(stream.value, record, reader.schemas)
+        key = document_of_key(stream, record, reader.schemas)
     except (RecursionError, UnreadableError):
         return []  # nested deeper than Python reads, in a field that is ignored: not to be compared
     except MisfitError as error:
         return [str(error)]
-    deletes = _is_delete(stream, record, document, stored=bool(row.get("deleted")))
+    deletes = _is_delete(stream, record, document, key, stored=bool(row.get("deleted")))
     # Null in events from before the stream declared deletes.
     found = [] if row.get("deleted") in {None, deletes} else ["deleted"]
-    found += _unlike_key(stream, row, record, document)
+    found += _unlike_key(stream, row, record, document, key)
     told = [one if one.always or not deletes else one._replace(declared=_lenient(one.declared)) for one in columns]
-    same_ = (_is_same(one.declared, record, document, row[f"c{at}"]) for at, one in enumerate(told))
+    same_ = (_is_same(one.declared, record, document, key, row[f"c{at}"]) for at, one in enumerate(told))
     return found + [one.field for one, same in zip(told, same_, strict=True) if not same]
 
 
-def _unlike_key(stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any]) -> list[str]:
+def _unlike_key(
+    stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any], key: Any
+) -> list[str]:
     """`key` if an event has another one than its record's fields give."""
     declared = [one for one in read_fields(stream) if one.name in stream.key]
     if len(declared) < len(stream.key) or "event_key" not in row:
         return []  # part of it is an expression
     try:
-        read = key_of(stream, {one.name: value_of(one, record, document) for one in declared})
+        read = key_of(stream, {one.name: value_of(one, record, document, key) for one in declared})
     except (MisfitError, UnreadableError):
         return []  # told by the field itself
     # How a time is written is the pipeline's.
@@ -323,7 +326,7 @@ def _unlike_key(stream: Stream, row: Mapping[str, Any], record: Record, document
     return [] if has_times or read == row["event_key"] else ["key"]
 
 
-def _is_delete(stream: Stream, record: Record, document: dict[str, Any], *, stored: bool) -> bool:
+def _is_delete(stream: Stream, record: Record, document: dict[str, Any], key: Any, *, stored: bool) -> bool:
     """Whether a record deletes its key, as the stream declares it; by an expression, as it is `stored`."""
     deletes = stream.deletes
     if deletes is None or record.value is None:
@@ -334,7 +337,7 @@ def _is_delete(stream: Stream, record: Record, document: dict[str, Any], *, stor
         return stored
     try:
         [declared] = [one for one in read_fields(stream) if one.name == deletes.field]
-        return value_of(declared, record, document) in deletes.values
+        return value_of(declared, record, document, key) in deletes.values
     except (MisfitError, UnreadableError):
         return False
 
@@ -344,9 +347,9 @@ def _lenient(declared: Field) -> Field:
     return replace(declared, optional=True, nullable=True, default=None)
 
 
-def _is_same(declared: Field, record: Record, document: dict[str, Any], stored: Any) -> bool:
+def _is_same(declared: Field, record: Record, document: dict[str, Any], key: Any, stored: Any) -> bool:
     try:
-        return same(declared, value_of(declared, record, document), stored)
+        return same(declared, value_of(declared, record, document, key), stored)
     except UnreadableError:
         return stored is not None  # not to be compared
     except MisfitError:

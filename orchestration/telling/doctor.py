@@ -141,7 +141,8 @@ def _declared(deployment: Deployment) -> list[Stream]:
 
 
 def _needs_registry(stream: Stream) -> bool:
-    return isinstance(stream.value, Avro | Json | Protobuf) and stream.value.registry
+    formats = (stream.value, stream.key_format)
+    return any(isinstance(one, Avro | Json | Protobuf) and one.registry for one in formats)
 
 
 def _registry(settings: Settings) -> str:
