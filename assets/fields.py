@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from assets.documents import EXACT
 from highwater.declaration import UNITS
 from highwater.formats import Csv, Lines, Raw
-from highwater.sources import Header, Key, Meta, steps
+from highwater.sources import Header, Key, Meta, Reference, steps
 
 if TYPE_CHECKING:
     from datetime import date
@@ -162,7 +162,7 @@ def with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
     """Rows with a column `json`, and those of raw, get the columns of all fields."""
     from pyspark.sql import functions as F
 
-    read = [f for f in stream.fields if f.expression is None]
+    read = [f for f in stream.fields if f.is_read]
     found = rows.withColumns({f"json_{f.name}": _json_of(stream, f) for f in read})
     found = found.withColumns({f"kind_{f.name}": F.schema_of_variant(f"json_{f.name}") for f in read})
     parts = [part_of(stream, f) for f in read]
@@ -194,7 +194,7 @@ def _json_of(stream: Stream, declared: Field) -> Column:
     return F.when(~F.is_variant_null(json), json) if isinstance(stream.value, Lines) else json
 
 
-def _from(source: Key | Header | Meta | tuple[str, ...]) -> Column:
+def _from(source: Key | Header | Meta | Reference | tuple[str, ...]) -> Column:
     """What a source has, as a variant; null where it has nothing."""
     from pyspark.sql import functions as F
 
@@ -207,6 +207,7 @@ def _from(source: Key | Header | Meta | tuple[str, ...]) -> Column:
     if isinstance(source, Header):
         values = F.transform(F.filter("headers", lambda h: h["key"] == source.name), lambda h: h["value"])
         return _as_text(F.try_element_at(values, F.lit(-1))).cast("variant")
+    assert isinstance(source, Key), "fields of the lookup's table are no part of a record"
     key = F.col("key_json")
     return F.try_variant_get(key, _variant_path(steps(source.path)), "variant") if source.path else key
 

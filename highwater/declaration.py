@@ -17,7 +17,7 @@ from typing import Literal
 
 from highwater.errors import DeclarationError
 from highwater.formats import Format, Json, KeyFormat, Text
-from highwater.sources import Header, Key, Meta, Source, steps
+from highwater.sources import Header, Key, Meta, Reference, Source, steps
 
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
 
@@ -68,7 +68,9 @@ class Field:
             that fits without rounding), `array`, `map` (keys are text) or `struct`.
         one_of: the values allowed, of a string or a whole number; another one makes the record `invalid`.
         at_least: the least value allowed, of a number; a smaller one makes the record `invalid`.
-        source: where the value is taken from; of several the first that is there.
+        source: where the value is taken from; of several the first that is there. Of a `Reference`, which is alone,
+            `nullable` says that the row that was found may have null, `optional` that the record may have nothing to
+            look up.
         optional: the value may be absent: `default` then.
         nullable: the value may be null in the record.
         default: what an absent value becomes; None is null.
@@ -113,12 +115,22 @@ class Field:
         return self.of if isinstance(self.of, tuple) else (self.of,)
 
     @property
-    def sources(self) -> tuple[Key | Header | Meta | tuple[str, ...], ...]:
+    def sources(self) -> tuple[Key | Header | Meta | Reference | tuple[str, ...], ...]:
         """Where the value is taken from, the first that is there; a path into the value as its names."""
         if self.source is None:
             return ((self.name,),)
         given = self.source if isinstance(self.source, tuple) else (self.source,)
         return tuple(steps(one) if isinstance(one, str) else one for one in given)
+
+    @property
+    def reference(self) -> str | None:
+        """The column of the lookup's table that the value is taken from; None of other fields."""
+        return self.source.column if isinstance(self.source, Reference) else None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the value comes from the record: neither from an expression nor from the lookup's table."""
+        return self.expression is None and self.reference is None
 
     @property
     def may_be_null(self) -> bool:
@@ -152,6 +164,8 @@ class Deletes:
 @dataclass(frozen=True)
 class Lookup:
     """A field that must be found in a Delta table of the lake, else the record is `unresolved`.
+
+    Fields with the source `Reference` take columns of the row that is found.
 
     Args:
         field: the field of the stream that is looked up.
@@ -537,7 +551,7 @@ class Stream:
     @property
     def reads_key(self) -> bool:
         """Whether a field is taken from the record's key."""
-        read = [one for one in self.fields if one.expression is None]
+        read = [one for one in self.fields if one.is_read]
         return any(isinstance(source, Key) for one in read for source in one.sources)
 
     @property

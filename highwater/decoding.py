@@ -38,7 +38,7 @@ class UnknownSchemaError(MisfitError):
 
 def read_fields(stream: Stream) -> list[Field]:
     """The fields that come from records, as the format writes them: in lines of text numbers are texts."""
-    found = [one for one in stream.fields if one.expression is None]
+    found = [one for one in stream.fields if one.is_read]
     if not isinstance(stream.value, Csv | Lines):
         return found
     return [replace(one, text=True) if one.is_number or one.unit or one.type == "boolean" else one for one in found]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from highwater.declaration import UNITS
-from highwater.sources import Header, Key, Meta, steps
+from highwater.sources import Header, Key, Meta, Reference, steps
 
 if TYPE_CHECKING:
     from highwater.declaration import Field
@@ -157,9 +157,11 @@ def _found(field: Field, record: Record, document: Any, key: Any) -> Any:
     return MISSING
 
 
-def _from(source: Key | Header | Meta | tuple[str, ...], record: Record, document: Any, key: Any) -> Any:
+def _from(source: Key | Header | Meta | Reference | tuple[str, ...], record: Record, document: Any, key: Any) -> Any:
     if isinstance(source, tuple):
         return _at(document, source)
+    if isinstance(source, Reference):
+        raise UnreadableError(f"{source.column} is a column of the lookup's table, and no part of a record")
     if isinstance(source, Meta):
         found = {
             "timestamp": Decimal(record.timestamp_ms),

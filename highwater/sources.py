@@ -1,4 +1,4 @@
-"""Where a field is taken from: a path into the value or the key, a header, or what Kafka says of the record.
+"""Where a field is taken from: a path into the value or the key, a header, what Kafka says of it, or a lookup.
 
 What belongs here: the kinds of sources, and how a path is written. What does not: reading a record (`assets.fields`).
 """
@@ -42,8 +42,19 @@ class Meta:
     name: Literal["timestamp", "partition", "offset", "topic"]
 
 
+@dataclass(frozen=True)
+class Reference:
+    """A column of the row that the stream's lookup finds.
+
+    Args:
+        column: the name of the column in the lookup's table.
+    """
+
+    column: str
+
+
 # A text is a path into the JSON value.
-Source = str | Key | Header | Meta
+Source = str | Key | Header | Meta | Reference
 
 
 def steps(path: str) -> tuple[str, ...]:

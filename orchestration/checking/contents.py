@@ -177,8 +177,8 @@ def _columns(stream: Stream, events: DeltaTable) -> list[_Told]:
     there = {field.name for field in events.schema().fields}
     named = [(one.name, one.name) for one in field_columns(stream) if one.name in there]
     roles = [(name, column) for name, column in _roles(stream) if name is not None]
-    # What an expression gives only Spark can tell.
-    pairs = [(name, column) for name, column in [*named, *roles] if declared[name].expression is None]
+    # What an expression or a lookup gives only Spark can tell.
+    pairs = [(name, column) for name, column in [*named, *roles] if declared[name].is_read]
     # A record that deletes has these at least.
     always = {stream.version, stream.event_time, *stream.key}
     return [_Told(declared[name], column, name in always) for name, column in pairs]

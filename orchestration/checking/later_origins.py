@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assets.parsing import field_columns
+from assets.parsing import content_columns
 from highwater.envelope import ORIGIN
 from orchestration.checking.version_questions import SAMPLES, STREAM, Found, text
 from resources.delta import columns_in_all, query_all, slice_is_one_of
@@ -110,7 +110,7 @@ def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among
         DependencyAwayError: the lake could not be read.
     """
     both = [tables["e"], tables["c"]]
-    contents = columns_in_all(both, ["event_time", *[field.name for field in field_columns(stream)]])
+    contents = columns_in_all(both, ["event_time", *[field.name for field in content_columns(stream)]])
     columns = columns_in_all(both, ["key", "version", *ORIGIN, "origin_timestamp_ms"]) + contents
     sql = _SQL.format(
         told=among.told,
