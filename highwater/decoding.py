@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from highwater.format_rules import python_pattern
-from highwater.formats import Avro, BigEndian, Csv, Format, Json, Lines, Protobuf, Raw, Text
+from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.protobuf import compiled, declared_files
 from highwater.reading import HALF_OF_A_PAIR, MISSING, Beyond, Infinite, MisfitError, Record, Whole, number_of
 from highwater.schemas import KEY_HEADER, VALUE_HEADER, FramingError, framing_of, protobuf_message, self_contained_avro
@@ -92,11 +92,21 @@ def document_of_key(stream: Stream, record: Record, schemas: Schemas | None) -> 
     """
     if record.key is None or not stream.reads_key:
         return MISSING
+    return decoded_key(stream.key_format, record.key, record, schemas)
+
+
+def decoded_key(declared: KeyFormat, key: bytes, record: Record, schemas: Schemas | None) -> Any:
+    """A record's key in a format.
+
+    Raises:
+        MisfitError: the key is no such format.
+        UnknownSchemaError: the registry does not know its schema.
+    """
     # The framing of a key is that of a value, but for the name of the header.
     headers = [(VALUE_HEADER, content) for name, content in record.headers if name == KEY_HEADER]
-    moved = replace(record, value=record.key, headers=headers)
+    moved = replace(record, value=key, headers=headers)
     try:
-        return _key(stream, record.key, moved, schemas)
+        return _key(declared, key, moved, schemas)
     except UnknownSchemaError as error:
         raise UnknownSchemaError(f"{error} of the key") from error
     except MisfitError as error:
@@ -107,8 +117,7 @@ def document_of_key(stream: Stream, record: Record, schemas: Schemas | None) -> 
         raise MisfitError("the key is nested deeper than Python reads") from error
 
 
-def _key(stream: Stream, key: bytes, moved: Record, schemas: Schemas | None) -> Any:
-    declared = stream.key_format
+def _key(declared: KeyFormat, key: bytes, moved: Record, schemas: Schemas | None) -> Any:
     if isinstance(declared, Raw):
         return key
     if isinstance(declared, Text):
