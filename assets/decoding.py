@@ -50,15 +50,19 @@ def with_json(work: Work, raw: DataFrame) -> DataFrame:
     """
     stream = work.stream
     value = stream.value
-    if isinstance(value, Json):
-        rows = _framed(work, raw, by_guid=False) if value.registry else _bare(raw)
-        return _documents(stream, rows)
+    if isinstance(value, Json | Protobuf):
+        return _documents(stream, with_payload(work, value, raw))
     if isinstance(value, Avro):
-        return _avro(work, value, raw)
-    if isinstance(value, Protobuf):
-        return _documents(stream, _protobuf(work, value, raw))
+        return with_avro(work, value, raw)
     readers = {Csv: _separated, Lines: _matched, Raw: _opaque}
     return readers[type(value)](stream, _bare(raw))
+
+
+def with_payload(work: Work, declared: Json | Protobuf, raw: DataFrame) -> DataFrame:
+    """Rows with the JSON document of a value as `payload`, what is wrong with its framing, and `unknown_schema`."""
+    if isinstance(declared, Protobuf):
+        return _protobuf(work, declared, raw)
+    return _framed(work, raw, by_guid=False) if declared.registry else _bare(raw)
 
 
 def _bare(raw: DataFrame) -> DataFrame:
@@ -230,7 +234,7 @@ def schemas_of(work: Work) -> Callable[[int | str], Schema | None]:
 _AVRO_END = {"type": "fixed", "name": "highwater_end", "size": 8}
 
 
-def _avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
+def with_avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
     """Rows whose payload is read by the schema of its writer, each by its own."""
     from pyspark.sql import functions as F
 

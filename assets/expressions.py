@@ -27,7 +27,7 @@ def with_expressions(stream: Stream, rows: DataFrame) -> DataFrame:
     computed = [f for f in stream.fields if f.expression is not None]
     if not computed and not stream.rules:
         return rows
-    read = [F.col(f"field_{f.name}").alias(f.name) for f in stream.fields if f.expression is None]
+    read = [F.col(f"field_{f.name}").alias(f.name) for f in stream.fields if f.is_read]
     packed = rows.select(F.struct("*").alias(_ROW), *read)
     for name, text in [(f"field {f.name!r}", f.expression) for f in computed]:
         _ensure_accepted(stream, packed, name, str(text))
@@ -42,7 +42,7 @@ def with_expressions(stream: Stream, rows: DataFrame) -> DataFrame:
 
 def read_names(stream: Stream) -> list[str]:
     """The names of the fields that are read from records, quoted."""
-    return [_quoted(f.name) for f in stream.fields if f.expression is None]
+    return [_quoted(f.name) for f in stream.fields if f.is_read]
 
 
 def _quoted(name: str) -> str:
@@ -57,9 +57,10 @@ def _ensure_accepted(stream: Stream, rows: DataFrame, name: str, text: str) -> N
     try:
         _ = rows.select(F.expr(text)).schema
     except (AnalysisException, ParseException) as error:
+        names = [f.name for f in stream.fields if f.reference is None]
         raise ConfigurationError(
             f"stream {stream.name!r}: Spark does not accept the expression of {name}",
             stored=text,
             found=str(error).splitlines()[0][:300],
-            remedy=f"mend the declaration; it may name {', '.join(f.name for f in stream.fields)}",
+            remedy=f"mend the declaration; it may name {', '.join(names)}",
         ) from error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from assets.documents import EXACT
 from highwater.declaration import UNITS
 from highwater.formats import Csv, Lines, Raw
-from highwater.sources import Header, Key, Meta, Rest, steps
+from highwater.sources import Header, Key, Meta, Reference, Rest, steps
 
 if TYPE_CHECKING:
     from datetime import date
@@ -53,7 +53,6 @@ _SQL_TYPES = {
     "binary": "BINARY",
     "json": "STRING",
 }
-_END = "end of the key"
 _INFINITE = ("NaN", "Infinity", "-Infinity")
 _CONTAINERS = frozenset({"array", "map", "struct"})
 
@@ -163,7 +162,7 @@ def with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
     """Rows with a column `json`, and those of raw, get the columns of all fields."""
     from pyspark.sql import functions as F
 
-    read = [f for f in stream.fields if f.expression is None]
+    read = [f for f in stream.fields if f.is_read]
     found = rows.withColumns({f"json_{f.name}": _json_of(stream, f) for f in read})
     found = found.withColumns({f"kind_{f.name}": F.schema_of_variant(f"json_{f.name}") for f in read})
     parts = [part_of(stream, f) for f in read]
@@ -232,7 +231,7 @@ def unknown_problem(stream: Stream) -> Column:
     return F.when(F.size(names) > 0, F.concat(F.lit("no field is declared for "), listed, rest))
 
 
-def _from(stream: Stream, source: Key | Header | Meta | Rest | tuple[str, ...]) -> Column:
+def _from(stream: Stream, source: Key | Header | Meta | Rest | Reference | tuple[str, ...]) -> Column:
     """What a source has, as a variant; null where it has nothing."""
     from pyspark.sql import functions as F
 
@@ -247,14 +246,9 @@ def _from(stream: Stream, source: Key | Header | Meta | Rest | tuple[str, ...]) 
     if isinstance(source, Header):
         values = F.transform(F.filter("headers", lambda h: h["key"] == source.name), lambda h: h["value"])
         return _as_text(F.try_element_at(values, F.lit(-1))).cast("variant")
-    text = _as_text(F.col("key"))
-    if not source.path:
-        return text.cast("variant")
-    # The parser ignores what follows a document: it would move our text from its place.
-    pair = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
-    is_last = (F.try_variant_get(pair, "$[1]", "string") == _END) & F.try_variant_get(pair, "$[2]", "variant").isNull()
-    path = _variant_path(steps(source.path)).replace("$", "$[0]", 1)
-    return F.when(is_last, F.try_variant_get(pair, path, "variant"))
+    assert isinstance(source, Key), "fields of the lookup's table are no part of a record"
+    key = F.col("key_json")
+    return F.try_variant_get(key, _variant_path(steps(source.path)), "variant") if source.path else key
 
 
 def _as_text(value: Column) -> Column:

@@ -16,20 +16,17 @@ from assets.decoding import with_json
 from assets.expressions import with_expressions
 from assets.fields import is_of_other_type, sql_type, unknown_problem, with_fields
 from assets.fields import problem as problem_of
+from assets.lookups import with_lookup
 from assets.origins import PROBLEM
+from assets.record_keys import with_key
 from highwater.declaration import VERSION_DIGITS, VERSION_SEPARATOR
-from highwater.errors import DependencyAwayError
 from highwater.formats import Avro, Protobuf
-from resources.delta import open_table
-from resources.spark import delta_errors
-from resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from assets.work import Work
-    from highwater.declaration import Field, Lookup, Stream
-    from resources.lake import Lake
+    from highwater.declaration import Field, Stream
 
 MALFORMED = "malformed"
 SCHEMA = "schema"
@@ -42,6 +39,11 @@ def field_columns(stream: Stream) -> list[Field]:
     """The fields that are columns of their own, beside `key`, `version` and `event_time`."""
     taken = {"key", "event_time", *(["version"] if stream.versioned else [])}
     return [f for f in stream.fields if f.stored and f.name not in taken]
+
+
+def content_columns(stream: Stream) -> list[Field]:
+    """Those of `field_columns` that are content of the record: a row of the lookup's table may change at any time."""
+    return [f for f in field_columns(stream) if f.reference is None]
 
 
 def event_time_of(stream: Stream) -> Column:
@@ -69,20 +71,21 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = work.stream
-    parsed = with_deleted(stream, with_expressions(stream, with_fields(stream, with_json(work, raw))))
-    # Without its schema nothing is known of a value, so nothing is wrong with it.
-    known = F.col("unknown_schema").isNull()
+    decoded = with_json(work, with_key(work, raw))
+    parsed = with_deleted(stream, with_expressions(stream, with_fields(stream, decoded)))
+    # Without its schema nothing is known of a value or a key, so nothing is wrong with it.
+    known = F.coalesce("unknown_schema", "key_unknown_schema").isNull()
     structure = F.coalesce(_structure_problem(stream), _key_problem(stream), unknown_problem(stream))
     problem = F.coalesce(PROBLEM, F.when(known, structure))
-    told = parsed.withColumn("malformed", problem).withColumn("invalid", _invalid_problem(stream))
-    looked_up = _with_lookup(work, told, stream.lookup)
+    told = parsed.withColumn("malformed", problem).withColumn("invalid", F.when(known, _invalid_problem(stream)))
+    looked_up = with_lookup(work, told)
     reason = (
         F.when(_contradicts_schema(stream), SCHEMA)
         .when(F.col("malformed").isNotNull(), MALFORMED)
         .when(F.col("invalid").isNotNull(), INVALID)
-        .when(F.coalesce("unknown_schema", "unresolved").isNotNull(), UNRESOLVED)
+        .when(F.coalesce("unknown_schema", "key_unknown_schema", "unresolved").isNotNull(), UNRESOLVED)
     )
-    detail = F.coalesce("malformed", "invalid", "unknown_schema", "unresolved")
+    detail = F.coalesce("malformed", "invalid", "unknown_schema", "key_unknown_schema", "unresolved")
     return looked_up.withColumn("reason", reason).withColumn("detail", detail)
 
 
@@ -113,9 +116,7 @@ def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
         deletes = F.col("value").isNull() | deletes
     told = parsed.withColumn("deleted", deletes)
     needed = stream.required_fields
-    with_default = [
-        f.name for f in stream.fields if f.default is not None and f.expression is None and f.name not in needed
-    ]
+    with_default = [f.name for f in stream.fields if f.default is not None and f.is_read and f.name not in needed]
     if not with_default:
         return told
     absent = {name: F.col("deleted") & F.col(f"json_{name}").isNull() for name in with_default}
@@ -128,7 +129,7 @@ def _structure_problem(stream: Stream) -> Column:
     unread = F.col("unread")
     if stream.tombstones_delete:
         unread = F.when(F.col("value").isNotNull(), unread)
-    return F.coalesce(unread, *[_field_problem(stream, f) for f in stream.fields])
+    return F.coalesce(unread, "key_unread", *[_field_problem(stream, f) for f in stream.fields if f.reference is None])
 
 
 def _field_problem(stream: Stream, declared: Field) -> Column:
@@ -220,6 +221,8 @@ def _invalid_problem(stream: Stream) -> Column:
 
     problems = [F.lit(None).cast("string")]
     for declared in stream.fields:
+        if declared.reference is not None:
+            continue  # has no such rules, and is looked up later
         value = F.col(f"field_{declared.name}")
         if declared.one_of:
             problems.append(F.when(~value.isin(list(declared.one_of)), F.lit(f"unknown {declared.name}")))
@@ -232,50 +235,6 @@ def _invalid_problem(stream: Stream) -> Column:
     for name, condition in stream.rules.items():
         problems.append(F.when(~F.col(f"rule_{name}"), F.lit(f"rule {name}: not {condition}")))
     return F.coalesce(*problems)
-
-
-def _with_lookup(work: Work, rows: DataFrame, lookup: Lookup | None) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    if lookup is None:
-        return rows.withColumn("unresolved", F.lit(None).cast("string"))
-    known = _known_values(work, lookup)
-    found = rows.join(known, rows[f"field_{lookup.field}"] == known["known_value"], "left")
-    unknown = F.col(f"field_{lookup.field}").isNotNull() & F.col("known_value").isNull()
-    return found.withColumn("unresolved", F.when(unknown, F.lit(f"{lookup.field} is not in {lookup.table}"))).drop(
-        "known_value"
-    )
-
-
-def _known_values(work: Work, lookup: Lookup) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    version = see_lookup(work.lake, lookup)
-    path = work.lake.reference(lookup.table)
-    with delta_errors(path):
-        return rows_at(work.spark, path, version).select(F.col(lookup.column).alias("known_value")).distinct()
-
-
-def see_lookup(lake: Lake, lookup: Lookup) -> int:
-    """See that the reference table can be opened; returns its version.
-
-    Raises:
-        DependencyAwayError: it cannot, or is not there (I15).
-    """
-    path = lake.reference(lookup.table)
-    try:
-        found = open_table(path)
-    except DependencyAwayError as error:
-        error.of = lookup.dependency
-        raise
-    if found is None:
-        raise DependencyAwayError(
-            f"the reference table {lookup.table} is not in the lake",
-            found=path,
-            remedy=f"write it as a Delta table with the column {lookup.column}, then request the slice again",
-            of=lookup.dependency,
-        )
-    return found.version()
 
 
 def quoted(name: str) -> str:

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from highwater.declaration import VERSION_DIGITS, VERSION_SEPARATOR
-from highwater.decoding import Repeating, Schemas, UnknownSchemaError, document, read_fields
+from highwater.decoding import Repeating, Schemas, UnknownSchemaError, document, document_of_key, read_fields
 from highwater.formats import Avro, Json, Protobuf
 from highwater.reading import (
     HALF_OF_A_PAIR,
@@ -66,6 +66,7 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
     if record.value is None and not stream.tombstones_delete:
         return Outcome("tombstone")
     try:
+        own_key = _own_key(stream, record, schemas)
         infinite = any(map(_takes_infinite, read_fields(stream)))
         found = {} if record.value is None else document(stream.value, record, schemas, infinite=infinite)
         _ensure_sound(stream, found)
@@ -75,8 +76,10 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
         return Outcome("reject", "malformed", str(error))
     except RecursionError:
         return Outcome("reject", "malformed", "the value is nested deeper than Python reads")
-    deletes = _deletes(stream, record, found)
-    values, errors = _values(stream, record, found, deletes=deletes)
+    if isinstance(own_key, MisfitError):
+        return Outcome("reject", "malformed", str(own_key))
+    deletes = _deletes(stream, record, found, own_key)
+    values, errors = _values(stream, record, found, own_key, deletes=deletes)
     problem, reason = None, "malformed"
     if errors:
         name, first = errors[0]
@@ -96,7 +99,7 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
 
 
 def _values(
-    stream: Stream, record: Record, found: Mapping[str, Any], *, deletes: bool
+    stream: Stream, record: Record, found: Mapping[str, Any], own_key: Any, *, deletes: bool
 ) -> tuple[dict[str, Any], list[tuple[str, ValueError]]]:
     """The fields that can be read by name, and what is wrong with the others."""
     values, errors = dict[str, Any](), list[tuple[str, ValueError]]()
@@ -104,7 +107,7 @@ def _values(
         needed = declared.name in stream.required_fields
         lenient = declared if needed or not deletes else replace(declared, optional=True, nullable=True, default=None)
         try:
-            values[declared.name] = _fitting(declared, value_of(lenient, record, found))
+            values[declared.name] = _fitting(declared, value_of(lenient, record, found, own_key))
         except (MisfitError, UnreadableError) as error:
             errors.append((declared.name, error))
     return values, errors
@@ -167,13 +170,23 @@ def _ensure_part_is_sound(name: str, part: Any) -> None:
             raise MisfitError(f"field {name} has half of a surrogate pair")
 
 
-def _deletes(stream: Stream, record: Record, found: Any) -> bool:
+def _own_key(stream: Stream, record: Record, schemas: Schemas | None) -> Any:
+    """The record's key, or what is wrong with it: a value whose schema is not known yet is judged first."""
+    try:
+        return document_of_key(stream, record, schemas)
+    except UnknownSchemaError:
+        raise
+    except MisfitError as error:
+        return error
+
+
+def _deletes(stream: Stream, record: Record, found: Any, own_key: Any) -> bool:
     deletes = stream.deletes
     if deletes is None or record.value is None:
         return deletes is not None
     named = [one for one in read_fields(stream) if one.name == deletes.field]
     try:
-        return any(value_of(one, record, found) in deletes.values for one in named)
+        return any(value_of(one, record, found, own_key) in deletes.values for one in named)
     except (MisfitError, UnreadableError):
         return False
 

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from highwater.errors import DeclarationError
-from highwater.formats import Format, Json
-from highwater.sources import Header, Key, Meta, Rest, Source, steps
+from highwater.formats import Format, Json, KeyFormat, Text
+from highwater.sources import Header, Key, Meta, Reference, Rest, Source, steps
 
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
 
@@ -72,7 +72,9 @@ class Field:
             that fits without rounding), `array`, `map` (keys are text) or `struct`.
         one_of: the values allowed, of a string or a whole number; another one makes the record `invalid`.
         at_least: the least value allowed, of a number; a smaller one makes the record `invalid`.
-        source: where the value is taken from; of several the first that is there.
+        source: where the value is taken from; of several the first that is there. Of a `Reference`, which is alone,
+            `nullable` says that the row that was found may have null, `optional` that the record may have nothing to
+            look up.
         optional: the value may be absent: `default` then.
         nullable: the value may be null in the record.
         default: what an absent value becomes; None is null.
@@ -117,12 +119,22 @@ class Field:
         return self.of if isinstance(self.of, tuple) else (self.of,)
 
     @property
-    def sources(self) -> tuple[Key | Header | Meta | Rest | tuple[str, ...], ...]:
+    def sources(self) -> tuple[Key | Header | Meta | Reference | Rest | tuple[str, ...], ...]:
         """Where the value is taken from, the first that is there; a path into the value as its names."""
         if self.source is None:
             return ((self.name,),)
         given = self.source if isinstance(self.source, tuple) else (self.source,)
         return tuple(steps(one) if isinstance(one, str) else one for one in given)
+
+    @property
+    def reference(self) -> str | None:
+        """The column of the lookup's table that the value is taken from; None of other fields."""
+        return self.source.column if isinstance(self.source, Reference) else None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the value comes from the record: neither from an expression nor from the lookup's table."""
+        return self.expression is None and self.reference is None
 
     @property
     def may_be_null(self) -> bool:
@@ -176,6 +188,8 @@ class UnknownFields:
 @dataclass(frozen=True)
 class Lookup:
     """A field that must be found in a Delta table of the lake, else the record is `unresolved`.
+
+    Fields with the source `Reference` take columns of the row that is found.
 
     Args:
         field: the field of the stream that is looked up.
@@ -481,8 +495,10 @@ class Stream:
         upkeep: what maintenance keeps.
         retention: how long rows are kept.
         value: the format of record values.
+        key_format: the format of record keys, which fields with the source `Key` are taken from.
         record_key: whether a record whose own key is not the text of `key` is a reject (`strict`), counted by the check
-            `record_keys_as_declared` (`warn`), or nothing of interest (`ignore`).
+            `record_keys_as_declared` (`warn`), or nothing of interest (`ignore`), as it must be for keys that are no
+            text.
         deletes: which records delete their key; None where none does.
         unknown_fields: what happens to members of a record that no field is taken from.
         rules: conditions of Spark SQL over the fields, by name; a record of which one is false is `invalid`. A
@@ -497,6 +513,7 @@ class Stream:
     event_time: str | None = None
     answers: Answers = field(kw_only=True)
     value: Format = field(default_factory=Json)
+    key_format: KeyFormat = field(default_factory=Text)
     record_key: Literal["strict", "warn", "ignore"] = "warn"
     deletes: Deletes | None = None
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
@@ -573,6 +590,12 @@ class Stream:
     def tombstones_delete(self) -> bool:
         """Whether a record without a value deletes its key."""
         return self.deletes is not None and self.deletes.tombstones
+
+    @property
+    def reads_key(self) -> bool:
+        """Whether a field is taken from the record's key."""
+        read = [one for one in self.fields if one.is_read]
+        return any(isinstance(source, Key) for one in read for source in one.sources)
 
     @property
     def versions_count(self) -> bool:

@@ -35,7 +35,7 @@ from highwater.declaration import (
     Upkeep,
 )
 from highwater.field_rules import CONTAINERS, NAME, TYPE, field_problems
-from highwater.format_rules import format_problems
+from highwater.format_rules import format_problems, key_format_problems
 from highwater.formats import Raw
 from highwater.sources import Rest
 
@@ -77,7 +77,8 @@ def problems(stream: Stream) -> list[str]:
     found += _retention_problems(stream.retention)
     if not found:
         found += _typed_problems(stream) + _delete_problems(stream) + _expression_problems(stream)
-        found += format_problems(stream) + _unknown_field_problems(stream)
+        found += _reference_problems(stream) + _unknown_field_problems(stream)
+        found += format_problems(stream) + key_format_problems(stream)
     return found
 
 
@@ -208,7 +209,7 @@ def _expression_problems(stream: Stream) -> list[str]:
     texts |= {f"rule {name!r}": text for name, text in stream.rules.items()}
     found = [f"{name}: the expression is empty" for name, text in texts.items() if not text.strip()]
     for name, text in texts.items():
-        if unfit := _UNFIT.search(re.sub(r"'(?:[^'\\]|\\.)*'", "''", text)):
+        if unfit := _UNFIT.search(_without_texts(text)):
             found.append(
                 f"{name}: {unfit[0]!r} cannot be used: an expression is computed more than once, of one record alone"
             )
@@ -229,6 +230,45 @@ def _expression_problems(stream: Stream) -> list[str]:
     return found + [
         f"{what}: field {name!r} is not stored" for what, names in used.items() for name in names if name in unstored
     ]
+
+
+def _reference_problems(stream: Stream) -> list[str]:
+    """What is wrong with fields that are taken from the lookup's table."""
+    names = [f.name for f in stream.fields if f.reference is not None]
+    if names and stream.lookup is None:
+        return [f"field {names[0]!r} is a column of the lookup's table, and no lookup is declared"]
+    roles = {
+        "the key": stream.key,
+        "the version": (stream.version,),
+        "the event time": (stream.event_time,),
+        "the field of deletes": (stream.deletes.field,) if stream.deletes else (),
+        "the field of the lookup": (stream.lookup.field,) if stream.lookup else (),
+        "the field of transitions": (stream.transitions.field,) if stream.transitions else (),
+    }
+    found = [
+        f"field {name!r} is a column of the lookup's table, so it cannot be {role}: its rows may change"
+        for role, used in roles.items()
+        for name in names
+        if name in used
+    ]
+    texts = {f"field {f.name!r}": f.expression for f in stream.fields if f.expression is not None}
+    texts |= {f"rule {name!r}": text for name, text in stream.rules.items()}
+    found += [
+        f"{what}: it names {name!r}, a column of the lookup's table, which is looked up after expressions and rules"
+        for what, text in texts.items()
+        for name in names
+        if re.search(rf"(?<![\w@-]){re.escape(name)}(?![\w@-])", _without_texts(text), re.IGNORECASE)
+    ]
+    if stream.lookup is not None and stream.field_named(stream.lookup.field).may_be_null:
+        by = f"field {stream.lookup.field!r}, by which it is looked up, may be null"
+        found += [
+            f"field {name!r}: {by}: declare optional=True" for name in names if not stream.field_named(name).optional
+        ]
+    return found
+
+
+def _without_texts(expression: str) -> str:
+    return re.sub(r"'(?:[^'\\]|\\.)*'", "''", expression)
 
 
 def _delete_problems(stream: Stream) -> list[str]:

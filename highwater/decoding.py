@@ -1,7 +1,7 @@
-"""Record values of every format as documents, by Python's own libraries, which share no code with the pipeline.
+"""Record values and keys of every format as documents, by Python's own libraries, apart from the pipeline's code.
 
 What belongs here: from bytes to a document. What does not: the fields of a document (`highwater.reading`), or the
-pipeline's expressions (`assets.decoding`).
+pipeline's expressions (`assets.decoding`, `assets.record_keys`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from highwater.format_rules import python_pattern
-from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
+from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.protobuf import compiled, declared_files
-from highwater.reading import Beyond, Infinite, MisfitError, Record, Whole, number_of
-from highwater.schemas import FramingError, framing_of, protobuf_message, self_contained_avro
+from highwater.reading import HALF_OF_A_PAIR, MISSING, Beyond, Infinite, MisfitError, Record, Whole, number_of
+from highwater.schemas import KEY_HEADER, VALUE_HEADER, FramingError, framing_of, protobuf_message, self_contained_avro
 from highwater.sources import Rest
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class UnknownSchemaError(MisfitError):
 
 def read_fields(stream: Stream) -> list[Field]:
     """The fields that come from records, as the format writes them: in lines of text numbers are texts."""
-    found = [_with_taken(stream, one) for one in stream.fields if one.expression is None]
+    found = [_with_taken(stream, one) for one in stream.fields if one.is_read]
     if not isinstance(stream.value, Csv | Lines):
         return found
     return [replace(one, text=True) if one.is_number or one.unit or one.type == "boolean" else one for one in found]
@@ -75,18 +75,126 @@ def document(declared: Format, record: Record, schemas: Schemas | None, *, infin
         framed = _framed(record, schemas, by_guid=False)[0] if declared.registry else None
         return _json(record.value if framed is None else framed.payload, infinite=infinite)
     if isinstance(declared, Avro):
-        if declared.schema is not None:
-            return _avro(declared.schema, record.value, "the declared schema")
-        framed, schema = _framed(record, schemas)
-        assert schema is not None
-        if schema.kind != "AVRO":
-            raise MisfitError(f"schema {schema.id} is no Avro")
-        return _avro(_self_contained(schema), framed.payload, f"schema {schema.id or framed.guid}")
+        return dict(_avro_record(declared, record, schemas, any_type=False))
     if isinstance(declared, Protobuf):
-        return _protobuf(declared, record, schemas)
+        found: dict[str, Any] = _protobuf(declared, record, schemas)
+        return found
     readers: Mapping[type[Any], Callable[[Any, bytes], Any]] = {Csv: _csv, Lines: _line, Raw: _raw}
-    found: dict[str, Any] = readers[type(declared)](declared, record.value)
+    return dict(readers[type(declared)](declared, record.value))
+
+
+def document_of_key(stream: Stream, record: Record, schemas: Schemas | None) -> Any:
+    """A record's key, decoded; `MISSING` without one, or where no field is taken from it.
+
+    Args:
+        stream: declares the format.
+        record: the record.
+        schemas: those of the registry, by number or GUID; None where none is configured.
+
+    Returns:
+        A text, a number, bytes, an object, or what else the format has.
+
+    Raises:
+        MisfitError: the key is no such format.
+        UnknownSchemaError: the registry does not know its schema.
+    """
+    if record.key is None or not stream.reads_key:
+        return MISSING
+    return decoded_key(stream.key_format, record.key, record, schemas)
+
+
+def decoded_key(declared: KeyFormat, key: bytes, record: Record, schemas: Schemas | None) -> Any:
+    """A record's key in a format.
+
+    Raises:
+        MisfitError: the key is no such format.
+        UnknownSchemaError: the registry does not know its schema.
+    """
+    # The framing of a key is that of a value, but for the name of the header.
+    headers = [(VALUE_HEADER, content) for name, content in record.headers if name == KEY_HEADER]
+    moved = replace(record, value=key, headers=headers)
+    try:
+        return _key(declared, key, moved, schemas)
+    except UnknownSchemaError as error:
+        raise UnknownSchemaError(f"{error} of the key") from error
+    except MisfitError as error:
+        text = str(error)
+        told = text.replace("the value", "the key", 1) if text.startswith("the value") else f"the key: {text}"
+        raise MisfitError(told) from error
+    except RecursionError as error:
+        raise MisfitError("the key is nested deeper than Python reads") from error
+
+
+def _key(declared: KeyFormat, key: bytes, moved: Record, schemas: Schemas | None) -> Any:
+    if isinstance(declared, Raw):
+        return key
+    if isinstance(declared, Text):
+        try:
+            return key.decode()
+        except UnicodeDecodeError as error:
+            raise MisfitError(f"the value is not UTF-8 at byte {error.start}") from error
+    if isinstance(declared, BigEndian):
+        if len(key) != declared.size:
+            raise MisfitError(f"the value has {len(key)} bytes, and an integer {declared.size}")
+        return int.from_bytes(key, signed=True)
+    if isinstance(declared, Avro):
+        return _avro_record(declared, moved, schemas, any_type=True)
+    if isinstance(declared, Protobuf):
+        return _with_doubles(_protobuf(declared, moved, schemas, any_type=True))
+    framed = _framed(moved, schemas, by_guid=False)[0] if declared.registry else None
+    return _json_key(key if framed is None else framed.payload)
+
+
+# Beyond these the pipeline reads a number of a key as a double.
+_MOST_DIGITS = 38
+_LONGEST_NUMBER = 1000  # of Jackson
+
+
+def _json_key(key: bytes) -> Any:
+    """A document of any type, which is sound as a whole."""
+
+    def pairs(given: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(given)) < len(given):
+            raise MisfitError("the value has a name twice")
+        return dict(given)
+
+    def constant(name: str) -> Any:
+        raise MisfitError(f"not JSON: {name}")
+
+    try:
+        text = key.decode()
+        found = json.loads(
+            text, parse_int=_key_number, parse_float=_key_number, parse_constant=constant, object_pairs_hook=pairs
+        )
+    except MisfitError:
+        raise
+    except UnicodeDecodeError as error:
+        raise MisfitError(f"the value is not UTF-8 at byte {error.start}") from error
+    except ValueError as error:
+        raise MisfitError(f"not JSON: {error}") from error
+    if HALF_OF_A_PAIR.search(json.dumps(found, ensure_ascii=False, default=str)):
+        raise MisfitError("the value has half of a surrogate pair")
     return found
+
+
+def _key_number(text: str) -> Decimal | float:
+    if len(text) > _LONGEST_NUMBER:
+        raise MisfitError(f"not JSON: a number of {len(text)} digits")
+    number = None if "e" in text.lower() else Decimal(text)
+    if number is None or len(number.as_tuple().digits) > _MOST_DIGITS or number.as_tuple().exponent < -_MOST_DIGITS:  # type: ignore[operator]
+        return float(text)
+    return number
+
+
+def _with_doubles(found: Any) -> Any:
+    """A message of a key, whose numbers with a point are doubles where they are written with an exponent."""
+    if isinstance(found, dict):
+        return {name: _with_doubles(one) for name, one in found.items()}
+    if isinstance(found, list):
+        return [_with_doubles(one) for one in found]
+    if isinstance(found, Infinite):
+        raise MisfitError(f"not JSON: {found.name}")
+    return float(found) if isinstance(found, Decimal) and "e" in repr(float(found)) else found
 
 
 class Repeating(dict[str, Any]):
@@ -154,12 +262,23 @@ def _self_contained(schema: Schema) -> str:
         raise MisfitError(f"schema {schema.id} cannot be read: {error}") from error
 
 
-def _avro(text: str, payload: bytes, named: str) -> dict[str, Any]:
+def _avro_record(declared: Avro, record: Record, schemas: Schemas | None, *, any_type: bool) -> Any:
+    """What is written by the declared schema, or by the one that the framing names."""
+    if declared.schema is not None:
+        return _avro(declared.schema, record.value or b"", "the declared schema", any_type=any_type)
+    framed, schema = _framed(record, schemas)
+    assert schema is not None
+    if schema.kind != "AVRO":
+        raise MisfitError(f"schema {schema.id} is no Avro")
+    return _avro(_self_contained(schema), framed.payload, f"schema {schema.id or framed.guid}", any_type=any_type)
+
+
+def _avro(text: str, payload: bytes, named: str, *, any_type: bool) -> Any:
     import fastavro
 
     stream = io.BytesIO(payload)
     try:
-        schema = _avro_schema(text)
+        schema = _avro_schema(text, any_type=any_type)
     except Exception as error:
         raise MisfitError(f"{named} cannot be read: {error}") from error
     try:
@@ -168,21 +287,21 @@ def _avro(text: str, payload: bytes, named: str) -> dict[str, Any]:
         raise MisfitError(f"no Avro at byte {stream.tell()}: {type(error).__name__}: {error}") from error
     if stream.tell() < len(payload):
         raise MisfitError(f"bytes follow the Avro record at byte {stream.tell()}")
-    return dict(found)
+    return found
 
 
 @lru_cache(maxsize=256)
-def _avro_schema(text: str) -> Any:
+def _avro_schema(text: str, *, any_type: bool) -> Any:
     """A schema for fastavro, which has our logical types in the place of its own.
 
     Raises:
-        ValueError: it is no record, or a record is inside of itself, which Spark does not read.
+        ValueError: it is no record and has to be one, or a record is inside of itself, which Spark does not read.
     """
     import fastavro
     from fastavro.read import LOGICAL_READERS
 
     given = json.loads(text)
-    if not isinstance(given, dict) or given.get("type") != "record":
+    if not any_type and (not isinstance(given, dict) or given.get("type") != "record"):
         raise ValueError("it is no record")
     LOGICAL_READERS.update({f"{kind}-{_OURS}{logical}": reader for (kind, logical), reader in _LOGICAL_TYPES.items()})
     parsed = fastavro.parse_schema(_with_our_types(given))
@@ -268,7 +387,7 @@ _LOGICAL_TYPES: Mapping[tuple[str | None, str | None], Callable[..., Any]] = {
 }
 
 
-def _protobuf(declared: Protobuf, record: Record, schemas: Schemas | None) -> dict[str, Any]:
+def _protobuf(declared: Protobuf, record: Record, schemas: Schemas | None, *, any_type: bool = False) -> Any:
     from google.protobuf.message import DecodeError
 
     try:
@@ -286,7 +405,7 @@ def _protobuf(declared: Protobuf, record: Record, schemas: Schemas | None) -> di
         raise
     except (DecodeError, FramingError, ValueError, KeyError, TypeError) as error:
         raise MisfitError(f"no Protobuf: {error}") from error
-    if not isinstance(found, dict):
+    if not any_type and not isinstance(found, dict):
         raise MisfitError(f"a message {kind.DESCRIPTOR.full_name} has no fields")
     return found
 

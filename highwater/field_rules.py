@@ -10,7 +10,7 @@ import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from highwater.declaration import UNITS, Field
-from highwater.sources import Meta, Rest
+from highwater.sources import Meta, Reference, Rest
 
 TYPE = re.compile(
     r"string|integer|long|float|double|boolean|timestamp|timestamp_ntz|date|time|binary|json|array|map|struct|"
@@ -89,10 +89,25 @@ def _source_problems(declared: Field) -> list[str]:
         _ = [one.path for one in found if isinstance(one, Rest)]
     except ValueError as error:
         return [f"field {declared.name!r}: source: {error}"]
+    if any(isinstance(one, Reference) for one in found):
+        return _reference_problems(declared)
     timestamps = [one for one in found if one == Meta("timestamp")]
     if timestamps and declared.type in {"timestamp", "timestamp_ntz"} and declared.unit != "ms":
         return [f"field {declared.name!r}: the timestamp of a record is a number in ms: declare unit='ms'"]
     return []
+
+
+def _reference_problems(declared: Field) -> list[str]:
+    """What is wrong with a field that is taken from the lookup's table."""
+    named = f"field {declared.name!r}"
+    if declared.reference is None or declared.expression is not None:
+        return [f"{named}: a column of the lookup's table is its only source"]
+    if declared.type in {*CONTAINERS, "json", "time"}:
+        return [f"{named}: a column of the lookup's table cannot be a {declared.type}"]
+    plain = Field(declared.name, declared.type)
+    options = ("one_of", "at_least", "default", "text", "unit", "zone", "nan", "rounded", "unscaled", "stored")
+    said = [name for name in options if getattr(declared, name) != getattr(plain, name)]
+    return [f"{named}: it is a column of the lookup's table as it is: leave out {', '.join(said)}"] if said else []
 
 
 def _form_problems(declared: Field) -> list[str]:

@@ -1,4 +1,4 @@
-"""The rules of a stream's value format: that it can be read, and that fields name what it has."""
+"""The rules of a stream's formats of values and keys: that they can be read, and that fields name what they have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from highwater.formats import Avro, Csv, Lines, Protobuf, Raw
+from highwater.formats import Avro, BigEndian, Csv, Lines, Protobuf, Raw, Text
+from highwater.sources import Key
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -89,8 +90,47 @@ def format_problems(stream: Stream) -> list[str]:
     if isinstance(value, Raw):
         return _raw_problems(stream)
     if isinstance(value, Avro):
-        return _avro_problems(value)
-    return _protobuf_problems(value) if isinstance(value, Protobuf) else []
+        return _avro_problems(value.schema, "value", records_alone=True)
+    return _protobuf_problems(value, "value") if isinstance(value, Protobuf) else []
+
+
+_KEY_SIZES = (4, 8)
+
+
+def key_format_problems(stream: Stream) -> list[str]:
+    """What is wrong with the format of a stream's record keys, and with fields that it cannot have, in sentences."""
+    declared, found = stream.key_format, list[str]()
+    if isinstance(declared, BigEndian) and declared.size not in _KEY_SIZES:
+        sizes = " or ".join(map(str, _KEY_SIZES))
+        found.append(f"key_format: an integer has {sizes} bytes, and size is {declared.size!r}")
+    if isinstance(declared, Avro):
+        found += _avro_problems(declared.schema, "key_format", records_alone=False)
+    if isinstance(declared, Protobuf):
+        found += _protobuf_problems(declared, "key_format")
+    if stream.key and stream.record_key != "ignore" and not isinstance(declared, Text):
+        found.append(
+            f"record_key={stream.record_key!r} compares the bytes of the record's key with the text of the stream's "
+            f"key, and a key of the format {type(declared).__name__} is no text: declare record_key='ignore'; to "
+            "reject records whose keys differ, add a field with source=Key() and a rule that compares the two"
+        )
+    return found + _key_source_problems(stream)
+
+
+def _key_source_problems(stream: Stream) -> list[str]:
+    """What is wrong with fields that are taken from the record's key."""
+    found, declared = [], stream.key_format
+    for field in stream.fields:
+        paths = [one.path for one in field.sources if isinstance(one, Key)] if field.expression is None else []
+        if isinstance(declared, Raw) and paths and field.type != "binary":
+            found.append(f"field {field.name!r}: a key that is not parsed is bytes: it is of type binary")
+        if isinstance(declared, Text | BigEndian | Raw):
+            found += [
+                f"field {field.name!r}: Key({path!r}) is a member of a key that is an object or a record, and the "
+                f"stream declares key_format={type(declared).__name__}(): declare Json(), Avro() or Protobuf()"
+                for path in paths
+                if path
+            ]
+    return found
 
 
 def _csv_problems(value: Csv) -> list[str]:
@@ -145,25 +185,25 @@ def _raw_problems(stream: Stream) -> list[str]:
     ]
 
 
-def _avro_problems(value: Avro) -> list[str]:
-    if value.schema is None:
+def _avro_problems(schema: str | None, name: str, *, records_alone: bool) -> list[str]:
+    if schema is None:
         return []
     from fastavro import parse_schema
     from fastavro.schema import SchemaParseException
 
     try:
-        parsed = parse_schema(json.loads(value.schema))
+        parsed = parse_schema(json.loads(schema))
     except (SchemaParseException, ValueError, KeyError, TypeError) as error:
-        return [f"value: this is no Avro schema: {error}"]
+        return [f"{name}: this is no Avro schema: {error}"]
     is_record = isinstance(parsed, dict) and parsed.get("type") == "record"
-    return [] if is_record else ["value: the Avro schema is no record"]
+    return [] if is_record or not records_alone else [f"{name}: the Avro schema is no record"]
 
 
-def _protobuf_problems(value: Protobuf) -> list[str]:
+def _protobuf_problems(value: Protobuf, name: str) -> list[str]:
     if value.descriptors is None:
         return []
     if not value.message:
-        return ["value: name the message of the descriptors"]
+        return [f"{name}: name the message of the descriptors"]
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.descriptor_pool import DescriptorPool
     from google.protobuf.message import DecodeError
@@ -174,7 +214,7 @@ def _protobuf_problems(value: Protobuf) -> list[str]:
             pool.Add(file)
         pool.FindMessageTypeByName(value.message)
     except (DecodeError, binascii.Error, TypeError, ValueError) as error:
-        return [f"value: descriptors is no FileDescriptorSet in base64 with all imports: {error}"]
+        return [f"{name}: descriptors is no FileDescriptorSet in base64 with all imports: {error}"]
     except KeyError:
-        return [f"value: the descriptors have no message {value.message!r}"]
+        return [f"{name}: the descriptors have no message {value.message!r}"]
     return []

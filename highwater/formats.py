@@ -6,6 +6,7 @@ What belongs here: the declarations of formats. What does not: decoding (`assets
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,8 @@ class Json:
 
     Args:
         registry: the value has the framing of a schema registry: a magic byte and the schema's ID before the document,
-            or the ID in the header `__value_schema_id`. The registry must know the ID.
+            or the ID in the header `__value_schema_id`. The registry must know the ID. The header of a key is
+            `__key_schema_id`.
     """
 
     registry: bool = False
@@ -22,7 +24,7 @@ class Json:
 
 @dataclass(frozen=True)
 class Avro:
-    """A record in Avro's binary encoding, by its writer's schema.
+    """A record in Avro's binary encoding, by its writer's schema; a key may have any other type of Avro too.
 
     Args:
         schema: the writer's schema as JSON, for bare values; None for values with the framing of a schema registry,
@@ -91,7 +93,25 @@ class Raw:
     """Any bytes, which are not parsed: fields come from the key, headers and what Kafka says of the record.
 
     A field with the source `value` has the whole value: of type `binary` its bytes, of type `string` its text in UTF-8.
+    Of a key `Key()` is its bytes.
     """
 
 
+@dataclass(frozen=True)
+class Text:
+    """A key that is text in UTF-8."""
+
+
+@dataclass(frozen=True)
+class BigEndian:
+    """A key that is a signed integer, the highest byte first.
+
+    Args:
+        size: how many bytes it has: 8 from Kafka's LongSerializer, 4 from its IntegerSerializer.
+    """
+
+    size: Literal[4, 8] = 8
+
+
 Format = Json | Avro | Protobuf | Csv | Lines | Raw
+KeyFormat = Text | BigEndian | Json | Avro | Protobuf | Raw

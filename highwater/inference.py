@@ -13,9 +13,9 @@ from highwater.classifying import classify
 from highwater.declaration import Answers, Deletes, Field, Stream
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
-from highwater.formats import Avro, Format, Json, Protobuf
+from highwater.formats import Avro, Format, Json, Protobuf, Text
 from highwater.inference_formats import Envelope, Recognised, recognise
-from highwater.inference_keys import Evidence, KeyChoice, choose_key, read_key
+from highwater.inference_keys import Evidence, KeyChoice, RecordKeys, choose_key, recognise_keys
 from highwater.inference_layout import Layout, layout_of
 from highwater.inference_names import Draft, named
 from highwater.inference_roles import Choice, choose_event_time, choose_version
@@ -54,8 +54,8 @@ class Inferred:
 
     Args:
         stream: the declaration.
-        reasons: one sentence for each choice: `format`, `envelope`, `key`, `version`, `event_time`, `deletes` and
-            `record_key`.
+        reasons: one sentence for each choice: `format`, `envelope`, `key`, `version`, `event_time`, `deletes`,
+            `record_key`, and `key_format` where fields are taken from keys that are no text.
         columns: the columns, in their order.
         left_out: paths that no source can name, so that they have no column.
     """
@@ -108,10 +108,12 @@ def infer(
             remedy="sample more records with --records, or give the schema with --subject",
         )
     recognised = recognise(filled, schemas)
-    layout, envelope = layout_of(recognised, filled)
+    keys = recognise_keys(records, schemas)
+    layout, envelope = layout_of(recognised, filled, [keys.read(record, schemas) for record in filled])
     compacted = compacted or len(filled) < len(records)
-    evidence = _evidence(topic, recognised, layout, filled, schemas)
-    return _concluded(topic, name or stream_name(topic), recognised, envelope, layout, evidence, compacted=compacted)
+    evidence = _evidence(topic, recognised, keys, layout, filled, schemas)
+    name = name or stream_name(topic)
+    return _concluded(topic, name, recognised, keys, envelope, layout, evidence, compacted=compacted)
 
 
 def infer_from_schema(topic: str, schema: Schema, *, name: str | None = None) -> Inferred:
@@ -124,7 +126,8 @@ def infer_from_schema(topic: str, schema: Schema, *, name: str | None = None) ->
     reason = f"the {schema.kind} schema {schema.id} of the registry; no record was sampled"
     recognised = Recognised(formats[schema.kind], reason, (), (schema,))
     layout, envelope = layout_of(recognised, ())
-    return _concluded(topic, name or stream_name(topic), recognised, envelope, layout, (), compacted=False)
+    keys = recognise_keys((), None)
+    return _concluded(topic, name or stream_name(topic), recognised, keys, envelope, layout, (), compacted=False)
 
 
 def stream_name(topic: str) -> str:
@@ -134,23 +137,32 @@ def stream_name(topic: str) -> str:
 
 
 def _evidence(
-    topic: str, recognised: Recognised, layout: Layout, records: Sequence[Record], schemas: Schemas | None
+    topic: str,
+    recognised: Recognised,
+    keys: RecordKeys,
+    layout: Layout,
+    records: Sequence[Record],
+    schemas: Schemas | None,
 ) -> list[Evidence]:
     """The values of the columns in each record that can be read, by the rules that the pipeline has too."""
     loose = [replace(one, optional=True, nullable=True, default=None) for one in named(layout.drafts)]
-    stream = _stream(topic, "sample", recognised, loose)
+    stream = _stream(topic, "sample", recognised, keys, loose)
     found = []
     for record in records:
         outcome = classify(stream, record, schemas)
         if outcome.kind == "event":
             values = tuple(outcome.values.get(one.name) for one in loose)
-            found.append(Evidence(record, values, read_key(record, schemas)))
+            found.append(Evidence(record, values, keys.read(record, schemas)))
     return found
 
 
-def _stream(topic: str, name: str, recognised: Recognised, fields: Sequence[Field], **more: Any) -> Stream:
-    answers = Answers("", "", "")
-    options = {"answers": answers, "record_key": "ignore", **more}
+def _stream(
+    topic: str, name: str, recognised: Recognised, keys: RecordKeys, fields: Sequence[Field], **more: Any
+) -> Stream:
+    """A declaration, with the format of keys where a field is taken from them."""
+    options = {"answers": Answers("", "", ""), "record_key": "ignore", **more}
+    if any(isinstance(source, Key) for one in fields for source in one.sources):
+        options["key_format"] = keys.format
     return Stream(name=name, topic=topic, fields=tuple(fields), value=recognised.format, **options)
 
 
@@ -158,6 +170,7 @@ def _concluded(
     topic: str,
     name: str,
     recognised: Recognised,
+    keys: RecordKeys,
     envelope: Envelope,
     layout: Layout,
     evidence: Sequence[Evidence],
@@ -165,7 +178,7 @@ def _concluded(
     compacted: bool,
 ) -> Inferred:
     """The declaration, when all that is known of the columns is known."""
-    key = choose_key(layout.drafts, evidence, compacted=compacted)
+    key = choose_key(layout.drafts, evidence, keys.format, compacted=compacted)
     version = choose_version(layout.drafts, evidence, key, compacted=compacted, preferred=layout.versions)
     tombstones = version.draft is not None and version.draft not in layout.drafts
     if tombstones:
@@ -180,6 +193,7 @@ def _concluded(
         topic,
         name,
         recognised,
+        keys,
         fields,
         key=tuple(by_draft[one].name for one in roles.key),
         version=None if roles.version is None else by_draft[roles.version].name,
@@ -197,6 +211,8 @@ def _concluded(
         "deletes": deletes_reason,
         "record_key": _record_key_reason(key),
     }
+    if stream.key_format != Text():
+        reasons["key_format"] = keys.reason
     columns = tuple(
         _column(final, by_draft[final], _values(layout, draft, evidence), len(evidence))
         for draft, final in roles.final.items()

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import io
-import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal
 
 from highwater.declaration import Field
-from highwater.decoding import Schemas
+from highwater.decoding import Schemas, decoded_key
+from highwater.formats import Avro, BigEndian, Json, KeyFormat, Protobuf, Text
 from highwater.inference_fields import Hints, guessed_scalar, words
 from highwater.inference_formats import document_of, text_of
-from highwater.inference_names import Draft
-from highwater.reading import Record
-from highwater.schemas import KEY_HEADER, FramingError, framing_of, self_contained_avro
+from highwater.inference_names import Draft, is_writable, path_text
+from highwater.reading import MisfitError, Record
+from highwater.schemas import KEY_HEADER, FramingError, Kind, framing_of
 from highwater.sources import Key
 
 _NO_KEY = frozenset({"float", "double", "binary", "json", "array", "map", "struct"})
 # A second delivery of one record in a hundred does not make an ID another field.
 _UNIQUE_SHARE = 0.99
 _BEST_IDS = ("id", "uuid", "guid", "event_id", "message_id", "eventid", "messageid")
-
-# The column of a key that no field of the value has.
-RECORD_KEY = Draft("record_key", Field("", "string"), (Key(),), "the record key as text")
+# Of integers that count or of times the first bytes are alike, of random bytes they are not.
+_MOST_FIRST_BYTES = 2
+_FRAMED: Mapping[Kind, KeyFormat] = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,50 @@ class RecordKey:
 
     Args:
         raw: its bytes.
-        text: the text of a key that is one; None otherwise.
+        value: the value of a key that is a text or a number; None otherwise.
         members: the values of a key that is an object.
-        within: where they are in it, such as `payload`; None if a source cannot read them.
+        within: where the value or the members are in it, such as `payload`; empty where they are the key itself.
     """
 
     raw: bytes
-    text: str | None = None
+    value: Any = None
     members: Mapping[str, Any] | None = None
-    within: str | None = None
+    within: str = ""
+
+    @property
+    def text(self) -> str | None:
+        """The value as text; None without one, or where it cannot be a part of a key."""
+        return key_text(self.value)
+
+
+@dataclass(frozen=True)
+class RecordKeys:
+    """The keys of sampled records.
+
+    Args:
+        format: their format.
+        reason: why, for a person.
+    """
+
+    format: KeyFormat
+    reason: str
+
+    def read(self, record: Record, schemas: Schemas | None) -> RecordKey | None:
+        """A record's key; None without one."""
+        if record.key is None:
+            return None
+        if self.format == Text():
+            return RecordKey(record.key, text_of(record.key))
+        try:
+            found = _plain(decoded_key(self.format, record.key, record, schemas))
+        except MisfitError:
+            return RecordKey(record.key)
+        within = ""
+        if isinstance(found, Mapping) and {*found} == {"schema", "payload"}:
+            found, within = found["payload"], "payload"
+        if isinstance(found, Mapping):
+            return RecordKey(record.key, None, found, within)
+        return RecordKey(record.key, found, None, within)
 
 
 @dataclass(frozen=True)
@@ -70,47 +105,85 @@ class KeyChoice:
     record_key: Literal["warn", "ignore"] = "ignore"
 
 
-def read_key(record: Record, schemas: Schemas | None) -> RecordKey | None:
-    """A record's key; None without one."""
-    if record.key is None:
-        return None
-    text = text_of(record.key)
-    document = document_of(record.key)
-    if isinstance(document, Mapping):
-        wrapped = {*document} == {"schema", "payload"} and isinstance(document["payload"], Mapping)
-        return RecordKey(record.key, text, document["payload"] if wrapped else document, "payload" if wrapped else "")
-    if text is not None:
-        return RecordKey(record.key, text)
-    framed = _framed_key(record, schemas)
-    if isinstance(framed, Mapping):
-        return RecordKey(record.key, None, framed)
-    return RecordKey(record.key, framed if isinstance(framed, str) else None)
+def recognise_keys(records: Sequence[Record], schemas: Schemas | None) -> RecordKeys:
+    """Find the format of the records' keys: the one that all of them have."""
+    keyed = [(record, record.key) for record in records if record.key is not None]
+    keys = [key for _, key in keyed]
+    if not keys:
+        return RecordKeys(Text(), "none: the sampled records have no keys")
+    framed = _framed([record for record, _ in keyed], schemas)
+    if framed is not None:
+        return framed
+    documents = [document_of(key) for key in keys]
+    if all(isinstance(one, Mapping) for one in documents):
+        return RecordKeys(Json(), "JSON objects")
+    if all(isinstance(one, str) for one in documents):
+        return RecordKeys(Json(), "texts in JSON, in quotation marks")
+    if all(text_of(key) is not None for key in keys):
+        return RecordKeys(Text(), "text")
+    [size, *others] = {len(key) for key in keys}
+    if not others and len({key[:1] for key in keys}) <= _MOST_FIRST_BYTES:
+        if size == 8:
+            return RecordKeys(BigEndian(8), "integers of 8 bytes, as Kafka's LongSerializer writes them")
+        if size == 4:
+            return RecordKeys(BigEndian(4), "integers of 4 bytes, as Kafka's IntegerSerializer writes them")
+    return RecordKeys(Text(), "none that is known: the keys are neither text, integers, JSON nor framed")
 
 
-def _framed_key(record: Record, schemas: Schemas | None) -> Any:
-    """The value of a key with the framing of a registry; None where it is none, or cannot be read."""
+def _framed(records: Sequence[Record], schemas: Schemas | None) -> RecordKeys | None:
+    """The format of keys whose schemas a registry knows, if all can be read by it."""
     if schemas is None:
         return None
+    kinds: Counter[Kind] = Counter()
+    names: set[int | str] = set()
+    for record in records:
+        try:
+            framed = framing_of(record.key, record.headers, header=KEY_HEADER)
+        except FramingError:
+            return None
+        name = None if framed is None else framed.guid if framed.schema_id is None else framed.schema_id
+        schema = None if name is None else schemas(name)
+        if schema is None or name is None:
+            return None
+        kinds[schema.kind] += 1
+        names.add(name)
+    [kind, *others] = kinds
+    if others or any(_is_broken(_FRAMED[kind], record, schemas) for record in records):
+        return None
+    shown = ", ".join(map(str, sorted(names, key=str)))
+    return RecordKeys(_FRAMED[kind], f"the keys name schemas of the registry: {kind} {shown}")
+
+
+def _is_broken(declared: KeyFormat, record: Record, schemas: Schemas) -> bool:
     try:
-        framed = framing_of(record.key, record.headers, header=KEY_HEADER)
-    except FramingError:
-        return None
-    name = None if framed is None else framed.guid if framed.schema_id is None else framed.schema_id
-    schema = None if name is None else schemas(name)
-    if framed is None or schema is None:
-        return None
-    if schema.kind == "JSON":
-        return document_of(framed.payload)
-    return _avro_value(self_contained_avro(schema), framed.payload) if schema.kind == "AVRO" else None
+        decoded_key(declared, record.key or b"", record, schemas)
+    except MisfitError:
+        return True
+    return False
 
 
-def _avro_value(schema: str, payload: bytes) -> Any:
-    import fastavro
+def _plain(value: Any) -> Any:
+    """A decoded key with numbers as Python's own: whole ones of JSON as int."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return int(value) if isinstance(value, Decimal) and value == value.to_integral_value() else value
 
-    try:
-        return fastavro.schemaless_reader(io.BytesIO(payload), fastavro.parse_schema(json.loads(schema)), None)
-    except (ValueError, EOFError, IndexError, KeyError, TypeError):
+
+def key_column(keys: Sequence[RecordKey | None]) -> Draft | None:
+    """The column of a key that no field of the value has; None if a record's key cannot be one."""
+    found = [one for one in keys if one is not None and one.text is not None]
+    if not found or len(found) < len(keys):
         return None
+    field = _key_field([one.value for one in found])
+    return None if field is None else Draft("record_key", field, (Key(found[0].within),), "the record key")
+
+
+def _key_field(values: Sequence[Any]) -> Field | None:
+    """The field for whole keys; None where they are of several types."""
+    for kind, name in ((str, "string"), (int, "long")):
+        if all(type(one) is kind for one in values):
+            return Field("", name)
+    return None
 
 
 def key_text(value: Any) -> str | None:
@@ -127,17 +200,26 @@ def is_filled(at: int, evidence: Sequence[Evidence]) -> bool:
     return bool(evidence) and all(one.values[at] is not None for one in evidence)
 
 
-def choose_key(drafts: Sequence[Draft], evidence: Sequence[Evidence], *, compacted: bool) -> KeyChoice:
-    """The columns that make the key, from the strongest evidence to the weakest."""
+def choose_key(
+    drafts: Sequence[Draft], evidence: Sequence[Evidence], declared: KeyFormat, *, compacted: bool
+) -> KeyChoice:
+    """The columns that make the key, from the strongest evidence to the weakest.
+
+    Args:
+        drafts: the columns.
+        evidence: the sample.
+        declared: the format of the records' keys.
+        compacted: whether the topic keeps the newest record of each key, or has tombstones.
+    """
     able = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_filled(at, evidence)]
     keyed = bool(evidence) and all(one.key is not None for one in evidence)
     found = None
     if keyed:
         found = (
             _by_members(drafts, able, evidence)
-            or _by_text(drafts, able, evidence)
+            or _by_text(drafts, able, evidence, declared)
             or _by_pairing(drafts, able, evidence)
-            or (_by_record_key(evidence) if compacted else None)
+            or (_by_record_key(evidence, declared) if compacted else None)
         )
     found = found or _by_unique_id(drafts, able, evidence)
     if found is not None:
@@ -155,7 +237,7 @@ def _by_members(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence
     keys = [one.key.members for one in evidence if one.key is not None and one.key.members is not None]
     if len(keys) < len(evidence) or len({tuple(sorted(one)) for one in keys}) != 1 or not keys[0]:
         return None
-    within = evidence[0].key.within if evidence[0].key else None
+    within = evidence[0].key.within if evidence[0].key else ""
     chosen, from_record = [], []
     for name in keys[0]:
         values = [one[name] for one in keys]
@@ -168,40 +250,36 @@ def _by_members(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence
             and all(key_text(one.values[at]) == key_text(v) for one, v in zip(evidence, values, strict=True))
         ]
         field, _ = guessed_scalar("", values, Hints())
-        if within is None:
-            mine = None
-        else:
-            mine = Draft(name, field, (Key(f"{within}.{name}" if within else name),), "a member of the record key")
-        if not same and (mine is None or not _can_be_key(mine)):
+        if not is_writable((name,)):
+            return None
+        path = path_text((within, name) if within else (name,))
+        mine = Draft(name, field, (Key(path),), "a member of the record key")
+        if not same and not _can_be_key(mine):
             return None
         best = min(same, key=lambda at: len(drafts[at].path)) if same else None
         draft = mine if best is None else drafts[best]
-        if draft is None:
-            return None
         chosen.append(draft)
-        if mine is not None:
-            from_record.append(replace(mine, wanted=draft.wanted))
-    complete = tuple(from_record) if len(from_record) == len(chosen) else ()
+        from_record.append(replace(mine, wanted=draft.wanted))
     names = ", ".join(one.wanted for one in chosen)
-    return KeyChoice(tuple(chosen), f"{names}: the record key is an object with the same values", complete)
+    reason = f"{names}: the record key is an object with the same values"
+    return KeyChoice(tuple(chosen), reason, tuple(from_record))
 
 
-def _by_text(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]) -> KeyChoice | None:
+def _by_text(
+    drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence], declared: KeyFormat
+) -> KeyChoice | None:
     texts = [one.key.text if one.key else None for one in evidence]
     same = [at for at in able if all(key_text(e.values[at]) == t for e, t in zip(evidence, texts, strict=True))]
     if not same:
         return None
     best = min(same, key=lambda at: (len(drafts[at].path), not _is_id(drafts[at].wanted), at))
     draft = drafts[best]
-    field = draft.field
-    from_key = replace(draft, sources=(Key(),), field=replace(field, text=field.is_number))
-    bare = all(one.key is not None and text_of(one.key.raw) == one.key.text for one in evidence)
-    return KeyChoice(
-        (draft,),
-        f"{draft.wanted} equals the record key in all {len(evidence):,} sampled records",
-        (from_key,) if bare else (),
-        "warn" if bare else "ignore",
-    )
+    reason = f"{draft.wanted} equals the record key in all {len(evidence):,} sampled records"
+    if declared == Text():
+        from_key = replace(draft, sources=(Key(),), field=replace(draft.field, text=draft.field.is_number))
+        return KeyChoice((draft,), reason, (from_key,), "warn")
+    mine = key_column([one.key for one in evidence])
+    return KeyChoice((draft,), reason, () if mine is None else (replace(mine, wanted=draft.wanted),))
 
 
 def _by_pairing(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]) -> KeyChoice | None:
@@ -218,11 +296,12 @@ def _by_pairing(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence
     return None
 
 
-def _by_record_key(evidence: Sequence[Evidence]) -> KeyChoice | None:
-    if any(one.key is None or one.key.text is None for one in evidence):
+def _by_record_key(evidence: Sequence[Evidence], declared: KeyFormat) -> KeyChoice | None:
+    draft = key_column([one.key for one in evidence])
+    if draft is None:
         return None
     reason = "the record key itself, which no field of the value has; the topic is compacted or has tombstones"
-    return KeyChoice((RECORD_KEY,), reason, (RECORD_KEY,), "warn")
+    return KeyChoice((draft,), reason, (draft,), "warn" if declared == Text() else "ignore")
 
 
 def _by_unique_id(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]) -> KeyChoice | None:

@@ -11,7 +11,7 @@ from highwater.errors import ConfigurationError
 from highwater.formats import Csv, Lines, Raw
 from highwater.inference_fields import Guesses, Hints, leaves, seen_in
 from highwater.inference_formats import Envelope, Recognised, envelope_of, header_envelope
-from highwater.inference_keys import RECORD_KEY, read_key
+from highwater.inference_keys import RecordKey, key_column
 from highwater.inference_names import Draft, Path, is_writable, writable
 from highwater.inference_schemas import connect_tree, merged, tree_of
 from highwater.reading import Record
@@ -41,8 +41,15 @@ class Layout:
     left_out: list[str] = field(default_factory=list)
 
 
-def layout_of(recognised: Recognised, records: Sequence[Record]) -> tuple[Layout, Envelope]:
+def layout_of(
+    recognised: Recognised, records: Sequence[Record], keys: Sequence[RecordKey | None] = ()
+) -> tuple[Layout, Envelope]:
     """The columns of the values, and the envelope around them.
+
+    Args:
+        recognised: the format of the values.
+        records: the sample.
+        keys: the records' keys.
 
     Raises:
         ConfigurationError: a registered schema cannot be read.
@@ -62,9 +69,9 @@ def layout_of(recognised: Recognised, records: Sequence[Record]) -> tuple[Layout
     if envelope.kind.startswith("cloudevents"):
         layout.times = ("time", "ce_time")
     if isinstance(recognised.format, Raw | Lines):
-        keys = [read_key(record, None) for record in records]
-        if keys and all(one is not None and one.text is not None for one in keys):
-            layout.drafts.append(RECORD_KEY)
+        draft = key_column(keys)
+        if draft is not None:
+            layout.drafts.append(draft)
     return layout, envelope
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from highwater.declaration import UNITS
-from highwater.sources import Header, Key, Meta, Rest, steps
+from highwater.sources import Header, Key, Meta, Reference, Rest, steps
 
 if TYPE_CHECKING:
     from highwater.declaration import Field
@@ -29,7 +29,7 @@ _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY = 86_400_000_000
 # A number of more places fits no type.
 _MOST_PLACES = 40
-_MISSING: Any = object()
+MISSING: Any = object()
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 # An exponent beyond this fits no type.
 _MOST_EXPONENT = 400
@@ -111,13 +111,14 @@ def number_of(text: str) -> Decimal | Beyond:
     return Beyond(text) if len(exponent) > 3 or int(exponent or 0) > _MOST_EXPONENT else Decimal(text)
 
 
-def value_of(field: Field, record: Record, document: Any) -> Any:
+def value_of(field: Field, record: Record, document: Any, key: Any) -> Any:
     """A field in its column's type.
 
     Args:
         field: its declaration.
         record: the record.
         document: the JSON document of its value.
+        key: its decoded key; `MISSING` without one.
 
     Returns:
         Text, a whole number, a `Decimal`, a float, a bool, a `date`, bytes, microseconds since 1970 of a timestamp, or
@@ -127,12 +128,12 @@ def value_of(field: Field, record: Record, document: Any) -> Any:
         MisfitError: the record does not have it as it is declared.
         UnreadableError: Python cannot tell.
     """
-    return _read(field, _found(field, record, document))
+    return _read(field, _found(field, record, document, key))
 
 
 def _read(field: Field, found: Any) -> Any:
     """A field of what its source has."""
-    if found is _MISSING:
+    if found is MISSING:
         if not field.optional:
             raise MisfitError("it is missing")
         return field.default
@@ -149,22 +150,26 @@ def _read(field: Field, found: Any) -> Any:
     return _READERS[field.type.split("(")[0]](field, found)
 
 
-def _found(field: Field, record: Record, document: Any) -> Any:
+def _found(field: Field, record: Record, document: Any, key: Any) -> Any:
     """What the first source has that has something."""
     for source in field.sources:
-        found = _from(source, record, document)
+        found = _from(source, record, document, key)
         if isinstance(found, Whole) and field.type == "string":
             found = _text(found)
-        if found is not _MISSING:
+        if found is not MISSING:
             return found
-    return _MISSING
+    return MISSING
 
 
-def _from(source: Key | Header | Meta | Rest | tuple[str, ...], record: Record, document: Any) -> Any:
+def _from(
+    source: Key | Header | Meta | Reference | Rest | tuple[str, ...], record: Record, document: Any, key: Any
+) -> Any:
     if isinstance(source, tuple):
         return _at(document, source)
     if isinstance(source, Rest):
-        return unknown_members(source.path, source.taken, document) or _MISSING
+        return unknown_members(source.path, source.taken, document) or MISSING
+    if isinstance(source, Reference):
+        raise UnreadableError(f"{source.column} is a column of the lookup's table, and no part of a record")
     if isinstance(source, Meta):
         found = {
             "timestamp": Decimal(record.timestamp_ms),
@@ -175,14 +180,8 @@ def _from(source: Key | Header | Meta | Rest | tuple[str, ...], record: Record, 
         return found[source.name]
     if isinstance(source, Header):
         values = [value for name, value in record.headers if name == source.name]
-        return _text(values[-1]) if values else _MISSING
-    text = _text(record.key)
-    if not source.path or text is _MISSING:
-        return text
-    try:
-        return _at(document_of(text.encode()), steps(source.path))
-    except (ValueError, RecursionError):
-        return _MISSING
+        return _text(values[-1]) if values else MISSING
+    return _at(key, steps(source.path)) if source.path else key
 
 
 def unknown_members(path: Sequence[str], taken: Collection[str], document: Any) -> dict[str, Any]:
@@ -194,16 +193,16 @@ def unknown_members(path: Sequence[str], taken: Collection[str], document: Any) 
 def _at(document: Any, path: Sequence[str]) -> Any:
     for step in path:
         if not isinstance(document, Mapping) or step not in document:
-            return _MISSING
+            return MISSING
         document = document[step]
     return document
 
 
 def _text(value: bytes | None) -> Any:
     try:
-        return _MISSING if value is None else value.decode()
+        return MISSING if value is None else value.decode()
     except UnicodeDecodeError:
-        return _MISSING
+        return MISSING
 
 
 def _string(field: Field, found: Any) -> str:
@@ -441,7 +440,7 @@ def _struct(field: Field, found: Any) -> dict[str, Any]:
 def _first(field: Field, around: Any) -> Any:
     """What the first path has that has something."""
     found = (_at(around, source) for source in field.sources if isinstance(source, tuple))
-    return next((one for one in found if one is not _MISSING), _MISSING)
+    return next((one for one in found if one is not MISSING), MISSING)
 
 
 def _inside(field: Field, found: Any, place: str) -> Any:

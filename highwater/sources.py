@@ -1,4 +1,4 @@
-"""Where a field is taken from: a path into the value or the key, a header, or what Kafka says of the record.
+"""Where a field is taken from: a path into the value or the key, a header, what Kafka says of it, or a lookup.
 
 What belongs here: the kinds of sources, and how a path is written. What does not: reading a record (`assets.fields`).
 """
@@ -15,10 +15,10 @@ _STEP = re.compile(r'(?:^|\.)([^.\[\]"\\\s]+)|\["([^"\\\x00-\x1f]+)"\]')
 
 @dataclass(frozen=True)
 class Key:
-    """The record's key.
+    """The record's key, decoded as `Stream.key_format` says.
 
     Args:
-        path: of a key that is a JSON object, the path in it; empty for the whole key as text in UTF-8.
+        path: the path to a member of a key that is an object or a record; empty for the whole key.
     """
 
     path: str = ""
@@ -62,8 +62,19 @@ class Rest:
         return steps(self.within) if self.within else ()
 
 
+@dataclass(frozen=True)
+class Reference:
+    """A column of the row that the stream's lookup finds.
+
+    Args:
+        column: the name of the column in the lookup's table.
+    """
+
+    column: str
+
+
 # A text is a path into the value.
-Source = str | Key | Header | Meta | Rest
+Source = str | Key | Header | Meta | Reference | Rest
 
 
 def steps(path: str) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ _POSITIONAL: Mapping[str, tuple[str, ...]] = {
     "Key": ("path",),
     "Header": ("name",),
     "Meta": ("name",),
+    "Reference": ("column",),
+    "BigEndian": ("size",),
     "Lines": ("pattern",),
 }
 

@@ -6,28 +6,27 @@ import json
 import random
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from assets.origins import PROBLEM
 from assets.parsing import judged, key_of
-from highwater.classifying import classify
-from highwater.declaration import Field, Stream, UnknownFields
-from highwater.formats import Avro, Csv, Json, Lines, Raw
+from assets.work import Work
+from highwater.classifying import Outcome, classify
+from highwater.declaration import Deletes, Field, Stream, UnknownFields
+from highwater.formats import Avro, BigEndian, Csv, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.reading import Record, same
-from highwater.sources import Rest
+from highwater.schemas import Schema
+from highwater.sources import Key, Meta, Rest
 from tests import protobuf_orders
 from tests.format_streams import FORMATS, find_schema, records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
-
-    from assets.work import Work
-    from highwater.schemas import Schema
 
 UNIONS = {
     "type": "record",
@@ -52,8 +51,9 @@ UNIONS = {
 }
 
 
-def bare(value: Any, *fields: Field) -> Stream:
-    return replace(FORMATS["05-github-events"], name="bare", fields=fields, key=(), event_time=None, value=value)
+def bare(value: Any, *fields: Field, **more: Any) -> Stream:
+    more = {"key": (), **more}
+    return replace(FORMATS["05-github-events"], name="bare", fields=fields, event_time=None, value=value, **more)
 
 
 def avro_unions() -> tuple[Stream, list[bytes]]:
@@ -157,7 +157,139 @@ CASES: dict[str, Callable[[], tuple[Stream, list[bytes]]]] = {
 
 
 def schema_of(one: int | str) -> Schema | None:
-    return protobuf_orders.find_schema(one) or find_schema(one)
+    return protobuf_orders.find_schema(one) or find_schema(one) or KEY_SCHEMAS.get(cast("int", one))
+
+
+KEY_RECORD = {
+    "type": "record",
+    "name": "Key",
+    "namespace": "shop",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "parts", "type": {"type": "array", "items": ["null", "string"]}},
+    ],
+}
+KEY_SCHEMAS: dict[int, Schema] = {
+    60: Schema(60, "AVRO", '"string"'),
+    61: Schema(61, "AVRO", '"long"'),
+    62: Schema(62, "AVRO", json.dumps(KEY_RECORD)),
+    63: Schema(63, "JSON", "{}"),
+    64: Schema(64, "PROTOBUF", 'syntax = "proto3"; message K { string id = 1; int64 n = 2; double d = 3; }'),
+    65: Schema(65, "AVRO", '["null", {"type": "enum", "name": "E", "symbols": ["A", "B"]}]'),
+}
+
+
+def framed(number: int, payload: bytes) -> bytes:
+    return b"\0" + number.to_bytes(4) + payload
+
+
+def in_avro(number: int, *values: Any) -> list[bytes]:
+    import io
+
+    import fastavro
+
+    schema, found = fastavro.parse_schema(json.loads(KEY_SCHEMAS[number].text)), []
+    for value in values:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, schema, value)
+        found.append(out.getvalue())
+    return found
+
+
+MEMBERS = (
+    Field("k_id", "long", source=Key("id")),
+    Field("k_at", "timestamp", source=Key("at")),
+    Field("k_parts", "array", source=Key("parts"), of=Field("part", "string", nullable=True)),
+)
+KEY_RECORDS = in_avro(62, {"id": 7, "at": 5, "parts": ["a", None]}, {"id": -(2**40), "at": 0, "parts": []})
+IN_JSON = (
+    b'{"id":1001,"n":2.50}',
+    b'{"id":-3,"n":1}',
+    b'{"id":12,"n":0.1, "x": [{"y": "\xc3\xbc"}, null, true]}',
+    b'{"id":1,"n":1e2}',
+    b'{"id":1,"n":NaN}',
+)
+IN_PROTOBUF = (
+    b"\x0a\x02ab\x10\x07\x19\x00\x00\x00\x00\x00\x00\xf8?",
+    b"\x0a\x02\xc3\xbc",
+    b"\x19\xff\xff\xff\xff\xff\xff\xefC",
+)
+IN_MESSAGES = (
+    Field("k_id", "string", source=Key("id")),
+    Field("k_n", "long", source=Key("n")),
+    Field("k_d", "double", source=Key("d")),
+    Field("k_exact", "decimal(38,2)", source=Key("d"), rounded=True),
+)
+IN_OBJECTS = (Field("k_id", "long", source=Key("id")), Field("k_n", "decimal(8,2)", source=Key("n")))
+# By name the format, the fields, and keys of the format.
+KEYS: dict[str, tuple[KeyFormat, tuple[Field, ...], list[bytes]]] = {
+    "text": (Text(), (Field("k", "string", source=Key()),), [b"o-17", "ü".encode(), b"{}"]),
+    "long": (BigEndian(), (Field("k", "long", source=Key()),), [n.to_bytes(8, signed=True) for n in (1, -(2**50))]),
+    "integer": (BigEndian(4), (Field("k", "integer", source=Key()),), [n.to_bytes(4, signed=True) for n in (1, -9)]),
+    "json": (Json(), IN_OBJECTS, [*IN_JSON]),
+    "json texts": (Json(), (Field("k", "string", source=Key()),), [b'"a"', rb'"\u00fc\ud83d\ude00"', b"7", b"null"]),
+    "framed json": (Json(registry=True), IN_OBJECTS, [framed(63, one) for one in IN_JSON]),
+    "avro texts": (Avro('"string"'), (Field("k", "string", source=Key()),), in_avro(60, "o-17", "ü", "")),
+    "framed avro texts": (
+        Avro(), (Field("k", "string", source=Key()),), [framed(60, one) for one in in_avro(60, "o-17", "ü")],
+    ),
+    "framed avro longs": (
+        Avro(), (Field("k", "long", source=Key()),), [framed(61, one) for one in in_avro(61, 0, -1, 2**40)],
+    ),
+    "avro records": (Avro(json.dumps(KEY_RECORD)), MEMBERS, KEY_RECORDS),
+    "framed avro records": (Avro(), MEMBERS, [framed(62, one) for one in KEY_RECORDS]),
+    "framed avro enums": (
+        Avro(),
+        (Field("k", "string", source=Key(), nullable=True),),
+        [framed(65, one) for one in in_avro(65, "B", None)],
+    ),
+    "framed protobuf": (Protobuf(), IN_MESSAGES, [framed(64, b"\0" + one) for one in IN_PROTOBUF]),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KEYS)
+def test_both_readers_agree_on_keys(spark: SparkSession, name: str) -> None:
+    """Of keys of a format, and of 200 with a byte changed, left out or added; also of tombstones."""
+    key_format, fields, keys = KEYS[name]
+    first = next(one.name for one in fields if one.type != "array")
+    roles: dict[str, Any] = {} if fields[0].nullable else {"key": (first,), "version": "at"}
+    if roles:
+        roles["deletes"] = Deletes(tombstones=True)
+    rest = (Field("at", "long", source=Meta("offset")), Field("id", "string", optional=True))
+    stream = bare(Json(), *fields, *rest, key_format=key_format, **roles)
+    seed = random.randrange(10**6)
+    changed = [*keys, *mutated(keys, random.Random(seed), 200), b""]
+    values = [None if at % 5 == 0 and roles else b"{}" for at, _ in enumerate(changed)]
+    found = {row["name"]: row.asDict() for row in by_pipeline(spark, stream, values, changed)}
+    assert {found[at]["reason"] for at, _ in enumerate(keys[:2])} == {None}
+    wrong: dict[bytes, Any] = {}
+    for offset, (value, key) in enumerate(zip(values, changed, strict=True)):
+        record = Record(value, key, (), "t", 0, offset, 1_767_225_600_000)
+        if unlike := unlike_outcomes(stream, classify(stream, record, schema_of), found[offset]):
+            wrong[key] = unlike
+    few = dict(list(wrong.items())[:5])
+    assert not wrong, f"seed {seed}, {len(wrong)} keys: {few}"
+
+
+@pytest.mark.slow
+def test_a_key_whose_schema_is_in_a_header_or_unknown(spark: SparkSession) -> None:
+    """The header of a key has another name than that of a value."""
+    stream = bare(Json(), Field("k", "string", source=Key()), key_format=Avro())
+    [payload] = in_avro(60, "o-17")
+    headers = [("__value_schema_id", framed(99, b"")), ("__key_schema_id", framed(60, b""))]
+    keys, all_headers = [payload, framed(98, payload), None], [headers, [], []]
+    found = by_pipeline(spark, stream, [b"{}"] * 3, keys, all_headers)
+    told = {row["name"]: (row["reason"], row["detail"], row["v_k"]) for row in found}
+    assert told == {
+        0: (None, None, "o-17"),
+        1: ("unresolved", "the registry does not know schema 98 of the key", None),
+        2: ("malformed", "field k (Key(path='')) is missing", None),
+    }
+    for at, (key, of_record) in enumerate(zip(keys, all_headers, strict=True)):
+        theirs = classify(stream, Record(b"{}", key, of_record, "t", 0, at, 0), schema_of)
+        assert (theirs.reason, theirs.values.get("k")) == (told[at][0], told[at][2])
 
 
 @pytest.mark.slow
@@ -174,20 +306,26 @@ def test_both_readers_agree(spark: SparkSession, name: str) -> None:
         ours = found[at]
         if theirs.kind != "reject" and not is_canonical(stream, value):
             continue
-        if (ours["reason"] is None) != (theirs.kind != "reject"):
-            wrong[value] = (ours["reason"], ours["detail"], theirs)
-        elif ours["reason"] is None:
-            fields = {f.name: f for f in stream.fields}
-            unlike = {
-                one: (theirs.values[one], ours[f"v_{one}"])
-                for one, declared in fields.items()
-                if not same(declared, theirs.values[one], told(ours[f"v_{one}"]))
-            }
-            unlike |= {"key": (theirs.key, ours["event_key"])} if theirs.key != ours["event_key"] else {}
-            if unlike:
-                wrong[value] = unlike
+        if unlike := unlike_outcomes(stream, theirs, ours):
+            wrong[value] = unlike
     few = dict(list(wrong.items())[:5])
     assert not wrong, f"seed {seed}, {len(wrong)} records: {few}"
+
+
+def unlike_outcomes(stream: Stream, theirs: Outcome, ours: dict[str, Any]) -> Any:
+    """What the second reader and the pipeline say otherwise of one record; nothing if they agree."""
+    if (ours["reason"] is None) != (theirs.kind != "reject") or (ours["reason"] == "unresolved") != (
+        theirs.reason == "unresolved"
+    ):
+        return ours["reason"], ours["detail"], theirs
+    if ours["reason"] is not None:
+        return None
+    unlike = {
+        declared.name: (theirs.values[declared.name], ours[f"v_{declared.name}"])
+        for declared in stream.fields
+        if not same(declared, theirs.values[declared.name], told(ours[f"v_{declared.name}"]))
+    }
+    return unlike | ({"key": (theirs.key, ours["event_key"])} if theirs.key != ours["event_key"] else {})
 
 
 def is_canonical(stream: Stream, value: bytes) -> bool:
@@ -225,16 +363,26 @@ def mutated(values: list[bytes], chance: random.Random, count: int) -> list[byte
     return found
 
 
-def by_pipeline(spark: SparkSession, stream: Stream, values: list[bytes]) -> list[Any]:
+def by_pipeline(
+    spark: SparkSession,
+    stream: Stream,
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] = (),
+    headers: Sequence[Any] = (),
+) -> list[Any]:
     from pyspark.sql import functions as F
 
-    rows: list[Any] = [(at, b"k", value, [], "t", 0, at, 1_767_225_600_000) for at, value in enumerate(values)]
+    records: Any = zip_longest(values, keys or [b"k"] * len(values), headers, fillvalue=[])
+    rows: list[Any] = [
+        (at, key, value, its, "t", 0, at, 1_767_225_600_000) for at, (value, key, its) in enumerate(records)
+    ]
     raw = spark.createDataFrame(
         cast("Any", rows),
         "name BIGINT, key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, "
         "origin_topic STRING, origin_partition INT, origin_offset BIGINT, origin_timestamp_ms BIGINT",
     ).withColumn(PROBLEM, F.lit(None).cast("string"))
-    work = cast("Work", SimpleNamespace(stream=stream, schemas=schema_of, spark=spark))
+    nothing = cast("Any", None)
+    work = Work(stream, (), spark, nothing, nothing, nothing, nothing, schemas=schema_of)
     columns = []
     for declared in stream.fields:
         value = F.col(f"field_{declared.name}")

@@ -16,8 +16,8 @@ from assets.streams import load_streams
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Accepted, Alerts, Deletes, Field, Foreign, Limits, UnknownFields
 from highwater.errors import DeclarationError
-from highwater.formats import Avro
-from highwater.sources import Meta, Rest
+from highwater.formats import Avro, BigEndian, Json, Protobuf, Raw
+from highwater.sources import Key, Meta, Rest
 from orchestration.cli.main import main
 from orchestration.cli.terminal import PERMANENT
 
@@ -129,6 +129,39 @@ def rest(**options: Any) -> dict[str, Any]:
 def test_keys_versions_and_deletes_go_together(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(DeclarationError, match=re.escape(told)):
         replace(ORDERS, **changes)
+
+
+IGNORED: dict[str, Any] = {"record_key": "ignore", "first_version": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"key_format": Json()}, "a key of the format Json is no text: declare record_key='ignore'"),
+        ({"key_format": BigEndian(), "record_key": "warn", "first_version": None}, "record_key='warn' compares"),
+        ({"key_format": BigEndian(2), **IGNORED}, "key_format: an integer has 4 or 8 bytes, and size is 2"),  # type: ignore[arg-type]
+        ({"key_format": Avro("no"), **IGNORED}, "key_format: this is no Avro schema"),
+        ({"key_format": Protobuf(descriptors="CgA="), **IGNORED}, "key_format: name the message"),
+        ({"fields": field("long", source=Key("id"))}, "Key('id') is a member of a key that is an object or a record"),
+        (
+            {"fields": field("long", source=Key("id")), "key_format": BigEndian(), **IGNORED},
+            "the stream declares key_format=BigEndian(): declare Json(), Avro() or Protobuf()",
+        ),
+        ({"fields": field("string", source=Key()), "key_format": Raw(), **IGNORED}, "it is of type binary"),
+    ],
+)
+def test_key_formats_and_the_fields_that_are_taken_from_keys_go_together(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(DeclarationError, match=re.escape(told)):
+        replace(ORDERS, **{**changes, "fields": ORDERS.fields + changes.get("fields", ())})
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [BigEndian(4), Json(registry=True), Avro('"long"'), Avro('{"type": "enum", "name": "E", "symbols": ["A"]}')],
+)
+def test_keys_of_any_type_are_declared(declared: Any) -> None:
+    whole = field("json", source=Key())
+    assert replace(ORDERS, key_format=declared, fields=(*ORDERS.fields, *whole), **IGNORED).reads_key
 
 
 @pytest.mark.parametrize(

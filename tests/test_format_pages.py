@@ -12,7 +12,7 @@ import pytest
 from highwater import field_rules
 from highwater.classifying import classify
 from highwater.declaration import Stream
-from highwater.formats import Format
+from highwater.formats import Format, KeyFormat
 from highwater.reading import Record
 from highwater.schemas import Schema
 from tests.test_docs import blocks, rows, section, spans
@@ -58,6 +58,23 @@ def test_every_format_has_an_example() -> None:
     shown = {type(stream.value) for page in EXAMPLES for stream in declared(page)}
 
     assert shown == {*get_args(Format)}
+
+
+def test_the_page_of_keys_has_every_format_of_keys() -> None:
+    page = "docs/formats/keys.md"
+    introduction = (ROOT / page).read_text().partition("\n## ")[0]
+    listed = {name.partition("(")[0] for row in rows(introduction) for name in spans(row[1])}
+    shown = {type(stream.key_format).__name__ for stream in declared(page)}
+    formats = {kind.__name__ for kind in get_args(KeyFormat)}
+
+    assert listed == formats
+    assert shown == formats - {"Raw"}
+
+
+def test_the_page_of_streams_has_every_format_of_keys() -> None:
+    listed = {spans(row[0])[0].partition("(")[0] for row in rows(section("docs/streams.md", "Key format"))}
+
+    assert listed == {kind.__name__ for kind in get_args(KeyFormat)}
 
 
 def test_the_page_of_formats_lists_every_page() -> None:

@@ -222,6 +222,85 @@ def test_a_line_of_more_values_than_spark_takes_is_a_reject(bench: Bench) -> Non
     assert not bench.failing()
 
 
+def test_debezium_in_avro_whose_tombstones_delete(bench: Bench) -> None:
+    """Keys and values in a registry's framing: an insert, a delete, its tombstone, and a tombstone of another key."""
+    from io import BytesIO
+
+    import fastavro
+
+    from highwater.declaration import Deletes, Field
+    from highwater.formats import Avro
+    from highwater.schemas import Schema
+    from highwater.sources import Key, Meta
+
+    def record(name: str, *fields: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "record", "name": name, "namespace": "shop.public.addresses", "fields": [*fields]}
+
+    row = record("Value", {"name": "id", "type": "long"}, {"name": "city", "type": "string"})
+    values = record(
+        "Envelope",
+        {"name": "before", "type": ["null", row]},
+        {"name": "after", "type": ["null", "Value"]},
+        {"name": "op", "type": "string"},
+    )
+    written = {12: record("Key", {"name": "id", "type": "long"}), 13: values}
+
+    def framed(number: int, value: dict[str, Any]) -> bytes:
+        out = BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(written[number]), value)
+        return b"\0" + number.to_bytes(4) + out.getvalue()
+
+    def change(op: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> bytes:
+        return framed(13, {"before": before, "after": after, "op": op})
+
+    fields = (
+        Field("id", "long", source=Key("id")),
+        Field("city", "string", source="after.city"),
+        Field("op", "string"),
+        Field("position", "long", source=Meta("offset")),
+    )
+    bench.stream = replace(
+        on(FORMATS["01-debezium-postgres-plain"], bench.stream.topic),
+        fields=fields,
+        key=("id",),
+        version="position",
+        event_time=None,
+        value=Avro(),
+        key_format=Avro(),
+        deletes=Deletes("op", ("d",), tombstones=True),
+    )
+    schemas = {number: Schema(number, "AVRO", json.dumps(one)) for number, one in written.items()}
+    bench.schemas = lambda one: schemas.get(one) if isinstance(one, int) else None
+    ada, bob = {"id": 1, "city": "Turin"}, {"id": 2, "city": "Oslo"}
+    first, second = framed(12, {"id": 1}), framed(12, {"id": 2})
+    bench.send(
+        Message(first, change("c", None, ada)),
+        Message(second, change("c", None, bob)),
+        Message(first, change("d", ada, None)),
+        Message(first, None),
+        Message(second, None),
+        Message(second, change("c", None, {"id": 2, "city": "Bergen"})),
+        Message(first[:-1], None),
+        Message(b"\0\0\0\0\x63" + first[5:], None),
+    )
+    bench.materialise(bench.plan(0, p0=(0, 8)))
+    rows = sorted(bench.rows("events"), key=lambda row: row["origin_offset"])
+    assert picked(rows, "key", "id", "city", "deleted") == [
+        ("1", 1, "Turin", False),
+        ("2", 2, "Oslo", False),
+        ("1", 1, None, True),
+        ("1", 1, None, True),
+        ("2", 2, None, True),
+        ("2", 2, "Bergen", False),
+    ]
+    assert {key: row["city"] for key, row in bench.current().items()} == {"2": "Bergen"}
+    assert rejected(bench) == [
+        (6, "malformed", "the key: no Avro of schema 12"),
+        (7, "unresolved", "the registry does not know schema 99 of the key"),
+    ]
+    assert not bench.failing()
+
+
 def test_current_with_a_map_is_rebuilt(bench: Bench) -> None:
     """Spark subtracts no rows with maps."""
     from assets.current_rebuild import Look, differences, rebuild

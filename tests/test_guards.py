@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets.parsing import see_lookup
+from assets.lookups import see_lookup
 from dev.processes import LOOPBACK, wait_until
 from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError, HighwaterError, PermanentError
 from orchestration.dependencies import guards_of, lookup_guards
@@ -311,7 +311,7 @@ def test_a_reference_table_that_is_away_is_not_asked_and_raw_goes_on(
         asked = counting(monkeypatch, away=lambda _: False)
         [guard] = lookup_guards(ours.ledger, ours.lake, STREAM)
         for _ in range(FAILURES):
-            from assets.parsing import see_lookup
+            from assets.lookups import see_lookup
 
             assert STREAM.lookup is not None
             with pytest.raises(DependencyAwayError, match="reference/customers"), guarded(guard):

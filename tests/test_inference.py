@@ -35,7 +35,7 @@ from highwater.declaration import (
 )
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
-from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
+from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.inference import Inferred, infer, infer_from_schema
 from highwater.reading import Record
 from highwater.sample_counts import count_sample, records_from_lines
@@ -617,6 +617,68 @@ def test_a_compacted_topic_is_ordered_by_its_offsets_and_its_tombstones_delete()
     assert kinds(found, records) == ["delete" if value is None else "event" for _, value in pairs]
 
 
+KEY_SCHEMAS: dict[int | str, Schema] = {
+    70: Schema(70, "AVRO", '"string"'),
+    71: Schema(71, "AVRO", '{"type": "record", "name": "K", "fields": [{"name": "id", "type": "long"}]}'),
+    72: Schema(72, "JSON", "{}"),
+    73: Schema(73, "PROTOBUF", 'syntax = "proto3"; message K { int64 id = 1; }'),
+}
+
+
+def key_70(number: int) -> bytes:
+    return framed(70, b"\x04" + f"k{number}".encode())
+
+
+@pytest.mark.parametrize(
+    ("key_of", "key_format", "wanted"),
+    [
+        (lambda n: (1000 + n).to_bytes(8), BigEndian(), Field("record_key", "long", source=Key())),
+        (lambda n: (-1 - n).to_bytes(8, signed=True), BigEndian(), Field("record_key", "long", source=Key())),
+        (lambda n: n.to_bytes(4), BigEndian(4), Field("record_key", "long", source=Key())),
+        (lambda n: f'"k{n}"'.encode(), Json(), Field("record_key", "string", source=Key())),
+        (lambda n: {"id": n}, Json(), Field("id", "long", source=Key("id"))),
+        (lambda n: {"schema": {}, "payload": f"k{n}"}, Json(), Field("record_key", "string", source=Key("payload"))),
+        (key_70, Avro(), Field("record_key", "string", source=Key())),
+        (lambda n: framed(71, bytes([2 * n])), Avro(), Field("id", "long", source=Key("id"))),
+        (lambda n: framed(72, b'{"id": %d}' % n), Json(registry=True), Field("id", "long", source=Key("id"))),
+        (lambda n: framed(73, b"\0\x08" + bytes([n + 1])), Protobuf(), Field("id", "long", source=Key("id"))),
+    ],
+    ids=["longs", "negative longs", "integers", "json texts", "json objects", "connect", "avro texts", "avro records",
+         "framed json", "protobuf"],
+)  # fmt: skip
+def test_tombstones_delete_whatever_the_format_of_keys(
+    key_of: Callable[[int], Any], key_format: KeyFormat, wanted: Field
+) -> None:
+    pairs = [(key_of(n % 10), None if n % 13 == 12 else {"name": f"n{n}"}) for n in range(100)]
+    records = records_of(pairs)
+    found = infer("profiles", records, schemas=KEY_SCHEMAS.get)
+    assert found.stream.key_format == key_format
+    assert field(found, wanted.name) == wanted
+    assert (found.stream.key, found.stream.version) == ((wanted.name,), "record_offset")
+    assert (found.stream.record_key, found.stream.deletes) == ("ignore", Deletes(tombstones=True))
+    assert found.reasons["key_format"]
+    deletes = ["delete" if value is None else "event" for _, value in pairs]
+    assert kinds(found, records, KEY_SCHEMAS.get) == deletes
+    held: dict[str, Any] = {}
+    exec(to_source(found.stream, comments=found.comments), held)
+    assert held["STREAM"] == found.stream
+
+
+def test_a_key_in_avro_that_a_field_equals_is_taken_from_the_value() -> None:
+    """The value is what people read; a declaration without key_format is simpler."""
+    records = records_of((key_70(n), {"name": f"k{n}", "n": n}) for n in range(10))
+    found = infer("profiles", records, schemas=KEY_SCHEMAS.get)
+    assert (found.stream.key, found.stream.key_format, found.stream.record_key) == (("name",), Text(), "ignore")
+    assert "key_format" not in found.reasons
+
+
+def test_random_bytes_are_no_integers() -> None:
+    chance = random.Random(3)
+    records = records_of((chance.randbytes(8), {"name": f"n{n}", "id": n}) for n in range(50))
+    found = infer("profiles", records)
+    assert (found.stream.key, found.stream.key_format) == (("id",), Text())
+
+
 def test_keys_in_several_partitions_are_not_ordered_by_offsets() -> None:
     pairs = [(f"k{n % 10}".encode(), None if n % 13 == 12 else {"name": f"n{n}"}) for n in range(100)]
     records = [*records_of(pairs), *records_of(pairs, partition=1)]
@@ -784,13 +846,18 @@ def declarations(draw: st.DrawFn) -> Stream:
         more["limits"] = Limits(longest_wait=draw(st.timedeltas(timedelta(0), timedelta(days=3))))
         more["tiers"] = (timedelta(seconds=draw(st.integers(1, 9))), timedelta(minutes=5))
         more["on_reject"] = {**ON_REJECT, "malformed": OnReject.RETRY}
+    deep = any(one.source == Key("payload.id") for one in fields)
+    formats: list[KeyFormat] = [Json(), Avro(), Protobuf()] if deep else [Text(), BigEndian(4)]
+    key_format = draw(st.sampled_from(formats))
+    checks = ["warn", "ignore", "strict"] if key_format == Text() else ["ignore"]
     return Stream(
         name=draw(NAMES),
         topic="t.1",
+        key_format=key_format,
         fields=tuple(fields),
         value=draw(FORMATS),
         description=draw(TEXTS),
-        record_key=draw(st.sampled_from(["warn", "ignore", "strict"])),
+        record_key=draw(st.sampled_from(checks)),
         answers=Answers(draw(TEXTS), draw(TEXTS), draw(TEXTS)),
         **more,
     )

@@ -643,7 +643,8 @@ def test_a_long_value_is_no_reject() -> None:
 
 def test_a_boolean_from_a_key_that_is_no_text() -> None:
     """It raised TypeError: a list has no hash."""
-    stream = lined(Csv(("a",)), Field("x", "boolean", source=Key("k")))
+    stream = replace(lined(Csv(("a",)), Field("a", "string")), key_format=Json())
+    stream = replace(stream, fields=(Field("x", "boolean", source=Key("k")),))
     assert classify(stream, Record(b"1", b'{"k": []}'), None).reason == "malformed"
 
 

@@ -16,7 +16,7 @@ from assets.evolution import stream_of
 from assets.parsing import field_columns
 from highwater.classifying import key_of, version_of
 from highwater.declaration import Field
-from highwater.decoding import Schemas, read_fields
+from highwater.decoding import Schemas, document_of_key, read_fields
 from highwater.decoding import document as document_of
 from highwater.envelope import ORIGIN, Origin
 from highwater.formats import Json
@@ -179,8 +179,8 @@ def _columns(stream: Stream, events: DeltaTable) -> list[_Told]:
     there = {field.name for field in events.schema().fields}
     named = [(one.name, one.name) for one in field_columns(stream) if one.name in there]
     roles = [(name, column) for name, column in _roles(stream) if name is not None]
-    # What an expression gives only Spark can tell.
-    pairs = [(name, column) for name, column in [*named, *roles] if declared[name].expression is None]
+    # What an expression or a lookup gives only Spark can tell.
+    pairs = [(name, column) for name, column in [*named, *roles] if declared[name].is_read]
     # A record that deletes has these at least.
     always = stream.required_fields
     return [_Told(declared[name], column, name in always) for name, column in pairs]
@@ -305,26 +305,29 @@ def _differing(reader: _Reader, columns: Sequence[_Told], row: Mapping[str, Any]
     stream = reader.stream
     try:
         document = {} if record.value is None else document_of(stream.value, record, reader.schemas)
+        key = document_of_key(stream, record, reader.schemas)
     except (RecursionError, UnreadableError):
         return []  # nested deeper than Python reads, in a field that is ignored: not to be compared
     except MisfitError as error:
         return [str(error)]
-    deletes = _is_delete(stream, record, document, stored=bool(row.get("deleted")))
+    deletes = _is_delete(stream, record, document, key, stored=bool(row.get("deleted")))
     # Null in events from before the stream declared deletes.
     found = [] if row.get("deleted") in {None, deletes} else ["deleted"]
-    found += _unlike_key(stream, row, record, document) + _unlike_version(stream, row, record, document)
+    found += _unlike_key(stream, row, record, document, key) + _unlike_version(stream, row, record, document, key)
     told = [one if one.always or not deletes else one._replace(declared=_lenient(one.declared)) for one in columns]
-    same_ = (_is_same(one.declared, record, document, row[f"c{at}"]) for at, one in enumerate(told))
+    same_ = (_is_same(one.declared, record, document, key, row[f"c{at}"]) for at, one in enumerate(told))
     return found + [one.field for one, same in zip(told, same_, strict=True) if not same]
 
 
-def _unlike_key(stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any]) -> list[str]:
+def _unlike_key(
+    stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any], key: Any
+) -> list[str]:
     """`key` if an event has another one than its record's fields give."""
     declared = [one for one in read_fields(stream) if one.name in stream.key]
     if len(declared) < len(stream.key) or "event_key" not in row:
         return []  # part of it is an expression
     try:
-        read = key_of(stream, {one.name: value_of(one, record, document) for one in declared})
+        read = key_of(stream, {one.name: value_of(one, record, document, key) for one in declared})
     except (MisfitError, UnreadableError):
         return []  # told by the field itself
     # How a time is written is the pipeline's.
@@ -332,19 +335,21 @@ def _unlike_key(stream: Stream, row: Mapping[str, Any], record: Record, document
     return [] if has_times or read == row["event_key"] else ["key"]
 
 
-def _unlike_version(stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any]) -> list[str]:
+def _unlike_version(
+    stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any], key: Any
+) -> list[str]:
     """`version` if that of an event is made of several fields, and another one than those of its record give."""
     declared = [one for one in read_fields(stream) if one.name in stream.version_fields]
     if len(declared) < len(stream.version_fields) or "event_version" not in row:
         return []  # part of it is an expression
     try:
-        read = version_of(stream, {one.name: value_of(one, record, document) for one in declared})
+        read = version_of(stream, {one.name: value_of(one, record, document, key) for one in declared})
     except (MisfitError, UnreadableError):
         return []  # told by the field itself
     return [] if read == row["event_version"] else ["version"]
 
 
-def _is_delete(stream: Stream, record: Record, document: dict[str, Any], *, stored: bool) -> bool:
+def _is_delete(stream: Stream, record: Record, document: dict[str, Any], key: Any, *, stored: bool) -> bool:
     """Whether a record deletes its key, as the stream declares it; by an expression, as it is `stored`."""
     deletes = stream.deletes
     if deletes is None or record.value is None:
@@ -355,7 +360,7 @@ def _is_delete(stream: Stream, record: Record, document: dict[str, Any], *, stor
         return stored
     try:
         [declared] = [one for one in read_fields(stream) if one.name == deletes.field]
-        return value_of(declared, record, document) in deletes.values
+        return value_of(declared, record, document, key) in deletes.values
     except (MisfitError, UnreadableError):
         return False
 
@@ -365,9 +370,9 @@ def _lenient(declared: Field) -> Field:
     return replace(declared, optional=True, nullable=True, default=None)
 
 
-def _is_same(declared: Field, record: Record, document: dict[str, Any], stored: Any) -> bool:
+def _is_same(declared: Field, record: Record, document: dict[str, Any], key: Any, stored: Any) -> bool:
     try:
-        return same(declared, value_of(declared, record, document), stored)
+        return same(declared, value_of(declared, record, document, key), stored)
     except UnreadableError:
         return stored is not None  # not to be compared
     except MisfitError:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assets.evolution import stream_of
-from assets.parsing import field_columns
+from assets.parsing import content_columns
 from highwater.envelope import ORIGIN
 from orchestration.checking.version_questions import SAMPLES, STREAM, Found, text
 from resources.delta import columns_in_all, query_all, slice_is_one_of
@@ -111,9 +111,8 @@ def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among
         DependencyAwayError: the lake could not be read.
     """
     both = [tables["e"], tables["c"]]
-    contents = columns_in_all(
-        both, ["event_time", *[field.name for field in field_columns(stream_of(stream, tables["e"]))]]
-    )
+    fields = content_columns(stream_of(stream, tables["e"]))
+    contents = columns_in_all(both, ["event_time", *[field.name for field in fields]])
     columns = columns_in_all(both, ["key", "version", *ORIGIN, "origin_timestamp_ms"]) + contents
     sql = _SQL.format(
         told=among.told,

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from assets.evolution import stream_of
-from assets.parsing import field_columns
+from assets.parsing import content_columns
 from highwater.field_rules import CONTAINERS
 from highwater.slices import SliceKey
 from orchestration.checking.suspects import TOUCHED, TOUCHED_KEYS, Suspects, Trait
@@ -335,8 +335,8 @@ def key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[A
 
 
 def _content(stream: Stream, events: DeltaTable) -> str:
-    """One value for all that an event says, in SQL; without arrays, maps and structs, which have no text there."""
-    fields = [f for f in field_columns(stream_of(stream, events)) if f.type not in CONTAINERS]
+    """One value for all that a record says, in SQL; without arrays, maps and structs, which have no text there."""
+    fields = [f for f in content_columns(stream_of(stream, events)) if f.type not in CONTAINERS]
     texts = [f"encode({quoted(f.name)}, 'hex')" if f.type == "binary" else quoted(f.name) for f in fields]
     columns = ["event_time", *(["deleted"] if has_column(events, "deleted") else []), *texts]
     listed = ", ".join(f"coalesce(cast({name} AS VARCHAR), '')" for name in columns)

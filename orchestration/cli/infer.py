@@ -36,6 +36,7 @@ CHOICES = {
     "event_time": "event time",
     "deletes": "deletes",
     "record_key": "record key",
+    "key_format": "key format",
 }
 
 
@@ -190,7 +191,13 @@ def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
 
     print_lines([f"stream {found.stream.name} on topic {found.stream.topic}", ""])
     width = max(map(len, CHOICES.values()))
-    print_lines([f"{label.ljust(width)}  {found.reasons[choice]}" for choice, label in CHOICES.items()])
+    print_lines(
+        [
+            f"{label.ljust(width)}  {found.reasons[choice]}"
+            for choice, label in CHOICES.items()
+            if choice in found.reasons
+        ]
+    )
     print_lines([""])
     print_table(["column", "type", "from", "filled", "example"], [_row(one) for one in found.columns])
     if found.left_out:

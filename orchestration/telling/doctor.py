@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -141,7 +141,8 @@ def _declared(deployment: Deployment) -> list[Stream]:
 
 
 def _needs_registry(stream: Stream) -> bool:
-    return isinstance(stream.value, Avro | Json | Protobuf) and stream.value.registry
+    formats = (stream.value, stream.key_format)
+    return any(isinstance(one, Avro | Json | Protobuf) and one.registry for one in formats)
 
 
 def _registry(settings: Settings) -> str:
@@ -189,8 +190,9 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
         yield _tried(f"group {stream.group}", lambda: _group(deployment, stream.group))
     yield _tried(f"Dagster instances of {stream.name}", lambda: _instances(deployment, stream))
     if stream.lookup is not None:
-        table, column = stream.lookup.table, stream.lookup.column
-        yield _tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), column))
+        table = stream.lookup.table
+        wanted = [stream.lookup.column, *[one.reference for one in stream.fields if one.reference is not None]]
+        yield _tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), wanted))
 
 
 def _instances(deployment: Deployment, stream: Stream) -> str:
@@ -287,20 +289,20 @@ def _lake(root: str) -> str:
     return f"{root} can be written to"
 
 
-def _reference(path: str, column: str) -> str:
+def _reference(path: str, wanted: Sequence[str]) -> str:
     table = open_table(path)
     if table is None:
         raise DependencyAwayError(
             f"there is no table at {path}", remedy="write it; until then slices that need it fail, and are tried again"
         )
     columns = [field.name for field in table.schema().fields]
-    if column not in columns:
+    if lacking := [name for name in wanted if name not in columns]:
         raise ConfigurationError(
-            f"the table at {path} has no column {column}",
+            f"the table at {path} has no column {', '.join(lacking)}",
             found=", ".join(columns),
             remedy="mend the table, or the lookup in the stream's declaration",
         )
-    return f"version {table.version()}, with the column {column}"
+    return f"version {table.version()}, with the column {', '.join(wanted)}"
 
 
 def _transactions(deployment: Deployment, stream: Stream) -> str:
