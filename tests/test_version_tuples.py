@@ -73,7 +73,7 @@ def test_the_highest_version_wins_whatever_the_order(bench: Bench) -> None:
     work = bench.work()
     assert differences(work, Look.take(work)).none
     assert rebuild(work) == 1
-    assert not bench.failing()
+    assert {name.partition(" ")[0] for name in bench.failing()} == {"versions_along_offsets"}, "and no other check"
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_times_are_parts_too(bench: Bench) -> None:
         "2026-01-01 00:00:00.500001|0000000000000000000",
     ]
     assert bench.current()["a"]["x"] == "newest"
-    assert not bench.failing()
+    assert {name.partition(" ")[0] for name in bench.failing()} == {"versions_along_offsets"}, "and no other check"
 
 
 @pytest.mark.parametrize(
