@@ -206,7 +206,7 @@ def schemas_of(work: Work) -> Callable[[int | str], Schema | None]:
     if work.schemas is None:
         raise ConfigurationError(
             f"{work.stream.name} needs a schema registry",
-            stored=f"value={work.stream.value!r}"[:200],
+            stored=f"key_format={work.stream.key_format!r}, value={work.stream.value!r}"[:200],
             remedy="set HIGHWATER_SCHEMA_REGISTRY_URL, then request the slice again",
         )
     return work.schemas
