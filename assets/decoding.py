@@ -59,7 +59,7 @@ def with_json(work: Work, raw: DataFrame) -> DataFrame:
 
 
 def with_payload(work: Work, declared: Json | Protobuf, raw: DataFrame) -> DataFrame:
-    """Rows with the JSON document of a value as `payload`, what is wrong with its framing, and `unknown_schema`."""
+    """Rows with the JSON document of a value as `payload`, the fault of its framing, and `unknown_schema`."""
     if isinstance(declared, Protobuf):
         return _protobuf(work, declared, raw)
     return _framed(work, raw, by_guid=False) if declared.registry else _bare(raw)
