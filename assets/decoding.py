@@ -59,7 +59,7 @@ def with_json(work: Work, raw: DataFrame) -> DataFrame:
 
 
 def with_payload(work: Work, declared: Json | Protobuf, raw: DataFrame) -> DataFrame:
-    """Rows with the JSON document of a value as `payload`, what is wrong with its framing, and `unknown_schema`."""
+    """Rows with the JSON document of a value as `payload`, the fault of its framing, and `unknown_schema`."""
     if isinstance(declared, Protobuf):
         return _protobuf(work, declared, raw)
     return _framed(work, raw, by_guid=False) if declared.registry else _bare(raw)
@@ -224,7 +224,7 @@ def schemas_of(work: Work) -> Callable[[int | str], Schema | None]:
     if work.schemas is None:
         raise ConfigurationError(
             f"{work.stream.name} needs a schema registry",
-            stored=f"value={work.stream.value!r}"[:200],
+            stored=f"key_format={work.stream.key_format!r}, value={work.stream.value!r}"[:200],
             remedy="set HIGHWATER_SCHEMA_REGISTRY_URL, then request the slice again",
         )
     return work.schemas

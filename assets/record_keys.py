@@ -1,9 +1,9 @@
-"""Decoding record keys: whatever the format, a variant that fields are taken from, or what is wrong with the key.
+"""Decoding record keys: a variant that fields are taken from, or the fault of the key, in every format.
 
 What belongs here: keys as Spark expressions. What does not: the formats themselves (`assets.decoding`), or single
 fields (`assets.fields`).
 
-The columns are `key_json`, the variant, null where there is no key; `key_unread`, what is wrong with the key; and
+The columns are `key_json`, the variant, null where there is no key; `key_unread`, the fault of the key; and
 `key_unknown_schema`, the schema that the registry does not know yet. All are null where no field is taken from the key.
 """
 
@@ -114,7 +114,7 @@ def _as_records(find: Callable[[int | str], Schema | None]) -> Callable[[int | s
         try:
             return Schema(schema.id, "AVRO", _as_record(self_contained_avro(schema)))
         except (ValueError, KeyError, TypeError):
-            return schema  # told as a schema that cannot be read
+            return schema  # the record is rejected: its schema cannot be read
 
     return found
 
@@ -146,7 +146,7 @@ def _document(stream: Stream, rows: DataFrame) -> DataFrame:
 
 
 def _said_of_key(problem: Column) -> Column:
-    """What is wrong with a value, said of a key."""
+    """The fault of a value, worded for a key."""
     from pyspark.sql import functions as F
 
     named = F.regexp_replace(problem, "^the value", "the key")

@@ -171,7 +171,7 @@ def _ensure_part_is_sound(name: str, part: Any) -> None:
 
 
 def _own_key(stream: Stream, record: Record, schemas: Schemas | None) -> Any:
-    """The record's key, or what is wrong with it: a value whose schema is not known yet is judged first."""
+    """The record's decoded key, or its fault: a value whose schema is not known yet is judged first."""
     try:
         return document_of_key(stream, record, schemas)
     except UnknownSchemaError:

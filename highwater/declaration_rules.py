@@ -233,7 +233,7 @@ def _expression_problems(stream: Stream) -> list[str]:
 
 
 def _reference_problems(stream: Stream) -> list[str]:
-    """What is wrong with fields that are taken from the lookup's table."""
+    """The faults of fields that are taken from the lookup's table, in sentences."""
     names = [f.name for f in stream.fields if f.reference is not None]
     if names and stream.lookup is None:
         return [f"field {names[0]!r} is a column of the lookup's table, and no lookup is declared"]

@@ -119,8 +119,8 @@ def decoded_key(declared: KeyFormat, key: bytes, record: Record, schemas: Schema
         raise UnknownSchemaError(f"{error} of the key") from error
     except MisfitError as error:
         text = str(error)
-        told = text.replace("the value", "the key", 1) if text.startswith("the value") else f"the key: {text}"
-        raise MisfitError(told) from error
+        worded = text.replace("the value", "the key", 1) if text.startswith("the value") else f"the key: {text}"
+        raise MisfitError(worded) from error
     except RecursionError as error:
         raise MisfitError("the key is nested deeper than Python reads") from error
 
@@ -263,7 +263,7 @@ def _self_contained(schema: Schema) -> str:
 
 
 def _avro_record(declared: Avro, record: Record, schemas: Schemas | None, *, any_type: bool) -> Any:
-    """What is written by the declared schema, or by the one that the framing names."""
+    """The decoded value, by the declared schema or by the one that the framing names."""
     if declared.schema is not None:
         return _avro(declared.schema, record.value or b"", "the declared schema", any_type=any_type)
     framed, schema = _framed(record, schemas)

@@ -98,7 +98,7 @@ def _source_problems(declared: Field) -> list[str]:
 
 
 def _reference_problems(declared: Field) -> list[str]:
-    """What is wrong with a field that is taken from the lookup's table."""
+    """The faults of a field that is taken from the lookup's table, in sentences."""
     named = f"field {declared.name!r}"
     if declared.reference is None or declared.expression is not None:
         return [f"{named}: a column of the lookup's table is its only source"]

@@ -98,7 +98,7 @@ _KEY_SIZES = (4, 8)
 
 
 def key_format_problems(stream: Stream) -> list[str]:
-    """What is wrong with the format of a stream's record keys, and with fields that it cannot have, in sentences."""
+    """The faults of a stream's key format, and of fields that it cannot have, in sentences."""
     declared, found = stream.key_format, list[str]()
     if isinstance(declared, BigEndian) and declared.size not in _KEY_SIZES:
         sizes = " or ".join(map(str, _KEY_SIZES))
@@ -117,7 +117,7 @@ def key_format_problems(stream: Stream) -> list[str]:
 
 
 def _key_source_problems(stream: Stream) -> list[str]:
-    """What is wrong with fields that are taken from the record's key."""
+    """The faults of fields that are taken from the record's key, in sentences."""
     found, declared = [], stream.key_format
     for field in stream.fields:
         paths = [one.path for one in field.sources if isinstance(one, Key)] if field.expression is None else []

@@ -98,7 +98,7 @@ def test_deletes_need_no_row_with_values(bench: Bench) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("declared", "told", "stored", "found"),
+    ("declared", "detail", "stored", "found"),
     [
         (
             Field("area", "string", source=Reference("area")),
@@ -116,7 +116,7 @@ def test_deletes_need_no_row_with_values(bench: Bench) -> None:
     ids=["no column", "another type"],
 )
 def test_a_table_that_does_not_fit_fails_the_slice(
-    bench: Bench, declared: Field, told: str, stored: str, found: str | None
+    bench: Bench, declared: Field, detail: str, stored: str, found: str | None
 ) -> None:
     """Its records are not to blame: none of them is a reject."""
     bench.stream = enriched(bench.stream, declared)
@@ -124,7 +124,7 @@ def test_a_table_that_does_not_fit_fails_the_slice(
     bench.send(order_message("o1", 1))
     piece = bench.plan(0, p0=(0, 1))
     raw.materialise(bench.work(piece))
-    with pytest.raises(ConfigurationError, match=told) as caught:
+    with pytest.raises(ConfigurationError, match=detail) as caught:
         events.materialise(bench.work(piece))
     assert re.fullmatch(stored, str(caught.value.stored))
     assert found is None or re.fullmatch(found, str(caught.value.found))
@@ -132,7 +132,7 @@ def test_a_table_that_does_not_fit_fails_the_slice(
 
 
 @pytest.mark.parametrize(
-    ("fields", "changes", "told"),
+    ("fields", "changes", "detail"),
     [
         ([REGION], {"lookup": None}, "'region' is a column of the lookup's table, and no lookup is declared"),
         ([REGION], {"key": ("region",)}, "'region' is a column of the lookup's table, so it cannot be the key"),
@@ -149,8 +149,8 @@ def test_a_table_that_does_not_fit_fails_the_slice(
         ),
     ],
 )
-def test_fields_of_a_lookup_go_with_the_rest(fields: list[Field], changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(DeclarationError, match=re.escape(told)):
+def test_fields_of_a_lookup_go_with_the_rest(fields: list[Field], changes: dict[str, Any], detail: str) -> None:
+    with pytest.raises(DeclarationError, match=re.escape(detail)):
         enriched(ORDERS, *fields, **{"publishes": None, **changes})
 
 
