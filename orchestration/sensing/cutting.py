@@ -113,7 +113,8 @@ def positions(planned: Planned, state: TopicState) -> dict[int, int]:
 
 def skipped_partitions(planned: Planned, state: TopicState) -> dict[int, str]:
     """The partitions that cannot be looked at now, with the reason."""
-    found = {p: "no leader" for p, seen in sorted(state.partitions.items()) if not seen.known}
+    unknown = {p: seen for p, seen in sorted(state.partitions.items()) if not seen.known}
+    found = {p: "no leader" if seen.leader is None else "no leader that answers" for p, seen in unknown.items()}
     open_ = {p: "no start is decided yet" for p in planned.undecided if p in state.partitions and p not in found}
     return found | open_
 
