@@ -53,12 +53,15 @@ class Instances:
         due = [name for name in streams if name not in fresh]
         if not due:
             return
-        began = {
-            name: known[name].first_seen if name in known and now - known[name].last_seen < TERM else now
-            for name in due
-        }
+        live = {name: row.first_seen for name, row in known.items() if now - row.last_seen < TERM}
         rows = [
-            {"stream": name, "instance_id": instance_id, "place": place, "first_seen": began[name], "last_seen": now}
+            {
+                "stream": name,
+                "instance_id": instance_id,
+                "place": place,
+                "first_seen": live.get(name, now),
+                "last_seen": now,
+            }
             for name in due
         ]
         try:

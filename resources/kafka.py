@@ -200,8 +200,8 @@ class Kafka:
     def topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
         """What topics hold now, with the same five requests for any number of topics.
 
-        Topics that do not exist, may not be read, or were replaced during the look are left out. A partition whose broker
-        did not answer in time is unknown, as a partition without a leader is: a broker that hangs costs its own
+        Topics that do not exist, may not be read, or were replaced during the look are left out. A partition whose
+        broker did not answer in time is unknown, as a partition without a leader is: a broker that hangs costs its own
         partitions only.
 
         Raises:
@@ -264,10 +264,10 @@ class Kafka:
         Raises:
             DependencyAwayError: no partition had an answer in time.
         """
-        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+        from confluent_kafka import KafkaError, TopicPartition
 
         found: list[dict[tuple[str, int], Any]] = [{} for _ in looks]
-        refused, late = set[str](), list[object]()
+        refused, late = set[str](), list[int]()
         if not places:
             return found, refused
         admin = self.admin()
@@ -276,22 +276,17 @@ class Kafka:
             asked = [self._ask(admin, wanted, look) for look in looks]
             for answers, futures in zip(found, asked, strict=True):
                 for one, future in futures.items():
-                    try:
-                        answer = future.result(REQUEST_SECONDS + 1)
-                    except KafkaException as error:
-                        if error.args[0].code() in _slow(KafkaError):
-                            late.append(error)
-                        elif error.args[0].code() not in _without_leader(KafkaError):
-                            refused.add(one.topic)
-                    except TimeoutError as error:
+                    answer, error = _result(future)
+                    if error is None and answer.offset >= 0:
+                        answers[one.topic, one.partition] = answer
+                    elif error in _slow(KafkaError):
                         late.append(error)
-                    else:
-                        if answer.offset >= 0:
-                            answers[one.topic, one.partition] = answer
+                    elif error is not None and error not in _without_leader(KafkaError):
+                        refused.add(one.topic)
         finally:
             del admin
         if late and not any(found):
-            raise self.away(late[0])
+            raise self.away("no partition had an answer in time")
         return found, refused
 
     def look_again(self, topic: str) -> TopicState:
@@ -536,6 +531,18 @@ class Kafka:
             remedy="see that the brokers of HIGHWATER_KAFKA_BOOTSTRAP run and can be reached; it is tried again",
             of=KAFKA,
         )
+
+
+def _result(future: Any) -> tuple[Any, int | None]:
+    """The answer of a request, or the code of its error."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    try:
+        return future.result(REQUEST_SECONDS + 1), None
+    except KafkaException as error:
+        return None, int(error.args[0].code())
+    except TimeoutError:
+        return None, int(KafkaError._TIMED_OUT)  # noqa: SLF001 - its public name
 
 
 def _is_whole(found: TopicDescription) -> bool:
