@@ -13,7 +13,6 @@ from sqlalchemy.exc import IntegrityError
 from resources import ledger_schema as schema
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
     from sqlalchemy.engine import Engine
 
 _TABLE = schema.paused_topics
@@ -65,13 +64,20 @@ class PausedTopics:
 
     def of(self, stream: str) -> dict[str, Pause]:
         """The paused topics of a stream."""
-        found = self._read(_TABLE.c.stream == stream)
-        return {of: pause for (_, of), pause in found.items() if not of.startswith(_MARK)}
+        return self.topics(stream).get(stream, {})
+
+    def topics(self, stream: str | None = None) -> dict[str, dict[str, Pause]]:
+        """The paused topics by stream, of one stream or of all."""
+        found: dict[str, dict[str, Pause]] = {}
+        for (name, of), pause in self._read(stream).items():
+            if not of.startswith(_MARK):
+                found.setdefault(name, {})[of] = pause
+        return found
 
     def parts(self, stream: str | None = None) -> dict[str, dict[str, Pause]]:
         """The paused parts by stream, of one stream or of all."""
         found: dict[str, dict[str, Pause]] = {}
-        for (name, of), pause in self._read(true() if stream is None else _TABLE.c.stream == stream).items():
+        for (name, of), pause in self._read(stream).items():
             if of.startswith(_MARK):
                 part = of.removeprefix(_MARK)
                 found.setdefault(name, {})[part] = replace(pause, topic=name_of(name, part))
@@ -93,7 +99,8 @@ class PausedTopics:
         """End the pause of a part; False if it is not paused."""
         return self._end(stream, f"{_MARK}{part}")
 
-    def _read(self, where: ColumnElement[bool]) -> dict[tuple[str, str], Pause]:
+    def _read(self, stream: str | None) -> dict[tuple[str, str], Pause]:
+        where = true() if stream is None else _TABLE.c.stream == stream
         with schema.transaction(self._engine(), writes=False) as connection:
             rows = connection.execute(select(_TABLE).where(where))
             return {(r.stream, r.topic): Pause(r.topic, r.paused_at, r.paused_by, r.because) for r in rows}

@@ -87,6 +87,26 @@ def plan(stream: Stream, planned: Planned, state: TopicState, now: datetime, his
     return PlanResult(tuple(slices), tuple(losses), skipped, errors, lag, waiting)
 
 
+def is_caught_up(planned: Planned, state: TopicState) -> bool:
+    """Whether a topic holds exactly what is planned of it, in every partition, so that planning has nothing to do.
+
+    Elections are not looked at: they may have replaced records (`resources.history.elected_since`).
+
+    Args:
+        planned: how far the topic is planned; it was read before `state`.
+        state: what the topic holds.
+    """
+    return (
+        state.topic_id == planned.generation.topic_id
+        and not planned.undecided
+        and state.partitions.keys() == planned.ends.keys()
+        and all(
+            seen.known and seen.last_stable == planned.ends[p] and not seen.held_back
+            for p, seen in state.partitions.items()
+        )
+    )
+
+
 def see_same_topic(stream: Stream, planned: Planned, state: TopicState) -> None:
     """See that the topic is the one that was planned.
 

@@ -97,6 +97,13 @@ def _pages(instance: dg.DagsterInstance, asked: dg.RunsFilter) -> Iterator[RunRe
         last = page[-1].dagster_run.run_id
 
 
+def streams_of(record: RunRecord) -> set[str]:
+    """The names of the streams that a run may be of: by its tag, and by the assets that it was asked for."""
+    run = record.dagster_run
+    tagged = run.tags.get(STREAM_TAG)
+    return {key.path[0] for key in run.asset_selection or ()} | ({tagged} if tagged else set())
+
+
 def is_of(stream: Stream, record: RunRecord) -> bool:
     """Whether a run is one of the stream's: by its tag, or by the assets that it was asked for."""
     return _takes_slices(stream, record) or _publishes(stream, record)

@@ -1,0 +1,160 @@
+"""The rounds of repair, offset mirror and publisher: a stream with nothing to do rests until it changes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from orchestration.sensing.history import RECORDS, streams_of
+from orchestration.sensing.mirror import mirror
+from orchestration.sensing.publishing import publish
+from orchestration.sensing.repairing import ended_lines, repair
+from orchestration.sensing.ticks import Tick
+from orchestration.sensing.workers import end_runs_without_worker
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from orchestration.sensing.rounds import Tour
+
+# A complete look at a stream takes about 0.3 s. With 100 streams at rest one of them is due every 6 s: 5 % of a core.
+REST = timedelta(minutes=10)
+# Rests differ by this fraction, so that streams which began together do not stay together.
+JITTER = 0.25
+# Dagster's storage sets the times of runs by its own clock, which may differ from ours.
+CLOCKS = timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A stream of which a complete look found nothing to do.
+
+    Args:
+        since: when the look began, in UTC.
+        until: when the next look is due at the latest, in UTC.
+        revisions: of the stream's plans at that time.
+    """
+
+    since: datetime
+    until: datetime
+    revisions: str
+
+    @classmethod
+    def parse(cls, cursor: str | None) -> Rest | None:
+        """The rest that a cursor holds; None if it holds none."""
+        try:
+            plain = json.loads(cursor or "")
+            since, until = datetime.fromisoformat(plain["since"]), datetime.fromisoformat(plain["until"])
+            return cls(since, until, str(plain["revisions"])) if since.tzinfo and until.tzinfo else None
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def to_cursor(self) -> str:
+        """The stored form."""
+        plain = {"since": self.since.isoformat(), "until": self.until.isoformat(), "revisions": self.revisions}
+        return json.dumps(plain, separators=(",", ":"))
+
+
+class _Resting:
+    """Signs of change of all streams, read with one question to the ledger and one to Dagster.
+
+    A stream is looked at again when something of it was planned or accepted, when one of its runs began or ended, and
+    when its rest is over. So a change that neither ledger nor Dagster shows, such as a table that was deleted, is found
+    within `REST`.
+
+    Args:
+        tour: the streams, and what is asked about them.
+
+    Raises:
+        TemporaryError: the ledger is away.
+    """
+
+    lines: Sequence[str] = ()
+
+    def __init__(self, tour: Tour) -> None:
+        self._tour = tour
+        self._revisions = tour.resources.ledger.open().revisions()
+        rests = {name: rest for name, cursor in tour.cursors.items() if (rest := Rest.parse(cursor)) is not None}
+        ran = _last_changes(tour.instance, min((one.since for one in rests.values()), default=None))
+        self._at_rest = {
+            name
+            for name, rest in rests.items()
+            if tour.now < rest.until
+            and rest.revisions == _short(self._revisions.get(name, ""))
+            and (ran is not None and ran.get(name, rest.since - CLOCKS) <= rest.since - CLOCKS)
+        }
+
+    def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
+        """Look at the stream unless it rests; raises what `_act` does."""
+        if stream.name in self._at_rest:
+            return None
+        tick = self._act(stream, None if Rest.parse(cursor) is not None else cursor)
+        if not tick.settled:
+            return tick
+        lasts = REST * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret depends on it
+        rest = Rest(self._tour.now, self._tour.now + lasts, _short(self._revisions.get(stream.name, "")))
+        return replace(tick, cursor=rest.to_cursor())
+
+    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+        raise NotImplementedError
+
+
+def _short(revisions: str) -> str:
+    """A text of fixed length for the revisions of any number of topics."""
+    from hashlib import sha256
+
+    return sha256(revisions.encode()).hexdigest()[:16]
+
+
+def _last_changes(instance: dg.DagsterInstance, since: datetime | None) -> dict[str, datetime] | None:
+    """When a run of each stream changed last, of runs that did since then; None if they are too many to look at."""
+    if since is None:
+        return {}
+    records = instance.get_run_records(dg.RunsFilter(updated_after=since - CLOCKS), limit=RECORDS)
+    if len(records) == RECORDS:
+        return None
+    found: dict[str, datetime] = {}
+    for record in records:
+        at = record.update_timestamp
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+        for name in streams_of(record):
+            found[name] = max(at, found.get(name, at))
+    return found
+
+
+class RepairRound(_Resting):
+    """Repair's: runs whose worker is gone are ended first, for all streams together.
+
+    Args:
+        tour: the streams, and what is asked about them.
+
+    Raises:
+        TemporaryError: the ledger is away.
+    """
+
+    def __init__(self, tour: Tour) -> None:
+        ledger = tour.resources.ledger.open()
+        self.lines = ended_lines(end_runs_without_worker(tour.instance, ledger, tour.streams, tour.now))
+        super().__init__(tour)
+
+    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+        return repair(self._tour.instance, self._tour.resources, stream, cursor)
+
+
+class MirrorRound(_Resting):
+    """The offset mirror's."""
+
+    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+        return mirror(self._tour.resources, stream, cursor)
+
+
+class PublisherRound(_Resting):
+    """The publisher's."""
+
+    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+        return publish(self._tour.instance, self._tour.resources, stream, cursor)
