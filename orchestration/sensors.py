@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -199,7 +199,7 @@ def _evaluate(context: dg.SensorEvaluationContext, shell: Shell, streams: Sequen
     try:
         ledger: Ledger = context.resources.ledger.open()
         record_instance(context.instance, ledger, streams)
-        paused = _paused(ledger, shell)
+        paused = _paused(ledger, shell, {stream.name for stream in streams})
         known = {one.stream: one for one in ledger.sensor_faults.all() if one.sensor == shell.name}
         active = [stream for stream in streams if stream.name not in paused]
         round_ = shell.begin(Tour(context.instance, context.resources, active, cursor.streams, now))
@@ -228,14 +228,14 @@ def record_instance(instance: dg.DagsterInstance, ledger: "Ledger", streams: Seq
     ledger.instances.record([stream.name for stream in streams], instance_id, place, datetime.now(UTC))
 
 
-def _paused(ledger: "Ledger", shell: Shell) -> "dict[str, Pause]":
-    """The pauses that stop a sensor, by stream."""
+def _paused(ledger: "Ledger", shell: Shell, streams: Collection[str]) -> "dict[str, Pause]":
+    """The pauses that stop a sensor's work on these streams, by stream."""
     if not shell.paused_by:
         return {}
     return {
         name: next(parts[part] for part in shell.paused_by if part in parts)
         for name, parts in ledger.paused.parts().items()
-        if parts.keys() & {*shell.paused_by}
+        if name in streams and parts.keys() & {*shell.paused_by}
     }
 
 
@@ -337,27 +337,28 @@ def alerts_sensor(streams: Sequence["Stream"], ticking: Ticking) -> dg.SensorDef
         description="Measures all streams against their thresholds, and tells what begins and what ends.",
         required_resource_keys={"kafka", "ledger", "lake"},
     )
-    def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         connections = context.resources
         names = [shell.name for shell in SHELLS]
         try:
             ledger = connections.ledger.open()
-            lines = alerts.tick(
+            done = alerts.tick(
                 ledger,
                 connections.kafka.open(),
                 connections.lake.open(),
                 streams,
                 _teller(context),
                 lambda: [
-                    *failing_sensors(context.instance, alerts.DEPLOYMENT, names, secret_values(settings())),
+                    *failing_sensors(context.instance, names, secret_values(settings())),
                     *skipped_streams(ledger, streams, names, datetime.now(UTC)),
                 ],
+                context.cursor or "",
             )
         except TemporaryError as error:
-            lines = [str(error)]
-        for line in lines:
+            done = alerts.Told([str(error)], context.cursor or "")
+        for line in done.lines:
             context.log.info(line)
-        return dg.SkipReason("; ".join(lines))
+        return dg.SensorResult(skip_reason="; ".join(done.lines), cursor=done.begin or None)
 
     return tick
 

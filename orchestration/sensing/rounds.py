@@ -140,8 +140,8 @@ def visit_all(
     """
     found = Visits()
     lefts = dict(cursor.streams)
-    order = _from([stream for stream in streams if stream.name not in faulty], cursor.begin)
-    last = _from([stream for stream in streams if stream.name in faulty], cursor.faulty)
+    order = streams_from([stream for stream in streams if stream.name not in faulty], cursor.begin)
+    last = streams_from([stream for stream in streams if stream.name in faulty], cursor.faulty)
     begin = _visit_each(round_, order, lefts, deadline, found)
     until = min(deadline, time.monotonic() + FAULTY_SECONDS)
     next_faulty = _visit_each(round_, last, lefts, until, found)
@@ -151,8 +151,8 @@ def visit_all(
     return found
 
 
-def _from(streams: Sequence[Stream], name: str) -> list[Stream]:
-    """The streams by name, from this one on, the earlier ones behind."""
+def streams_from(streams: Sequence[Stream], name: str) -> list[Stream]:
+    """The streams in the order of their names, from this one on, the earlier ones behind."""
     ordered = sorted(streams, key=lambda stream: stream.name)
     before = len([*takewhile(lambda stream: stream.name < name, ordered)])
     return [*ordered[before:], *ordered[:before]]

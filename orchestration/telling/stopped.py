@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from highwater.alerting import Measure
+from highwater.alerting import DEPLOYMENT, Measure
 from highwater.errors import OffsetsExpiredError, PermanentError, TopicAbsentError
 from highwater.plans import RECORDED_BY_DECLARATION
 from highwater.routing import option_for
@@ -19,6 +19,7 @@ from orchestration.sensing.planning import Planner, Tick
 from orchestration.sensing.retries import plan_tier
 from orchestration.telling.unread import unread_slices
 from resources.expired import expired_slices
+from resources.paused_topics import ALL, RETRIES
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -55,6 +56,8 @@ def planning_stopped(asked: Asked) -> Measure:
 def retries_stopped(asked: Asked) -> Measure:
     """The planning of the topics whose records are retried; a vanished tier has the alert `age of retries`."""
     stream, faults = asked.stream, list[tuple[str, str]]()
+    if asked.ledger.paused.parts(stream.name).get(stream.name, {}).keys() & {RETRIES, ALL}:
+        return Measure.of_nothing(stream.name, "planning of retries", "a person paused it")
     paused = asked.ledger.paused.of(stream.name)
     begun = asked.ledger.planned(stream.name, stream.topic) is not None
     for topic in stream.delays if begun else stream.tier_topics:
@@ -206,9 +209,7 @@ def losses_recorded(asked: Asked) -> Measure:
     )
 
 
-def failing_sensors(
-    instance: DagsterInstance, deployment: str, sensors: Iterable[str], secrets: Collection[str] = ()
-) -> list[Measure]:
+def failing_sensors(instance: DagsterInstance, sensors: Iterable[str], secrets: Collection[str] = ()) -> list[Measure]:
     """A measure for each sensor: whether its last ticks failed one after another.
 
     Dagster keeps failed ticks, and also those of a sensor whose process timed out or could not be loaded; nothing but
@@ -216,7 +217,6 @@ def failing_sensors(
 
     Args:
         instance: Dagster's instance.
-        deployment: stands for the stream of these measures.
         sensors: the sensors' names.
         secrets: values that no alert repeats.
     """
@@ -227,11 +227,11 @@ def failing_sensors(
     states: dict[str, list[InstigatorState]] = {}
     for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
         states.setdefault(state.instigator_name, []).append(state)
-    return [_sensor(instance, deployment, name, states.get(name, ()), secrets) for name in sensors]
+    return [_sensor(instance, name, states.get(name, ()), secrets) for name in sensors]
 
 
 def _sensor(
-    instance: DagsterInstance, deployment: str, name: str, states: Sequence[InstigatorState], secrets: Collection[str]
+    instance: DagsterInstance, name: str, states: Sequence[InstigatorState], secrets: Collection[str]
 ) -> Measure:
     from dagster._core.scheduler.instigation import TickStatus
 
@@ -245,8 +245,8 @@ def _sensor(
     last = max((some for some in ticks if some), key=lambda some: some[0].timestamp, default=[])
     failing = len(last) == TICKS and all(tick.status == TickStatus.FAILURE for tick in last)
     return Measure(
-        deployment,
-        f"sensor {name}"[:100],
+        DEPLOYMENT,
+        f"sensor {name}",
         f"its last {TICKS} ticks failed: {_why(last[0], secrets)}" if failing else "it ticks",
         f"{TICKS} failed ticks in a row",
         failing,
