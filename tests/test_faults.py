@@ -62,7 +62,7 @@ class Ours:
 
     def tick(self, stream: str = "orders") -> SensorExecutionData:
         """A tick of the planner, as the daemon does it: keys first, then runs, which are left to `run`."""
-        sensor = self.defs.get_repository_def().get_sensor_def(f"{stream}_planner")
+        sensor = self.defs.get_repository_def().get_sensor_def("planner")
         with dg.build_sensor_context(instance=self.instance, resources=self.defs.resources) as context:
             result = sensor.evaluate_tick(context)
         for request in result.dynamic_partitions_requests or []:
@@ -93,7 +93,7 @@ class Ours:
 
     def repair(self) -> SensorExecutionData:
         """A tick of repair."""
-        sensor = self.defs.get_repository_def().get_sensor_def("orders_repair")
+        sensor = self.defs.get_repository_def().get_sensor_def("repair")
         with dg.build_sensor_context(instance=self.instance, resources=self.defs.resources) as context:
             return sensor.evaluate_tick(context)
 
@@ -698,7 +698,7 @@ def test_a_declaration_that_does_not_parse(ours: Ours) -> None:
     ours.held.send(60)
     broken.write_text(OTHER_DECLARED)
     mended = declared(ours, folder)
-    assert {"orders_planner", "other_planner"} <= {one.name for one in mended.defs.get_repository_def().sensor_defs}
+    assert {"orders_slice", "other_slice"} <= {*mended.defs.get_repository_def().job_names}
     assert len(mended.taken()) == 1
     mended.held.see_whole()
 

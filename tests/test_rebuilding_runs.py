@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-PLANNER = "orders_planner"
+PLANNER = "planner"
 TABLES = ("raw", "events", "rejects", "dlq", "current")
 
 

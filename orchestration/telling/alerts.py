@@ -303,8 +303,7 @@ def _late_retries(asked: Asked) -> Measure | None:
         f"the oldest retry is {span(late)} late",
         str(limit),
         late > limit,
-        f"see that {stream.name}_dlq_retries and {stream.name}_repair run, and what their ticks and highwater status "
-        f"{stream.name} say",
+        f"see that the sensors dlq_retries and repair run, and what their ticks and highwater status {stream.name} say",
     )
 
 
@@ -462,9 +461,9 @@ def _left(asked: Asked, topic: str) -> _Left | None:
 def _read_sooner(stream: Stream, worst: _Left) -> str:
     waiting = worst.ages.waiting
     planned = f"highwater explain {waiting[0]} tells why it is planned and not read, or " if waiting else ""
-    runs = f"{stream.name}_planner runs"
+    runs = f"the sensor planner runs, that {stream.name} is not paused,"
     if worst.topic != stream.topic:
-        runs = f"{stream.name}_dlq_retries runs, that {worst.topic} is not paused,"
+        runs = f"the sensor dlq_retries runs, that neither {stream.name} nor {worst.topic} is paused,"
     return f"{planned}see that {runs} and what its ticks say, or raise retention.ms of {worst.topic}"
 
 
@@ -523,7 +522,7 @@ def _in_vain(asked: Asked) -> Measure | None:
         f"{len(found):,} slices; {found[0].text}" if found else "no slice is tried again and again",
         "no slice is tried again and again",
         bool(found),
-        f"highwater explain {found[0].slice_key} tells its runs: mend what they fail by, and {stream.name}_repair "
+        f"highwater explain {found[0].slice_key} tells its runs: mend what they fail by, and the sensor repair "
         "requests it within the hour, or materialise it"
         if found
         else "nothing is to be done",
