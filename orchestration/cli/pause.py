@@ -38,9 +38,7 @@ def _options(*arguments: Callable[..., None]) -> Callable[[Callable[..., None]],
 
 
 _topic_options = _options(click.argument("stream"), click.argument("topic"))
-_part_options = _options(
-    click.argument("stream"), click.argument("part", type=click.Choice(PARTS), default=ALL, required=False)
-)
+_part_options = _options(click.argument("stream"), click.argument("part", type=click.Choice(PARTS), required=False))
 
 
 @click.command("pause")
