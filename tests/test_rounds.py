@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -424,13 +423,23 @@ def test_a_settled_stream_rests_until_something_changes(
     run = dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=dg.DagsterRunStatus.SUCCESS)
     ours.instance.add_run(run)
     assert visited() == ["s001", "s002"], "a run began or ended"
-    long_ago = {"since": "2026-01-01T00:00:00+00:00", "until": "2026-01-01T00:10:00+00:00", "revisions": ""}
-    ours.cursors["repair"] = Cursor(streams={"s000": json.dumps(long_ago)}).to_json()
+    long_ago = rests.Rest(NOW, NOW + rests.REST, "").to_cursor()
+    ours.cursors["repair"] = Cursor(streams={"s000": long_ago}).to_json()
     assert visited() == everything, "the rest is over"
 
 
 def test_a_rest_that_cannot_be_read_is_none() -> None:
     rest = rests.Rest(NOW, NOW + rests.REST, "abc")
     assert rests.Rest.parse(rest.to_cursor()) == rest
-    for text in (None, "", "orders@0000001", "oldest", "{}", '{"since": 1}', "3"):
+    for text in (
+        None,
+        "",
+        "orders@0000001",
+        "oldest",
+        "rest",
+        "rest 1 2",
+        "rest a b c",
+        "wait 1 2 c",
+        f"rest {10**30} 2 c",
+    ):
         assert rests.Rest.parse(text) is None

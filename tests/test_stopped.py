@@ -214,8 +214,8 @@ def test_what_stopped_is_told_within_a_minute_and_of_every_sensor(
         asked.extend(sensors)
         return []
 
-    def tick(*given: Any) -> alerts.Told:
-        given[-2]()
+    def tick(*_: Any, sensors: Callable[[], object], **__: Any) -> alerts.Told:
+        sensors()
         return alerts.Told(["measured"])
 
     monkeypatch.setattr(sensors, "failing_sensors", failing)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from orchestration.dependencies import kafka_guard
 from orchestration.partitions import unknown_to
 from orchestration.sensing.cutting import is_caught_up
+from orchestration.sensing.history import id_of
 from orchestration.sensing.ticks import Tick, plan, retry, tiers_to_plan
 from resources.guards import guarded, resting
 from resources.history import elected_since
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 # The leader epochs under which a topic was compared with its plan and found sound, by topic ID. Without it a topic that
 # nobody writes to would be compared in every tick after a restart of its broker.
 _SOUND: dict[str, tuple[int, Mapping[int, int | None]]] = {}
+
+# Keys that a Dagster instance was seen to hold, by its ID and by stream: without it each tick asks for each stream.
+# Repair adds a key that somebody deletes.
+_HELD: dict[tuple[str, str], frozenset[str]] = {}
+MOST_HELD = 20
 
 
 class _Looks:
@@ -39,6 +45,7 @@ class _Looks:
 
     def __init__(self, tour: Tour, topics: Mapping[str, Sequence[str]]) -> None:
         self._tour = tour
+        self._id = id_of(tour.instance)
         self._ledger, kafka = tour.resources.ledger.open(), tour.resources.kafka.open()
         # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
         self._plans: dict[tuple[str, str], Planned] = self._ledger.all_planned()
@@ -66,8 +73,13 @@ class _Looks:
         for stream in streams:
             plans = [self._plans.get((stream.name, topic)) for topic in topics[stream.name]]
             newest = [one.last.key for one in plans if one is not None and one.last is not None]
+            held = _HELD.get((self._id, stream.name), frozenset())
+            if {*newest} <= held:
+                continue
             if unknown := unknown_to(self._tour.instance, stream, newest):
                 missing[stream.name] = unknown
+            else:
+                _HELD[self._id, stream.name] = frozenset(newest) if len(held) >= MOST_HELD else held | {*newest}
         retired = self._ledger.retired.among([key for keys in missing.values() for key in keys])
         return {name for name, keys in missing.items() if not {*keys} <= {*retired}}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -48,24 +48,23 @@ class Rest:
     def parse(cls, cursor: str | None) -> Rest | None:
         """The rest that a cursor holds; None if it holds none."""
         try:
-            plain = json.loads(cursor or "")
-            since, until = datetime.fromisoformat(plain["since"]), datetime.fromisoformat(plain["until"])
-            return cls(since, until, str(plain["revisions"])) if since.tzinfo and until.tzinfo else None
-        except (ValueError, TypeError, KeyError):
+            mark, since, until, revisions = (cursor or "").split(" ")
+            begins, ends = (datetime.fromtimestamp(int(text), UTC) for text in (since, until))
+        except (ValueError, OverflowError, OSError):
             return None
+        return cls(begins, ends, revisions) if mark == "rest" else None
 
     def to_cursor(self) -> str:
-        """The stored form."""
-        plain = {"since": self.since.isoformat(), "until": self.until.isoformat(), "revisions": self.revisions}
-        return json.dumps(plain, separators=(",", ":"))
+        """The stored form, 43 bytes."""
+        return f"rest {self.since.timestamp():.0f} {self.until.timestamp():.0f} {self.revisions}"
 
 
-class _Resting:
-    """Signs of change of all streams, read with one question to the ledger and one to Dagster.
+class Rests:
+    """The streams at rest, by one question to the ledger and one to Dagster.
 
     A stream is looked at again when something of it was planned or accepted, when one of its runs began or ended, and
     when its rest is over. So a change that neither ledger nor Dagster shows, such as a table that was deleted, is found
-    within `REST`.
+    within a rest.
 
     Args:
         tour: the streams, and what is asked about them.
@@ -74,10 +73,8 @@ class _Resting:
         TemporaryError: the ledger is away.
     """
 
-    lines: Sequence[str] = ()
-
     def __init__(self, tour: Tour) -> None:
-        self._tour = tour
+        self._now = tour.now
         self._revisions = tour.resources.ledger.open().revisions()
         rests = {name: rest for name, cursor in tour.cursors.items() if (rest := Rest.parse(cursor)) is not None}
         ran = _last_changes(tour.instance, min((one.since for one in rests.values()), default=None))
@@ -89,19 +86,14 @@ class _Resting:
             and (ran is not None and ran.get(name, rest.since - CLOCKS) <= rest.since - CLOCKS)
         }
 
-    def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
-        """Look at the stream unless it rests; raises what `_act` does."""
-        if stream.name in self._at_rest:
-            return None
-        tick = self._act(stream, None if Rest.parse(cursor) is not None else cursor)
-        if not tick.settled:
-            return tick
-        lasts = REST * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret depends on it
-        rest = Rest(self._tour.now, self._tour.now + lasts, _short(self._revisions.get(stream.name, "")))
-        return replace(tick, cursor=rest.to_cursor())
+    def is_at_rest(self, stream: str) -> bool:
+        """Whether nothing of a stream changed since its rest began."""
+        return stream in self._at_rest
 
-    def _act(self, stream: Stream, cursor: str | None) -> Tick:
-        raise NotImplementedError
+    def begin(self, stream: str, lasts: timedelta = REST) -> str:
+        """The cursor of a stream of which a complete look found nothing to do."""
+        lasts *= random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret depends on it
+        return Rest(self._now, self._now + lasts, _short(self._revisions.get(stream, ""))).to_cursor()
 
 
 def _short(revisions: str) -> str:
@@ -125,6 +117,34 @@ def _last_changes(instance: dg.DagsterInstance, since: datetime | None) -> dict[
         for name in streams_of(record):
             found[name] = max(at, found.get(name, at))
     return found
+
+
+class _Resting(ABC):
+    """A round that lets settled streams rest.
+
+    Args:
+        tour: the streams, and what is asked about them.
+
+    Raises:
+        TemporaryError: the ledger is away.
+    """
+
+    lines: Sequence[str] = ()
+
+    def __init__(self, tour: Tour) -> None:
+        self._tour = tour
+        self._rests = Rests(tour)
+
+    def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
+        """Look at the stream unless it rests; raises what `_act` does."""
+        if self._rests.is_at_rest(stream.name):
+            return None
+        tick = self._act(stream, None if Rest.parse(cursor) is not None else cursor)
+        return replace(tick, cursor=self._rests.begin(stream.name)) if tick.settled else tick
+
+    @abstractmethod
+    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+        """Look at a stream from its cursor on."""
 
 
 class RepairRound(_Resting):

@@ -103,10 +103,12 @@ class Told:
     Args:
         lines: what was done, in sentences.
         begin: the stream that the next tick measures first.
+        calm: streams of which everything was measured, and nothing is to be reported.
     """
 
     lines: list[str]
     begin: str = ""
+    calm: Sequence[str] = ()
 
 
 def tick(
@@ -117,6 +119,7 @@ def tick(
     tell: Tell,
     sensors: Callable[[], Iterable[Measure]] = tuple,
     begin: str = "",
+    resting: Collection[str] = (),
 ) -> Told:
     """Measure all streams, and tell what begins and what ends.
 
@@ -130,6 +133,7 @@ def tick(
         tell: tells a receiver.
         sensors: measures the sensors.
         begin: the stream to begin with.
+        resting: streams that are not measured now, since nothing of them changed.
 
     Raises:
         DependencyAwayError: the ledger is away.
@@ -138,7 +142,8 @@ def tick(
     now = datetime.now(UTC)
     lines: list[str] = []
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
-        measures, left = _measure_each(ledger, kafka, lake, streams_from(streams, begin), lines)
+        due = [stream for stream in streams_from(streams, begin) if stream.name not in resting]
+        measures, calm, left = _measure_each(ledger, kafka, lake, due, lines)
         measures += [*_dependencies(ledger, streams), *sensors()]
         known = ledger.alerts()
         measures += _gone(ledger, streams, known.values(), now)
@@ -159,22 +164,25 @@ def tick(
             lines.append(f"told: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")
     if left:
         lines.append(f"{len(left)} streams are measured by the next tick, from {left[0].name} on")
-    return Told(lines or [f"{len(open_)} alerts are open"], left[0].name if left else "")
+    return Told(lines or [f"{len(open_)} alerts are open"], left[0].name if left else "", calm)
 
 
 def _measure_each(
     ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], lines: list[str]
-) -> tuple[list[Measure], Sequence[Stream]]:
-    """The measures of streams, and the streams for which no time was left."""
+) -> tuple[list[Measure], list[str], Sequence[Stream]]:
+    """The measures of streams, the streams without a condition, and the streams for which no time was left."""
     deadline = time.monotonic() + MEASURE_SECONDS
     measures: list[Measure] = []
+    calm: list[str] = []
     for number, stream in enumerate(streams):
         if time.monotonic() > deadline:
-            return measures, streams[number:]
-        unknown: list[str] = []
-        measures += _measured(ledger, kafka, lake, stream, lines, unknown)
-        measures.append(_not_measured(stream, unknown))
-    return measures, ()
+            return measures, calm, streams[number:]
+        unknown, before = list[str](), len(lines)
+        found = [*_measured(ledger, kafka, lake, stream, lines, unknown)]
+        measures += [*found, _not_measured(stream, unknown)]
+        if len(lines) == before and not any(one.over for one in found):
+            calm.append(stream.name)
+    return measures, calm, ()
 
 
 def _not_measured(stream: Stream, why: Sequence[str]) -> Measure:
