@@ -143,6 +143,28 @@ def test_the_alerts_of_what_nothing_declares_any_more_end(tmp_path: Path, monkey
     assert [one.stream for one in ledger.alerts().values()] == ["orders"]
 
 
+def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick that measured 100 streams took longer than Dagster lets it."""
+    streams = [replace(STREAM, name=name) for name in ("a", "b", "c", "d")]
+    at, seen = [0.0], list[str]()
+
+    def measured(asked: alerts.Asked) -> Measure:
+        seen.append(asked.stream.name)
+        at[0] += alerts.MEASURE_SECONDS * 0.7
+        return replace(measure(over=asked.stream.name == "b"), stream=asked.stream.name)
+
+    monkeypatch.setattr(alerts, "MEASURES", (measured,))
+    monkeypatch.setattr(alerts, "time", SimpleNamespace(monotonic=lambda: at[0]))
+    unused: Any = None
+    begin, found = "", []
+    for resting in ((), (), {"b"}):
+        seen.clear()
+        told = alerts.tick(ledger, unused, unused, streams, lambda _: None, begin=begin, resting=resting)
+        found.append(("".join(seen), told.begin, "".join(told.calm), [one.stream for one in ledger.alerts().values()]))
+        begin = told.begin
+    assert found == [("ab", "c", "a", ["b"]), ("cd", "a", "cd", ["b"]), ("ac", "d", "ac", ["b"])]
+
+
 @pytest.fixture
 def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Ticks with one measure that a test sets; each opens the ledger afresh, as another daemon does."""

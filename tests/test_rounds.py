@@ -166,6 +166,7 @@ class Topics:
     def __init__(self, names: Collection[str]) -> None:
         self.ends = {name: dict.fromkeys(range(PARTITIONS), 5) for name in names}
         self.asked: Counter[str] = Counter()
+        self.epoch = 1
 
     def topics(self) -> list[str]:
         return [*self.ends]
@@ -194,9 +195,8 @@ class Topics:
         raise DependencyAwayError("settings are not known", remedy="none")
 
     def _state(self, topic: str) -> TopicState:
-        return TopicState(
-            topic, f"ID of {topic}", {p: PartitionState(0, at, at, 1) for p, at in self.ends[topic].items()}
-        )
+        seen = {p: PartitionState(0, at, at, 1, self.epoch) for p, at in self.ends[topic].items()}
+        return TopicState(topic, f"ID of {topic}", seen)
 
 
 class Deployment:
@@ -322,6 +322,38 @@ def test_a_stream_with_new_records_is_planned_among_idle_ones(deployed: Callable
     assert keys_of(result) == {"s007_slices": ["s007@0000001"]}
     assert [request.job_name for request in result.run_requests] == ["s007_slice"]
     assert ours.ledger.last("s007", "s007").ranges[3] == OffsetRange(5, 9)
+
+
+def test_topics_are_compared_with_their_plan_once_after_an_election(deployed: Callable[..., Deployment]) -> None:
+    """After a restart of the brokers a topic that nobody writes to would be read in every tick."""
+    ours = deployed(3)
+    ours.tick("planner")
+    ours.tick("planner")
+    reads = []
+    for epoch in (1, 2, 2, 3, 3):
+        ours.kafka.epoch = epoch
+        before = ours.kafka.asked["read"]
+        ours.tick("planner")
+        reads.append(ours.kafka.asked["read"] > before)
+    assert reads == [False, True, False, True, False]
+
+
+def test_the_lag_of_a_topic_is_observed_while_something_waits_and_once_after(
+    deployed: Callable[..., Deployment],
+) -> None:
+    ours = deployed(1, limits=Limits(slices_a_tick=1, most_records=10))
+    ours.kafka.ends["s000"] = dict.fromkeys(range(PARTITIONS), 2)
+
+    def lags() -> list[Any]:
+        return [one.metadata["lag"].value for one in ours.tick("planner").asset_events]
+
+    assert lags() == [10]
+    assert lags() == [0]
+    assert (lags(), lags()) == ([], []), "an idle topic costs no write"
+    ours.kafka.ends["s000"][0] = 1
+    assert (len(lags()), len(lags())) == (1, 0), "once a minute while a partition is left out"
+    ours.kafka.ends["s000"][0] = 2
+    assert (lags(), lags()) == ([0], [])
 
 
 def test_keys_that_a_tick_planned_and_did_not_add_are_added_by_the_next(deployed: Callable[..., Deployment]) -> None:
