@@ -21,7 +21,7 @@ from orchestration.sensing.rounds import (
     MOST_RUNS,
     Cursor,
     Round,
-    Tour,
+    RoundContext,
     Visits,
     limit_runs,
     problem_of,
@@ -103,7 +103,7 @@ class Shell:
     name: str
     seconds: int
     needs: frozenset[str]
-    begin: Callable[[Tour], Round]
+    begin: Callable[[RoundContext], Round]
     description: str
     paused_by: tuple[str, ...] = ()
 
@@ -204,7 +204,7 @@ def _evaluate(context: dg.SensorEvaluationContext, shell: Shell, streams: Sequen
         paused = _paused(ledger, shell, {stream.name for stream in streams})
         known = {one.stream: one for one in ledger.sensor_faults.all() if one.sensor == shell.name}
         active = [stream for stream in streams if stream.name not in paused]
-        round_ = shell.begin(Tour(context.instance, context.resources, active, cursor.streams, now))
+        round_ = shell.begin(RoundContext(context.instance, context.resources, active, cursor.streams, now))
     except TemporaryError as error:
         context.log.warning(str(error))
         return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
@@ -339,7 +339,7 @@ def alerts_sensor(streams: Sequence["Stream"], ticking: Ticking) -> dg.SensorDef
         names = [shell.name for shell in SHELLS]
         try:
             ledger = connections.ledger.open()
-            rests = Rests(Tour(context.instance, connections, streams, cursor.streams, datetime.now(UTC)))
+            rests = Rests(RoundContext(context.instance, connections, streams, cursor.streams, datetime.now(UTC)))
             faulty = {one.stream for one in ledger.sensor_faults.all()}
             resting = {s.name for s in streams if rests.is_at_rest(s.name) and s.name not in faulty}
             done = alerts.tick(

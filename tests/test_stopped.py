@@ -214,9 +214,9 @@ def test_what_stopped_is_told_within_a_minute_and_of_every_sensor(
         asked.extend(sensors)
         return []
 
-    def tick(*_: Any, sensors: Callable[[], object], **__: Any) -> alerts.Told:
+    def tick(*_: Any, sensors: Callable[[], object], **__: Any) -> alerts.TickResult:
         sensors()
-        return alerts.Told(["measured"])
+        return alerts.TickResult(["measured"])
 
     monkeypatch.setattr(sensors, "failing_sensors", failing)
     monkeypatch.setattr(alerts, "tick", tick)

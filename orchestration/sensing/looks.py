@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.plans import Planned
     from orchestration.sensing.planning import Look
-    from orchestration.sensing.rounds import Tour
+    from orchestration.sensing.rounds import RoundContext
     from resources.kafka import TopicState
 
 # The leader epochs under which a topic was compared with its plan and found sound, by topic ID. Without it a topic that
@@ -34,7 +34,7 @@ class _Looks:
     """Plans and topics of all streams, read together.
 
     Args:
-        tour: the streams, and what is asked about them.
+        context: the streams, and what is asked about them.
         topics: by stream the topics to look at.
 
     Raises:
@@ -43,10 +43,10 @@ class _Looks:
 
     lines: Sequence[str] = ()
 
-    def __init__(self, tour: Tour, topics: Mapping[str, Sequence[str]]) -> None:
-        self._tour = tour
-        self._id = id_of(tour.instance)
-        self._ledger, kafka = tour.resources.ledger.open(), tour.resources.kafka.open()
+    def __init__(self, context: RoundContext, topics: Mapping[str, Sequence[str]]) -> None:
+        self._context = context
+        self._id = id_of(context.instance)
+        self._ledger, kafka = context.resources.ledger.open(), context.resources.kafka.open()
         # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
         self._plans: dict[tuple[str, str], Planned] = self._ledger.all_planned()
         with guarded(kafka_guard(self._ledger, kafka)):
@@ -54,7 +54,7 @@ class _Looks:
         self._changed = {
             name: [topic for topic in some if not self._is_settled(name, topic)] for name, some in topics.items()
         }
-        self._resting = {one.name for one in self._ledger.breakers.dependencies() if resting(one, tour.now)}
+        self._resting = {one.name for one in self._ledger.breakers.dependencies() if resting(one, context.now)}
 
     def look(self, stream: str, topic: str) -> Look | None:
         """Plan and topic, where the topic was seen."""
@@ -76,7 +76,7 @@ class _Looks:
             held = _HELD.get((self._id, stream.name), frozenset())
             if {*newest} <= held:
                 continue
-            if unknown := unknown_to(self._tour.instance, stream, newest):
+            if unknown := unknown_to(self._context.instance, stream, newest):
                 missing[stream.name] = unknown
             else:
                 _HELD[self._id, stream.name] = frozenset(newest) if len(held) >= MOST_HELD else held | {*newest}
@@ -104,19 +104,19 @@ def _seen(planned: Planned, state: TopicState) -> tuple[int, Mapping[int, int | 
 
 
 class PlannerRound(_Looks):
-    """The planner's: streams that hold what is planned of them cost two ledger rows and one question to Dagster.
+    """The round of the planner: a stream without new records costs two rows of the ledger.
 
     Args:
-        tour: the streams, and what is asked about them.
+        context: the streams, and what is asked about them.
 
     Raises:
         TemporaryError: Kafka or the ledger is away.
     """
 
-    def __init__(self, tour: Tour) -> None:
-        streams = tour.streams
+    def __init__(self, context: RoundContext) -> None:
+        streams = context.streams
         topics = {stream.name: [stream.topic] for stream in streams}
-        super().__init__(tour, topics)
+        super().__init__(context, topics)
         # Ticks of these say why slices wait.
         busy = self._ledger.breakers.not_closed() | self._ledger.holds.held_streams()
         busy |= {one.name for one in streams if one.lookup is not None and one.lookup.dependency in self._resting}
@@ -127,26 +127,28 @@ class PlannerRound(_Looks):
         """Plan the stream's topic, unless it holds what is planned; raises what `ticks.plan` does."""
         if stream.name in self._idle and cursor is None:
             return None
-        tick = plan(self._tour.instance, self._tour.resources, stream, cursor, self.look(stream.name, stream.topic))
+        tick = plan(
+            self._context.instance, self._context.resources, stream, cursor, self.look(stream.name, stream.topic)
+        )
         if tick.settled and not tick.keys:
             self._remember(stream.name, [stream.topic])
         return tick
 
 
 class RetriesRound(_Looks):
-    """That of retries: streams whose tiers hold what is planned of them cost as little.
+    """The round of retries: a stream whose tiers have no new records costs two rows of the ledger for each.
 
     Args:
-        tour: the streams, and what is asked about them.
+        context: the streams, and what is asked about them.
 
     Raises:
         TemporaryError: Kafka or the ledger is away.
     """
 
-    def __init__(self, tour: Tour) -> None:
-        streams = tour.streams
+    def __init__(self, context: RoundContext) -> None:
+        streams = context.streams
         topics = {stream.name: [*stream.delays] for stream in streams}
-        super().__init__(tour, topics)
+        super().__init__(context, topics)
         self._paused = self._ledger.paused.topics()
         for stream in streams:
             begun = (stream.name, stream.topic) in self._plans
@@ -165,7 +167,7 @@ class RetriesRound(_Looks):
             paused = [f"{one.text}: nothing of it is planned" for one in self._paused.get(stream.name, {}).values()]
             return Tick(lines=paused, settled=True) if paused else None
         looks = {topic: self.look(stream.name, topic) for topic in changed}
-        tick = retry(self._tour.instance, self._tour.resources, stream, cursor, looks)
+        tick = retry(self._context.instance, self._context.resources, stream, cursor, looks)
         if tick.settled and not tick.keys:
             self._remember(stream.name, changed)
         return tick

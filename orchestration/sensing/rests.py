@@ -20,7 +20,7 @@ from orchestration.sensing.workers import end_runs_without_worker
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from orchestration.sensing.rounds import Tour
+    from orchestration.sensing.rounds import RoundContext
 
 # A complete look at a stream takes about 0.3 s. With 100 streams at rest one of them is due every 6 s: 5 % of a core.
 REST = timedelta(minutes=10)
@@ -67,21 +67,21 @@ class Rests:
     within a rest.
 
     Args:
-        tour: the streams, and what is asked about them.
+        context: the streams, and what is asked about them.
 
     Raises:
         TemporaryError: the ledger is away.
     """
 
-    def __init__(self, tour: Tour) -> None:
-        self._now = tour.now
-        self._revisions = tour.resources.ledger.open().revisions()
-        rests = {name: rest for name, cursor in tour.cursors.items() if (rest := Rest.parse(cursor)) is not None}
-        ran = _last_changes(tour.instance, min((one.since for one in rests.values()), default=None))
+    def __init__(self, context: RoundContext) -> None:
+        self._now = context.now
+        self._revisions = context.resources.ledger.open().revisions()
+        rests = {name: rest for name, cursor in context.cursors.items() if (rest := Rest.parse(cursor)) is not None}
+        ran = _last_changes(context.instance, min((one.since for one in rests.values()), default=None))
         self._at_rest = {
             name
             for name, rest in rests.items()
-            if tour.now < rest.until
+            if context.now < rest.until
             and rest.revisions == _short(self._revisions.get(name, ""))
             and (ran is not None and ran.get(name, rest.since - CLOCKS) <= rest.since - CLOCKS)
         }
@@ -123,7 +123,7 @@ class _Resting(ABC):
     """A round that lets settled streams rest.
 
     Args:
-        tour: the streams, and what is asked about them.
+        context: the streams, and what is asked about them.
 
     Raises:
         TemporaryError: the ledger is away.
@@ -131,9 +131,9 @@ class _Resting(ABC):
 
     lines: Sequence[str] = ()
 
-    def __init__(self, tour: Tour) -> None:
-        self._tour = tour
-        self._rests = Rests(tour)
+    def __init__(self, context: RoundContext) -> None:
+        self._context = context
+        self._rests = Rests(context)
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
         """Look at the stream unless it rests; raises what `_act` does."""
@@ -148,33 +148,33 @@ class _Resting(ABC):
 
 
 class RepairRound(_Resting):
-    """Repair's: runs whose worker is gone are ended first, for all streams together.
+    """The round of repair: runs whose worker is gone are ended first, for all streams together.
 
     Args:
-        tour: the streams, and what is asked about them.
+        context: the streams, and what is asked about them.
 
     Raises:
         TemporaryError: the ledger is away.
     """
 
-    def __init__(self, tour: Tour) -> None:
-        ledger = tour.resources.ledger.open()
-        self.lines = ended_lines(end_runs_without_worker(tour.instance, ledger, tour.streams, tour.now))
-        super().__init__(tour)
+    def __init__(self, context: RoundContext) -> None:
+        ledger = context.resources.ledger.open()
+        self.lines = ended_lines(end_runs_without_worker(context.instance, ledger, context.streams, context.now))
+        super().__init__(context)
 
     def _act(self, stream: Stream, cursor: str | None) -> Tick:
-        return repair(self._tour.instance, self._tour.resources, stream, cursor)
+        return repair(self._context.instance, self._context.resources, stream, cursor)
 
 
 class MirrorRound(_Resting):
-    """The offset mirror's."""
+    """The round of the offset mirror."""
 
     def _act(self, stream: Stream, cursor: str | None) -> Tick:
-        return mirror(self._tour.resources, stream, cursor)
+        return mirror(self._context.resources, stream, cursor)
 
 
 class PublisherRound(_Resting):
-    """The publisher's."""
+    """The round of the publisher."""
 
     def _act(self, stream: Stream, cursor: str | None) -> Tick:
-        return publish(self._tour.instance, self._tour.resources, stream, cursor)
+        return publish(self._context.instance, self._context.resources, stream, cursor)

@@ -27,13 +27,14 @@ BUDGET_SECONDS = 40.0
 # Streams with a known fault are visited last, since confirming a fault takes a second look 3 s later. Each tick spends
 # at most this time on them, so that they delay the next tick of the others by no more.
 FAULTY_SECONDS = 10.0
-# The daemon submits the runs of a tick before the sensor's next tick: about 0.1 s each, so 100 runs take one interval
-# of the planner. With 100 streams each gets one run a tick, and one run takes up to 20 slices of 200,000 records.
+# The daemon submits the runs of a tick before the sensor ticks again. It has 8 threads for it (dagster.yaml), and a run
+# takes 0.1 to 0.8 s: 100 runs take 1.3 to 10 s, the planner's interval. Of 100 streams each gets one run a tick, and a
+# run takes up to 20 slices of 200,000 records.
 MOST_RUNS = 100
 
 
 @dataclass(frozen=True)
-class Tour:
+class RoundContext:
     """What a round works on.
 
     Args:
@@ -208,13 +209,13 @@ def problem_of(error: Exception) -> str:
 
 
 def limit_runs(ticks: Mapping[str, Tick], most: int) -> dict[str, Tick]:
-    """The ticks with at most so many run requests together, shared one by one among the streams.
+    """The ticks with a limited number of run requests, shared one by one among the streams.
 
     Keys whose request has to wait are left out too: the stream's next tick finds both in the ledger.
 
     Args:
         ticks: by stream.
-        most: run requests at the most.
+        most: the limit, of all streams together.
     """
     if sum(len(tick.requests) for tick in ticks.values()) <= most:
         return dict(ticks)
@@ -233,8 +234,8 @@ def _first(tick: Tick, many: int) -> Tick:
     if many == len(tick.requests):
         return tick
     waiting = {key for request in tick.requests[many:] for key in request.keys}
-    kept = [*takewhile(lambda key: key not in waiting, tick.keys)]
+    first = [*takewhile(lambda key: key not in waiting, tick.keys)]
     cut = {*dropwhile(lambda key: key not in waiting, tick.keys)}
     requests = [request for request in tick.requests[:many] if not cut & {*request.keys}]
     line = f"{len(tick.requests) - len(requests)} runs wait for the next tick: one tick requests {MOST_RUNS} at most"
-    return replace(tick, keys=kept, requests=requests, lines=[*tick.lines, line])
+    return replace(tick, keys=first, requests=requests, lines=[*tick.lines, line])

@@ -97,7 +97,7 @@ Measuring = Callable[[Asked], Measure | None]
 
 
 @dataclass(frozen=True)
-class Told:
+class TickResult:
     """The result of a tick.
 
     Args:
@@ -120,7 +120,7 @@ def tick(
     sensors: Callable[[], Iterable[Measure]] = tuple,
     begin: str = "",
     resting: Collection[str] = (),
-) -> Told:
+) -> TickResult:
     """Measure all streams, and tell what begins and what ends.
 
     What cannot be measured, because something is away, leaves its alert as it is (I15), and so do streams for which no
@@ -164,7 +164,7 @@ def tick(
             lines.append(f"told: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")
     if left:
         lines.append(f"{len(left)} streams are measured by the next tick, from {left[0].name} on")
-    return Told(lines or [f"{len(open_)} alerts are open"], left[0].name if left else "", calm)
+    return TickResult(lines or [f"{len(open_)} alerts are open"], left[0].name if left else "", calm)
 
 
 def _measure_each(
