@@ -61,7 +61,7 @@ def _open(work: Work, circuit: Circuit, slices: Sequence[Slice]) -> BreakerOpenE
     return BreakerOpenError(
         f"{some} may not be decided: the breaker of {work.stream.name} is {circuit.text}",
         remedy="mend what is rejected; after the cool-down one new slice of the main topic, requested alone, is the "
-        f"probe, and {work.stream.name}_repair requests the rest. highwater accept-rejects lets a slice "
+        "probe, and the sensor repair requests the rest. highwater accept-rejects lets a slice "
         "through as it is",
     )
 

@@ -84,7 +84,7 @@ def _held(work: Work, key: str, found: Found, *, stands: bool) -> SliceHeldError
         f"{told}; no slice of {work.stream.name} behind it is decided",
         stored=f"held since {hold.since:%Y-%m-%d %H:%M:%S} UTC, attempt {hold.attempts}",
         found=because,
-        remedy=f"mend what the records lack: {work.stream.name}_repair asks for the slice again. "
+        remedy=f"mend what the records lack: the sensor repair asks for the slice again. "
         f"highwater release-hold {key} lets it go on without them, with --park parked for a person",
     )
 

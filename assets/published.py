@@ -142,7 +142,7 @@ class _Run:
         if waits is not None:
             raise TemporaryError(
                 f"{waits} is not published yet, and slices that were asked for come after it",
-                remedy=f"{work.stream.name}_published requests slices in their order; or materialise {waits} first",
+                remedy=f"the sensor publisher requests slices in their order; or materialise {waits} first",
             )
 
     def _batches(self, pieces: Sequence[Slice]) -> list[EventRecords]:

@@ -22,8 +22,9 @@ _SLICES = """assetNodeOrError(assetKey: {path: [%s]}) { __typename ... on AssetN
     materializedPartitions materializingPartitions failedPartitions unmaterializedPartitions } } } }"""
 _RUNS = """query Runs($filter: RunsFilter!) { runsOrError(filter: $filter, limit: 1000) { __typename ... on Runs {
   results { runId status tags { key value } } } ... on PythonError { message } } }"""
-_TICKS = """query Ticks($sensor: InstigationSelector!) { instigationStateOrError(instigationSelector: $sensor) {
-  __typename ... on InstigationState { ticks(limit: 20) { skipReason } } ... on PythonError { message } } }"""
+_OBSERVED = """query Observed($asset: AssetKeyInput!) { assetOrError(assetKey: $asset) { __typename
+  ... on Asset { assetObservations(limit: 50) { metadataEntries { label
+    ... on TextMetadataEntry { text } } } } } }"""
 _LAUNCH_RUN = """mutation Run($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename
   ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 _LAUNCH = """mutation Backfill($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) {
@@ -98,14 +99,19 @@ def _run(plain: Mapping[str, Any]) -> RunState:
     return RunState(plain["runId"], plain["status"], will_retry=tags.get("dagster/will_retry") == "true", tags=tags)
 
 
-def skip_reasons(ask: Ask, sensor: str) -> list[str]:
-    """Why the last ticks of a sensor requested nothing, the newest first."""
-    found = ask(_TICKS, {"sensor": {**_HERE, "name": sensor}})["instigationStateOrError"]
-    if found["__typename"] != "InstigationState":
+def observed(ask: Ask, asset: tuple[str, str], label: str) -> list[str]:
+    """The texts that the last observations of an asset have under a label, the newest first.
+
+    Raises:
+        DagsterRefusedError: Dagster knows no such asset.
+    """
+    found = ask(_OBSERVED, {"asset": {"path": list(asset)}})["assetOrError"]
+    if found["__typename"] != "Asset":
         raise DagsterRefusedError(
-            f"Dagster tells nothing of {sensor}", found=found, remedy="see that the definitions load"
+            f"Dagster knows no asset {'/'.join(asset)}", found=found, remedy="see that the definitions load"
         )
-    return [tick["skipReason"] for tick in found["ticks"] if tick["skipReason"]]
+    entries = [entry for one in found["assetObservations"] for entry in one["metadataEntries"]]
+    return [entry["text"] for entry in entries if entry["label"] == label]
 
 
 def launch_run(ask: Ask, job: str, tags: Mapping[str, str]) -> str:

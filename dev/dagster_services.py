@@ -137,7 +137,7 @@ class DagsterServices:
         """Restart each launched process that ended; returns a sentence for each.
 
         A code server leaves the workers of its runs behind. They are killed with it, since nobody could cancel them:
-        `<stream>_repair` requests their slices again.
+        the sensor `repair` requests their slices again.
 
         Raises:
             ChildFailedError: a process ended within seconds of its start.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dev.dagster_questions import Ask, launch_run, runs, skip_reasons
+from dev.dagster_questions import Ask, launch_run, observed, runs
 from dev.readings import read_topics
 from orchestration.operating.accepting_rejects import Asked, act
 from orchestration.sensing.requests import PROBE, PURPOSE, RANGE_END, RANGE_START
@@ -69,7 +69,7 @@ class BurstFigures:
         if self.published:
             found.append(f"{self.published:,} records stood on {PARKED} while the breaker of {STREAM} was open")
         if self.closed and not self.told:
-            found.append(f"no tick of {STREAM}_planner told of the open breaker")
+            found.append(f"no observation of kafka/{STREAM} shows the open breaker")
         if self.ends is not None and self.ends != expected:
             found.append(f"the burst of {self.records:,} records ended as {dict(self.ends)}")
         return found
@@ -144,5 +144,5 @@ class Burst:
         figures.closed = circuit.since
         probes = runs(self._ask, tags=[{"key": PURPOSE, "value": PROBE}])
         figures.probes = tuple(run.tags[RANGE_START] for run in probes)
-        told = [text for text in skip_reasons(self._ask, f"{STREAM}_planner") if "the breaker is " in text]
-        figures.told = told[-1] if told else ""
+        shown = [text for text in observed(self._ask, ("kafka", STREAM), "breaker") if not text.startswith("closed")]
+        figures.told = shown[-1] if shown else ""

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+# Stands for the stream of a condition that concerns all of them; no stream's name has a blank.
+DEPLOYMENT = "the deployment"
+
 
 @dataclass(frozen=True)
 class Measure:

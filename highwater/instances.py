@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-# An instance writes at most twice a minute that it is there, and its sensors tick every 10 to 30 s: after ten missed
-# writes it is taken for stopped.
+# An instance writes once a minute that it is there, and its sensors tick every 10 to 30 s: after five missed writes it
+# is taken for stopped.
 TERM = timedelta(minutes=5)
 # What a person does about two at the same time.
 ONE_INSTANCE = (

@@ -28,8 +28,8 @@ from orchestration.operating.operator_jobs import (
     retry_jobs,
 )
 from orchestration.resources import default_resources
-from orchestration.schedules import daily_audit, hourly
-from orchestration.sensors import Ticking, alerts_sensor, published_sensor, stream_sensors
+from orchestration.schedules import daily_audit
+from orchestration.sensors import Ticking, alerts_sensor, stream_sensors
 from orchestration.stream_assets import table_assets
 
 if TYPE_CHECKING:
@@ -64,12 +64,15 @@ def build_defs(
         # the tests hold what we rely on.
         warnings.simplefilter("ignore", dg.BetaWarning)
         warnings.simplefilter("ignore", dg.PreviewWarning)
-        parts = [_stream_defs(stream, ticking) for stream in streams]
+        parts = [_stream_defs(stream) for stream in streams]
+        slices = {stream.name: slice_job(stream) for stream in streams}
+        publishing = {stream.name: publish_job(stream) for stream in streams if stream.publishes}
+        sensors = stream_sensors(streams, slices, publishing, ticking)
     maintenance = maintenance_job(streams)
     shared = dg.Definitions(
-        jobs=[maintenance],
+        jobs=[maintenance, *slices.values(), *publishing.values()],
         schedules=[nightly(maintenance)],
-        sensors=[alerts_sensor(streams, ticking)],
+        sensors=[*sensors, alerts_sensor(streams, ticking)],
         resources={**default_resources(), **(resources or {})},
         # Backfills run outside of the job, with this one: a step in a process of its own once committed 22 s after its
         # run was marked as failed.
@@ -78,14 +81,12 @@ def build_defs(
     return dg.Definitions.merge(shared, *parts)
 
 
-def _stream_defs(stream: Stream, ticking: Ticking) -> dg.Definitions:
-    job, audit = slice_job(stream), audit_job(stream)
-    publishing = publish_job(stream) if stream.publishes else None
+def _stream_defs(stream: Stream) -> dg.Definitions:
+    audit = audit_job(stream)
     return dg.Definitions(
         assets=[topic_asset(stream), *table_assets(stream)],
         asset_checks=stream_checks(stream),
         jobs=[
-            job,
             audit,
             *acceptance_jobs(stream),
             *parked_jobs(stream),
@@ -96,11 +97,6 @@ def _stream_defs(stream: Stream, ticking: Ticking) -> dg.Definitions:
             *rebuild_jobs(stream),
             *key_jobs(stream),
             *erasure_jobs(stream),
-            *([publishing] if publishing else []),
         ],
-        sensors=[
-            *stream_sensors(stream, job, ticking),
-            *([published_sensor(stream, publishing, ticking)] if publishing else []),
-        ],
-        schedules=[hourly(stream, job), daily_audit(stream, audit)],
+        schedules=[daily_audit(stream, audit)],
     )

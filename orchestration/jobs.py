@@ -10,7 +10,14 @@ import dagster as dg
 
 from orchestration.failures import told_to_dagster
 from orchestration.sensing.requests import PUBLISH, PURPOSE
-from orchestration.stream_assets import PUBLISHED, STREAM_TAG, table_key, table_keys
+from orchestration.stream_assets import (
+    PUBLISHED,
+    STREAM_TAG,
+    publish_job_name,
+    slice_job_name,
+    table_key,
+    table_keys,
+)
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -28,7 +35,7 @@ def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
     It runs in one process: its steps share one Spark session, and no step outlives its run.
     """
     return dg.define_asset_job(
-        f"{stream.name}_slice",
+        slice_job_name(stream),
         selection=dg.AssetSelection.assets(*table_keys(stream)),
         description=f"Takes slices of {stream.name} through {', '.join(key.path[-1] for key in table_keys(stream))}.",
         executor_def=dg.in_process_executor,
@@ -39,7 +46,7 @@ def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
 def publish_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
     """The job `<stream>_publish`, of streams that publish: it sends accepted events, without Spark."""
     return dg.define_asset_job(
-        f"{stream.name}_publish",
+        publish_job_name(stream),
         selection=dg.AssetSelection.assets(table_key(stream, PUBLISHED.name)),
         description=f"Sends the accepted events of slices of {stream.name}; a slice waits for those before it.",
         executor_def=dg.in_process_executor,

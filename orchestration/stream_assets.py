@@ -102,6 +102,16 @@ PUBLISHED = Table(
 BY_NAME = {table.name: table for table in (*TABLES, METRICS, PUBLISHED)}
 
 
+def slice_job_name(stream: "Stream") -> str:
+    """The job that takes slices of a stream through its tables."""
+    return f"{stream.name}_slice"
+
+
+def publish_job_name(stream: "Stream") -> str:
+    """The job that sends a stream's accepted events."""
+    return f"{stream.name}_publish"
+
+
 def topic_key(stream: "Stream") -> dg.AssetKey:
     """The key of the external asset that stands for the topic."""
     return dg.AssetKey(["kafka", stream.topic])

@@ -152,6 +152,13 @@ class Breakers:
         with schema.transaction(self._engine(), writes=False) as connection:
             return _circuit(connection, stream)[0]
 
+    def not_closed(self) -> set[str]:
+        """The streams whose breaker is not closed."""
+        table, begin = schema.breakers, _of_stream("")
+        query = select(table.c.name).where(table.c.name.startswith(begin), table.c.state != CLOSED)
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return {name.removeprefix(begin) for name in connection.execute(query).scalars()}
+
     def settle(self, stream: str, keys: Sequence[str], decide: Decide) -> Circuit:
         """Change a stream's breaker, and how slices were judged, in one transaction.
 

@@ -57,7 +57,7 @@ def compare(
         recorded: by partition.
         seconds: no further look begins after so long; the partitions that are left are unsure then.
     """
-    suspect = {p: was for p, was in recorded.items() if _elected_since(was, state.partitions.get(p))}
+    suspect = {p: was for p, was in recorded.items() if elected_since(was, state.partitions.get(p))}
     # Those with new records first: they wait for the answer.
     ordered = sorted(suspect, key=lambda p: (state.partitions[p].last_stable or 0) <= suspect[p].end)
     deadline = time.monotonic() + seconds
@@ -136,7 +136,8 @@ def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, Recor
     return [p for p, was in suspect.items() if replaced(was, found.get(p, ()))]
 
 
-def _elected_since(was: Recorded, seen: PartitionState | None) -> bool:
+def elected_since(was: Recorded, seen: PartitionState | None) -> bool:
+    """Whether a leader was elected since a partition was planned, so that its records may have been replaced."""
     if seen is None or seen.log_start is None or seen.last_stable is None or was.epoch is None:
         return False
     return seen.leader_epoch is not None and seen.leader_epoch != was.epoch and seen.log_start < was.end

@@ -48,6 +48,13 @@ class Holds:
         with schema.transaction(self._engine(), writes=False) as connection:
             return [_hold(row) for row in connection.execute(query.order_by(table.c.since, table.c.slice_key))]
 
+    def held_streams(self) -> set[str]:
+        """The streams of which a slice is held."""
+        table = schema.holds
+        query = select(table.c.stream).where(table.c.released_at.is_(None)).distinct()
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return set(connection.execute(query).scalars())
+
     def note(self, stream: str, key: str, found: Found, now: datetime) -> Hold:
         """Keep that an attempt found the slice held; the first time of it stays.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum
@@ -26,7 +26,7 @@ from resources.clients import opened
 from resources.kafka_options import refuse_weakening, spark_options, without_values
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Message
+    from confluent_kafka import Consumer, Message, TopicPartition
     from confluent_kafka.admin import AdminClient, TopicDescription
 
 # A tick makes four requests at the most: 4 x 4 s is well within the 60 s that Dagster gives a sensor.
@@ -197,6 +197,98 @@ class Kafka:
             {p: _state(leader, starts.get(p), stable.get(p), high.get(p)) for p, leader in leaders.items()},
         )
 
+    def topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
+        """What topics hold now, with the same five requests for any number of topics.
+
+        Topics that do not exist, may not be read, or were replaced during the look are left out. A partition whose
+        broker did not answer in time is unknown, as a partition without a leader is: a broker that hangs costs its own
+        partitions only.
+
+        Raises:
+            DependencyAwayError: no broker answered in time.
+        """
+        described = self._descriptions(topics)
+        led = [(topic, p) for topic, (_, leaders) in described.items() for p, at in leaders.items() if at is not None]
+        # The high watermark before the last stable offset, as in `topic_state`.
+        (starts, high, stable), refused = self._offsets(led, Look.EARLIEST, Look.HIGH, Look.STABLE)
+        again = self._descriptions(described)
+        return {
+            topic: TopicState(
+                topic,
+                topic_id,
+                {
+                    p: _state(leader, starts.get((topic, p)), stable.get((topic, p)), high.get((topic, p)))
+                    for p, leader in leaders.items()
+                },
+            )
+            for topic, (topic_id, leaders) in described.items()
+            if topic in again and again[topic][0] == topic_id and topic not in refused
+        }
+
+    def _descriptions(self, topics: Collection[str]) -> dict[str, tuple[str, dict[int, int | None]]]:
+        """ID and leaders of topics; those that do not exist, are forbidden or are described in part are left out.
+
+        Raises:
+            DependencyAwayError: no broker answered in time.
+        """
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        if not topics:
+            return {}
+        admin = self.admin()
+        found: dict[str, tuple[str, dict[int, int | None]]] = {}
+        try:
+            asked = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=REQUEST_SECONDS)
+            for topic, future in asked.items():
+                try:
+                    answer = future.result(REQUEST_SECONDS + 1)
+                except KafkaException as error:
+                    if error.args[0].code() in _slow(KafkaError):
+                        raise
+                    continue
+                if _is_whole(answer):
+                    found[topic] = _id_and_leaders(answer)
+        except (KafkaException, TimeoutError) as error:
+            raise self.away(error) from error
+        finally:
+            del admin
+        return found
+
+    def _offsets(
+        self, places: Sequence[tuple[str, int]], *looks: Look
+    ) -> tuple[list[dict[tuple[str, int], Any]], set[str]]:
+        """What `list_offsets` answers for partitions of any topics, and the topics for which it was refused.
+
+        A partition without a leader, or whose broker did not answer in time, has no answer.
+
+        Raises:
+            DependencyAwayError: no partition had an answer in time.
+        """
+        from confluent_kafka import KafkaError, TopicPartition
+
+        found: list[dict[tuple[str, int], Any]] = [{} for _ in looks]
+        refused, late = set[str](), list[int]()
+        if not places:
+            return found, refused
+        admin = self.admin()
+        wanted = [TopicPartition(*place) for place in places]
+        try:
+            asked = [self._ask(admin, wanted, look) for look in looks]
+            for answers, futures in zip(found, asked, strict=True):
+                for one, future in futures.items():
+                    answer, error = _result(future)
+                    if error is None and answer.offset >= 0:
+                        answers[one.topic, one.partition] = answer
+                    elif error in _slow(KafkaError):
+                        late.append(error)
+                    elif error is not None and error not in _without_leader(KafkaError):
+                        refused.add(one.topic)
+        finally:
+            del admin
+        if late and not any(found):
+            raise self.away("no partition had an answer in time")
+        return found, refused
+
     def look_again(self, topic: str) -> TopicState:
         """Look at a topic a second time, some seconds later and through connections of its own.
 
@@ -299,8 +391,7 @@ class Kafka:
                 consumer.incremental_unassign([TopicPartition(topic, partition)])
 
     def _described(self, topic: str) -> tuple[str, dict[int, int | None]]:
-        found = self.description(topic)
-        return str(found.topic_id), {p.id: leader_of(p) for p in sorted(found.partitions, key=lambda p: p.id)}
+        return _id_and_leaders(self.description(topic))
 
     def description(self, topic: str) -> TopicDescription:
         """ID, partitions, leaders and replicas of a topic.
@@ -323,11 +414,8 @@ class Kafka:
             raise self.away(error) from error
         finally:
             del admin
-        # A topic has an ID, and partitions from 0 on without a gap: an answer without them is none.
-        if str(found.topic_id) in {"", NO_TOPIC_ID} or not found.partitions:
-            raise self.away(f"the answer for topic {topic} has no topic ID or no partition")
-        if {p.id for p in found.partitions} != set(range(len(found.partitions))):
-            raise self.away(f"the answer for topic {topic} lacks partitions")
+        if not _is_whole(found):
+            raise self.away(f"the answer for topic {topic} lacks the topic ID or a partition")
         return found
 
     def _absent(self, topic: str) -> TopicAbsentError:
@@ -342,9 +430,12 @@ class Kafka:
         """What `list_offsets` answers to several questions at once; a partition that could not be asked is left out."""
         if not partitions:
             return [{} for _ in looks]
+        from confluent_kafka import TopicPartition
+
         admin = self.admin()
+        wanted = [TopicPartition(topic, p) for p in partitions]
         try:
-            asked = [self._ask(admin, topic, partitions, look) for look in looks]
+            asked = [self._ask(admin, wanted, look) for look in looks]
             return [
                 self._answers(futures, 0 if isinstance(look, Look) else NO_SUCH_RECORD)
                 for look, futures in zip(looks, asked, strict=True)
@@ -352,8 +443,8 @@ class Kafka:
         finally:
             del admin
 
-    def _ask(self, admin: AdminClient, topic: str, partitions: list[int], look: Look | int) -> dict[Any, Any]:
-        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+    def _ask(self, admin: AdminClient, partitions: Sequence[TopicPartition], look: Look | int) -> dict[Any, Any]:
+        from confluent_kafka import IsolationLevel, KafkaException
         from confluent_kafka.admin import OffsetSpec
 
         specs: Any = OffsetSpec  # its constructors have no types
@@ -364,7 +455,7 @@ class Kafka:
         level = IsolationLevel.READ_UNCOMMITTED if look is Look.HIGH else IsolationLevel.READ_COMMITTED
         try:
             found: dict[Any, Any] = admin.list_offsets(
-                {TopicPartition(topic, p): spec for p in partitions},
+                dict.fromkeys(partitions, spec),
                 isolation_level=level,
                 request_timeout=REQUEST_SECONDS,
             )
@@ -442,6 +533,28 @@ class Kafka:
         )
 
 
+def _result(future: Any) -> tuple[Any, int | None]:
+    """The answer of a request, or the code of its error."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    try:
+        return future.result(REQUEST_SECONDS + 1), None
+    except KafkaException as error:
+        return None, int(error.args[0].code())
+    except TimeoutError:
+        return None, int(KafkaError._TIMED_OUT)  # noqa: SLF001 - its public name
+
+
+def _is_whole(found: TopicDescription) -> bool:
+    """Whether a description has the topic's ID, and partitions from 0 on without a gap: an answer without is none."""
+    numbers = {p.id for p in found.partitions}
+    return str(found.topic_id) not in {"", NO_TOPIC_ID} and bool(numbers) and numbers == set(range(len(numbers)))
+
+
+def _id_and_leaders(found: TopicDescription) -> tuple[str, dict[int, int | None]]:
+    return str(found.topic_id), {p.id: leader_of(p) for p in sorted(found.partitions, key=lambda p: p.id)}
+
+
 def leader_of(partition: Any) -> int | None:
     """The broker that leads a described partition; None without one."""
     leader = partition.leader
@@ -488,6 +601,11 @@ def _expired(message: Message, open_: Mapping[int, OffsetRange]) -> OffsetsExpir
         found=str(message.error()),
         remedy="they were deleted by retention, or the log was cut off: highwater status gives its bounds",
     )
+
+
+def _slow(errors: Any) -> set[int]:
+    """The errors of a broker that did not answer in time."""
+    return {errors._TIMED_OUT, errors.REQUEST_TIMED_OUT, errors._TRANSPORT, errors._ALL_BROKERS_DOWN}  # noqa: SLF001 - its public names
 
 
 def _without_leader(errors: Any) -> set[int]:

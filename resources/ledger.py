@@ -45,6 +45,7 @@ from resources.ledger_rows import (
 from resources.paused_topics import PausedTopics
 from resources.reclaims import Reclaims, reclaim_row
 from resources.retired_keys import RetiredKeys
+from resources.sensor_faults import SensorFaults
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -324,6 +325,24 @@ class Ledger:
                 table.c.stream == stream, table.c.topic == topic, table.c.generation == generation.number
             )
             return Planned.of(generation, last, [loss_of(row) for row in connection.execute(query)])
+
+    def all_planned(self) -> dict[tuple[str, str], Planned]:
+        """How far each planned topic of each stream is planned, by stream and topic, with three queries for all."""
+        with self._reading() as connection:
+            newest = {(one.stream, one.topic): one for one in _newest_generations(connection)}
+            last = {(piece.stream, piece.topic): piece for piece in _newest_slices(connection)}
+            losses: dict[tuple[str, str], list[Loss]] = {}
+            for row in connection.execute(select(schema.losses)):
+                losses.setdefault((row.stream, row.topic), []).append(loss_of(row))
+        return {of: Planned.of(one, last.get(of), losses.get(of, ())) for of, one in newest.items()}
+
+    def revisions(self) -> dict[str, str]:
+        """For each stream a text that changes with everything that is planned or accepted of its topics."""
+        with self._reading() as connection:
+            found: dict[str, list[str]] = {}
+            for one in _newest_generations(connection):
+                found.setdefault(one.stream, []).append(f"{one.topic} {one.number}.{one.revision}")
+        return {stream: ",".join(sorted(topics)) for stream, topics in found.items()}
 
     def planned_end(self, stream: str, topic: str) -> dict[int, int]:
         """For each partition the end of what is planned or given up as lost."""
@@ -608,12 +627,19 @@ class Ledger:
         """The Dagster instances that work on the streams."""
         return Instances(lambda: self._engine)
 
-    # Paused tiers
+    # Pauses
 
     @property
     def paused(self) -> PausedTopics:
-        """The topics of all streams whose retries are paused."""
+        """What a person paused of all streams: sensors, and topics whose records are retried."""
         return PausedTopics(lambda: self._engine)
+
+    # Faults of sensors
+
+    @property
+    def sensor_faults(self) -> SensorFaults:
+        """Why sensors skip streams until a person acts."""
+        return SensorFaults(lambda: self._engine)
 
     # Reclaims
 
@@ -709,6 +735,25 @@ def _generation(connection: Connection, stream: str, topic: str) -> Generation |
     query = select(table).where(table.c.stream == stream, table.c.topic == topic)
     row = connection.execute(query.order_by(table.c.generation.desc()).limit(1)).first()
     return None if row is None else generation_of(row)
+
+
+def _newest_generations(connection: Connection) -> list[Generation]:
+    """The newest generation of each topic of each stream."""
+    table = schema.topics
+    found = [generation_of(row) for row in connection.execute(select(table).order_by(table.c.generation))]
+    return [*{(one.stream, one.topic): one for one in found}.values()]
+
+
+def _newest_slices(connection: Connection) -> list[Slice]:
+    """The newest slice of each topic of each stream; one look into an index for each topic."""
+    table, topics = schema.slices, schema.topics
+    of_topic = (table.c.stream == topics.c.stream) & (table.c.topic == topics.c.topic)
+    ordinal = select(func.max(table.c.ordinal)).where(of_topic).scalar_subquery()
+    newest = select(topics.c.stream, topics.c.topic, ordinal.label("ordinal")).distinct().subquery()
+    joined = (
+        (table.c.stream == newest.c.stream) & (table.c.topic == newest.c.topic) & (table.c.ordinal == newest.c.ordinal)
+    )
+    return [slice_of(row) for row in connection.execute(select(table).join(newest, joined))]
 
 
 def _insert_losses(connection: Connection, losses: Sequence[Loss]) -> None:

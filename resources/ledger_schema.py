@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.portions import portions
 
-VERSION = 8
+VERSION = 9
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 _WRITES = "highwater_writes"
@@ -286,6 +286,17 @@ paused_topics = sa.Table(
     sa.Column("paused_at", Utc, nullable=False),
     sa.Column("paused_by", sa.String(249), nullable=False),
     sa.Column("because", sa.Text, nullable=False),
+)
+
+# Streams that a sensor skips, and why, until a person acts.
+sensor_faults = sa.Table(
+    "sensor_faults",
+    metadata,
+    sa.Column("stream", sa.String(249), primary_key=True),
+    sa.Column("sensor", sa.String(40), primary_key=True),
+    sa.Column("since", Utc, nullable=False),
+    sa.Column("problem", sa.Text, nullable=False),
+    sa.Column("remedy", sa.Text, nullable=False),
 )
 
 leases = sa.Table(

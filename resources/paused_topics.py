@@ -1,17 +1,13 @@
-"""Topics of the DLQ whose retries a person paused, in the ledger.
-
-What belongs here: storing and reading them. What does not: what a pause keeps from being planned
-(`orchestration.sensing.ticks`), or the command (`orchestration.operating.pausing`).
-"""
+"""The ledger's record of what a person paused: sensors of a stream, and topics whose records are retried."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, true
 from sqlalchemy.exc import IntegrityError
 
 from resources import ledger_schema as schema
@@ -20,14 +16,19 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
 _TABLE = schema.paused_topics
+# The parts of a stream that are paused by themselves. ALL pauses each of them, and repair.
+PLANNER, RETRIES, PUBLISHER, ALL = "planner", "retries", "publisher", ""
+PARTS = (PLANNER, RETRIES, PUBLISHER)
+# Marks a part in the column of topics: no topic's name has this character.
+_MARK = "@"
 
 
 @dataclass(frozen=True)
 class Pause:
-    """A topic whose retries wait.
+    """A pause of a topic's retries, or of a part of a stream.
 
     Args:
-        topic: the tier, or another system's topic.
+        topic: what is paused, as sentences name it: the topic, or for example `the planner of orders`.
         at: since when, in UTC.
         by: the person's name.
         because: why; may be empty.
@@ -50,7 +51,7 @@ class Pause:
 
 
 class PausedTopics:
-    """The paused topics of a deployment.
+    """The pauses of a deployment.
 
     Args:
         engine: gives the ledger's database.
@@ -63,23 +64,62 @@ class PausedTopics:
 
     def of(self, stream: str) -> dict[str, Pause]:
         """The paused topics of a stream."""
-        query = select(_TABLE).where(_TABLE.c.stream == stream)
-        with schema.transaction(self._engine(), writes=False) as connection:
-            found = connection.execute(query)
-            return {row.topic: Pause(row.topic, row.paused_at, row.paused_by, row.because) for row in found}
+        return self.topics(stream).get(stream, {})
+
+    def topics(self, stream: str | None = None) -> dict[str, dict[str, Pause]]:
+        """The paused topics by stream, of one stream or of all."""
+        found: dict[str, dict[str, Pause]] = {}
+        for (name, of), pause in self._read(stream).items():
+            if not of.startswith(_MARK):
+                found.setdefault(name, {})[of] = pause
+        return found
+
+    def parts(self, stream: str | None = None) -> dict[str, dict[str, Pause]]:
+        """The paused parts by stream, of one stream or of all."""
+        found: dict[str, dict[str, Pause]] = {}
+        for (name, of), pause in self._read(stream).items():
+            if of.startswith(_MARK):
+                part = of.removeprefix(_MARK)
+                found.setdefault(name, {})[part] = replace(pause, topic=name_of(name, part))
+        return found
 
     def pause(self, stream: str, pause: Pause) -> bool:
-        """Keep that a topic is paused; False if it was before, which stays."""
+        """Record that a topic is paused; False if it was before, which stays."""
+        return self._add(stream, pause.topic, pause)
+
+    def resume(self, stream: str, topic: str) -> bool:
+        """End a topic's pause; False if it is not paused."""
+        return self._end(stream, topic)
+
+    def pause_part(self, stream: str, part: str, pause: Pause) -> bool:
+        """Record that a part of a stream is paused; False if it was before, which stays."""
+        return self._add(stream, f"{_MARK}{part}", pause)
+
+    def resume_part(self, stream: str, part: str) -> bool:
+        """End the pause of a part; False if it is not paused."""
+        return self._end(stream, f"{_MARK}{part}")
+
+    def _read(self, stream: str | None) -> dict[tuple[str, str], Pause]:
+        where = true() if stream is None else _TABLE.c.stream == stream
+        with schema.transaction(self._engine(), writes=False) as connection:
+            rows = connection.execute(select(_TABLE).where(where))
+            return {(r.stream, r.topic): Pause(r.topic, r.paused_at, r.paused_by, r.because) for r in rows}
+
+    def _add(self, stream: str, of: str, pause: Pause) -> bool:
         row = {"paused_at": pause.at, "paused_by": pause.by, "because": pause.because}
         try:
             with schema.transaction(self._engine(), writes=True) as connection:
-                connection.execute(insert(_TABLE).values(stream=stream, topic=pause.topic, **row))
+                connection.execute(insert(_TABLE).values(stream=stream, topic=of, **row))
         except IntegrityError:
             return False
         return True
 
-    def resume(self, stream: str, topic: str) -> bool:
-        """End a topic's pause; False if it is not paused."""
-        mine = delete(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.topic == topic)
+    def _end(self, stream: str, of: str) -> bool:
+        mine = delete(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.topic == of)
         with schema.transaction(self._engine(), writes=True) as connection:
             return connection.execute(mine).rowcount == 1
+
+
+def name_of(stream: str, part: str) -> str:
+    """A part of a stream as sentences name it."""
+    return f"the {part} of {stream}" if part else f"stream {stream}"

@@ -113,7 +113,10 @@ def _tick(task: Task, instance: dg.DagsterInstance) -> int:
 
     instance.add_dynamic_partitions = adding  # type: ignore[method-assign, assignment]
     connections = SimpleNamespace(ledger=LedgerResource(), kafka=KafkaResource(), lake=LakeResource())
-    ticks.plan_and_add(instance, connections, stream_on(task.topic))
+    stream = stream_on(task.topic)
+    tick = ticks.plan(instance, connections, stream)
+    if tick.keys:
+        instance.add_dynamic_partitions(stream.partitions_name, [*tick.keys])
     return 0
 
 

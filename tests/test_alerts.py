@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dev.processes import LOOPBACK, free_port
-from highwater.alerting import Alert, Measure, after, told, watch
+from highwater.alerting import DEPLOYMENT, Alert, Measure, after, told, watch
 from highwater.declaration import Alerts, Foreign, Lookup
 from highwater.envelope import Origin
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
@@ -133,7 +133,7 @@ def test_the_alerts_of_what_nothing_declares_any_more_end(tmp_path: Path, monkey
         alerts.tick(ledger, unused, unused, streams, lambda alert: heard.append(alert.to_plain()))
         return sorted((one["kind"], one["stream"], one["what"]) for one in heard)
 
-    of_table = (alerts.DEPLOYMENT, f"circuit breaker of {table.dependency}")
+    of_table = (DEPLOYMENT, f"circuit breaker of {table.dependency}")
     names = [("other", "parked records"), of_table]
     assert tick(0, mine, other) == sorted(("alert", *one) for one in [("orders", "parked records"), *names])
     for number in range(1, 7):  # two code locations on one ledger: each declares what the other does not
@@ -141,6 +141,28 @@ def test_the_alerts_of_what_nothing_declares_any_more_end(tmp_path: Path, monkey
     ended = {number: found for number in range(7, 40) if (found := tick(number, mine))}
     assert ended == {6 + 27: sorted(("recovery", *one) for one in names)}, "a day after the last tick of the other"
     assert [one.stream for one in ledger.alerts().values()] == ["orders"]
+
+
+def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick that measured 100 streams took longer than Dagster lets it."""
+    streams = [replace(STREAM, name=name) for name in ("a", "b", "c", "d")]
+    at, seen = [0.0], list[str]()
+
+    def measured(asked: alerts.Asked) -> Measure:
+        seen.append(asked.stream.name)
+        at[0] += alerts.MEASURE_SECONDS * 0.7
+        return replace(measure(over=asked.stream.name == "b"), stream=asked.stream.name)
+
+    monkeypatch.setattr(alerts, "MEASURES", (measured,))
+    monkeypatch.setattr(alerts, "time", SimpleNamespace(monotonic=lambda: at[0]))
+    unused: Any = None
+    begin, found = "", []
+    for resting in ((), (), {"b"}):
+        seen.clear()
+        told = alerts.tick(ledger, unused, unused, streams, lambda _: None, begin=begin, resting=resting)
+        found.append(("".join(seen), told.begin, "".join(told.calm), [one.stream for one in ledger.alerts().values()]))
+        begin = told.begin
+    assert found == [("ab", "c", "a", ["b"]), ("cd", "a", "cd", ["b"]), ("ac", "d", "ac", ["b"])]
 
 
 @pytest.fixture
@@ -155,7 +177,7 @@ def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
 
         monkeypatch.setattr(alerts, "MEASURES", (measured,))
         unused: Any = None
-        return alerts.tick(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), unused, unused, [STREAM], tell)
+        return alerts.tick(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), unused, unused, [STREAM], tell).lines
 
     return tick
 
@@ -254,7 +276,7 @@ def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(
         receiver.heard.clear()
         ledger = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}")
         url = f"http://{LOOPBACK}:{receiver.server_port}/"
-        lines = alerts.tick(ledger, unused, unused, [STREAM], lambda alert: post(url, alert.to_plain()))
+        lines = alerts.tick(ledger, unused, unused, [STREAM], lambda alert: post(url, alert.to_plain())).lines
         return [body["what"] for _, body in receiver.heard], [line for line in lines if not line.startswith("told:")]
 
     receiver.refuses = {"first": 413}

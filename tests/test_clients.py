@@ -378,7 +378,7 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
         bench.send(order_message("o1", 1), Message(b"o2", b"{"))
         dagster = Ticking(bench.stream, instance, home)
         configure(monkeypatch, spark, home, secured, with_secret(certificate, SECRET))
-        told = [repr(dagster.tick("orders_planner"))]
+        told = [repr(dagster.tick("planner"))]
         [piece] = bench.ledger.slices("orders")
         assert took(dagster, piece)
         rows = {table: len(bench.rows(table)) for table in ("raw", "events", "rejects", "dlq", "current")}
@@ -387,7 +387,7 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
         unread = bench.plan(1, p1=(0, 1))
         instance.add_dynamic_partitions("orders_slices", [unread.key])
         configure(monkeypatch, spark, home, secured, with_secret(certificate, SECRET + "-wrong"))
-        told.append(repr(skipped := dagster.tick("orders_planner")))
+        told.append(repr(skipped := dagster.tick("planner")))
         assert "did not answer" in str(skipped.skip_message)
         assert not took(dagster, unread)
         wrong = with_password(bench, secured, certificate, SECRET + "-wrong")

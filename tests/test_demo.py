@@ -25,8 +25,8 @@ from dev.dagster_questions import (
     backfill_state,
     launch_backfill,
     launch_run,
+    observed,
     runs,
-    skip_reasons,
     slice_states,
 )
 from dev.demo import SOUND, DemoFailedError, fresh_home, main, without_configuration
@@ -120,7 +120,7 @@ def test_states_of_slices_are_read() -> None:
         slice_states(Answers(a0={"__typename": "AssetNotFoundError"}), [("orders", "nothing")])
 
 
-@pytest.mark.parametrize("question", ["_RUNS", "_TICKS", "_LAUNCH", "_BACKFILL"])
+@pytest.mark.parametrize("question", ["_RUNS", "_OBSERVED", "_LAUNCH", "_BACKFILL"])
 def test_questions_are_in_dagsters_words(question: str) -> None:
     from dagster_graphql.schema import create_schema
     from graphql import parse, validate
@@ -128,12 +128,13 @@ def test_questions_are_in_dagsters_words(question: str) -> None:
     assert validate(create_schema().graphql_schema, parse(getattr(dagster_questions, question))) == []
 
 
-def test_why_ticks_requested_nothing_is_read() -> None:
-    ticks = [{"skipReason": "the newest"}, {"skipReason": None}, {"skipReason": "before"}]
-    answers = Answers(instigationStateOrError={"__typename": "InstigationState", "ticks": ticks})
-    assert skip_reasons(answers, "payments_planner") == ["the newest", "before"]
-    with pytest.raises(DagsterRefusedError, match="nothing of payments_planner"):
-        skip_reasons(Answers(instigationStateOrError={"__typename": "PythonError"}), "payments_planner")
+def test_what_observations_of_an_asset_show_is_read() -> None:
+    shown = [("breaker", "open"), ("lag", None), ("breaker", "closed")]
+    entries = [{"metadataEntries": [{"label": label, "text": text}]} for label, text in shown]
+    answers = Answers(assetOrError={"__typename": "Asset", "assetObservations": entries})
+    assert observed(answers, ("kafka", "payments"), "breaker") == ["open", "closed"]
+    with pytest.raises(DagsterRefusedError, match="knows no asset kafka/payments"):
+        observed(Answers(assetOrError={"__typename": "AssetNotFoundError"}), ("kafka", "payments"), "breaker")
 
 
 def test_the_demonstration_declares_shorter_waits_and_other_slices_and_nothing_else() -> None:
@@ -170,11 +171,12 @@ class Following:
         self.asked.append(query.split()[1].partition("(")[0])
         tags = variables.get("filter", {}).get("tags", [])
         probe = [{"key": "dagster/asset_partition_range_start", "value": "payments@0000001"}, *tags]
-        ticks = [{"skipReason": "nothing new in payments"}, {"skipReason": "x; the breaker is open since 10:00. Wait"}]
+        texts = ["closed since 10:01", "open since 10:00: x"]
+        observations = [{"metadataEntries": [{"label": "breaker", "text": text}]} for text in texts]
         return {
             "runsOrError": {"__typename": "Runs", "results": [{"runId": "r", "status": "SUCCESS", "tags": probe}]},
             "launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r"}},
-            "instigationStateOrError": {"__typename": "InstigationState", "ticks": ticks},
+            "assetOrError": {"__typename": "Asset", "assetObservations": observations},
         }
 
     def plan(self, ordinal: int) -> None:
@@ -220,7 +222,7 @@ def test_a_burst_is_accepted_and_followed_until_the_breaker_closes(
     found.burst.look()
     figures = found.burst.figures
     assert (found.burst.over, figures.seconds, figures.probes) == (True, 33.0, ("payments@0000001",))
-    assert figures.told == "x; the breaker is open since 10:00. Wait"
+    assert figures.told == "open since 10:00: x"
     figures.ends = Counter({"reject (malformed)": 1_200})
     assert figures.wrong == []
     text = told_of(figures)
@@ -239,7 +241,7 @@ def test_what_went_otherwise_with_the_burst_is_wrong(ledger: Ledger, monkeypatch
     assert flooded.burst.figures.wrong == ["3 records stood on payments.parked while the breaker of payments was open"]
     lost = BurstFigures(records=5, ends=Counter({"reject (malformed)": 4}))
     assert lost.wrong == ["the burst of 5 records ended as {'reject (malformed)': 4}"]
-    assert BurstFigures(closed=NOW).wrong == ["no tick of payments_planner told of the open breaker"]
+    assert BurstFigures(closed=NOW).wrong == ["no observation of kafka/payments shows the open breaker"]
     assert Figures(burst=lost).wrong == lost.wrong
     assert "wrong: the burst of 5 records ended as" in told_of(lost)
 
@@ -306,7 +308,7 @@ def test_from_nothing_to_tables_that_equal_the_account(tmp_path: Path, capfd: py
     text = one_line(told_.out)
     opened = "the breaker opened at payments@0000000 after 1,200 rejects of 1,200 records, 0 of them on payments.parked"
     assert opened in text
-    assert "a tick of payments_planner: " in text
+    assert "kafka/payments shows that the breaker is open" in text
     assert "payments@0000001 was the probe; the breaker closed after" in text
     assert "the burst ended as 1,200 reject (malformed), on payments.parked" in text
 

@@ -33,7 +33,7 @@ from highwater.slices import OffsetRange, Slice
 from orchestration.checking.origin_counts import count_ends
 from orchestration.sensing.planning import Planner
 from orchestration.sensing.retries import plan_tier
-from orchestration.sensing.ticks import _to_plan
+from orchestration.sensing.ticks import tiers_to_plan
 from orchestration.telling.locating import locate
 from orchestration.telling.plan_status import stream_status
 from resources.dlq_topics import ensure
@@ -368,12 +368,10 @@ def test_commands_name_the_topic_that_they_mean() -> None:
     assert option_for(STREAM, "orders") == ""
 
 
-def test_their_topics_wait_for_the_first_plan_of_the_main_topic(tmp_path: Path) -> None:
+def test_their_topics_wait_for_the_first_plan_of_the_main_topic() -> None:
     """Before it nobody knows whether the main topic's slices will read what their records name."""
-    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    assert _to_plan(ledger, STREAM) == ["orders.dlq.1", "orders.dlq.2"]
-    ledger.open_generation(generation(0, p0=0))
-    assert _to_plan(ledger, STREAM) == ["orders.dlq.1", "orders.dlq.2", "sink.errors"]
+    assert tiers_to_plan(STREAM, begun=False) == ["orders.dlq.1", "orders.dlq.2"]
+    assert tiers_to_plan(STREAM, begun=True) == ["orders.dlq.1", "orders.dlq.2", "sink.errors"]
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) 
     assert ([ONE.key], False, "repair") not in ours.tick()[0]
     time.sleep(0.01)  # the runs ended before it was released
     done = run("--yes", "--by", "ann")
-    assert (done.exit_code, "orders_repair requests it" in done.output) == (0, True), done.output
+    assert (done.exit_code, "the sensor repair requests it" in done.output) == (0, True), done.output
     assert not measured(ours).over
     asked = [key for keys, _, _ in ours.tick()[0] for key in keys]
     assert asked == [ONE.key, TWO.key]

@@ -240,7 +240,7 @@ def test_a_broker_that_is_away_gets_no_connection_while_its_breaker_is_open(
     with pytest.raises(BreakerOpenError):
         repairing.repair(instance, resources, STREAM, None)
     heard: list[Any] = []
-    assert "not measured" in " ".join(alerts.tick(ledger, kafka, lake, [STREAM], heard.append))
+    assert "not measured" in " ".join(alerts.tick(ledger, kafka, lake, [STREAM], heard.append).lines)
     assert [(alert.stream, alert.what) for alert in heard] == [("the deployment", "circuit breaker of kafka")]
     for table in ("raw", "dlq"):
         with pytest.raises(BreakerOpenError), guarded(*guards_of(table, ledger, kafka, lake, STREAM)):

@@ -466,7 +466,7 @@ class Offline:
 
     def tick_that_plans(self) -> None:
         # A client that asked the broker which is gone skips a tick.
-        wait_until(lambda: bool(self.ours.tick("orders_planner").run_requests), 60, "a plan")
+        wait_until(lambda: bool(self.ours.tick("planner").run_requests), 60, "a plan")
 
     def send(self, *partitions: int) -> None:
         send(self.cluster.bootstrap, OFFLINE, [order_message("o1", 1, partition) for partition in partitions])
@@ -493,9 +493,7 @@ class Offline:
         self.tick_that_plans()
         assert self.planned() == [{0: (0, 1), 1: (0, 1)}, {0: (1, 2), 1: (1, 1)}]
         assert self.observed().metadata["left_out"].value == "1: no leader"
-        assert (
-            "partition 1 of orders.offline is left out now: no leader" in self.ours.tick("orders_planner").skip_message
-        )
+        assert "partition 1 of orders.offline is left out now: no leader" in self.ours.tick("planner").skip_message
         before = len(self.instance.fetch_observations(topic_key(self.ours.stream), limit=9).records)
         job = self.ours.defs.resolve_implicit_global_asset_job_def()
         assert job.execute_in_process(instance=self.instance, asset_selection=[topic_key(self.ours.stream)]).success

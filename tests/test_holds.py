@@ -412,8 +412,8 @@ def test_the_planner_asks_for_raw_alone_behind_what_is_not_done(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.add([ONE, TWO])
-    planned = SimpleNamespace(slices=[TWO], lines=[], errors={}, state=None)
-    monkeypatch.setattr("orchestration.sensing.planning.Planner.tick", lambda *_: planned)
+    planned = SimpleNamespace(slices=[TWO], lines=[], errors={}, skipped={}, state=None)
+    monkeypatch.setattr("orchestration.sensing.planning.Planner.tick", lambda *_, **__: planned)
     monkeypatch.setattr(ticks, "_observed", lambda tick, *_: tick)
     resources = SimpleNamespace(ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=SilentKafka))
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +92,73 @@ def test_a_topic_is_seen_with_its_id_and_the_offsets_of_each_partition(
     assert state.topic == name
     assert len(state.topic_id) == 22
     assert state.partitions == {0: PartitionState(0, 0, 0, 1, 0), 1: PartitionState(0, 3, 3, 1, 0)}
+
+
+@pytest.mark.slow
+def test_all_topics_are_seen_together_as_each_is_seen_alone(kafka: Kafka, topic: TopicFactory, bootstrap: str) -> None:
+    names = [topic(partitions=n) for n in (1, 2, 3)]
+    write(bootstrap, names[1], 3, partition=1)
+    write(bootstrap, names[2], 2, partition=2)
+    assert kafka.topic_states([*names, f"{names[0]}.absent"]) == {name: kafka.topic_state(name) for name in names}
+    assert kafka.topic_states([]) == {}
+
+
+class Many:
+    """Stands for the admin client of some topics with two partitions; a test says which answers are errors."""
+
+    def __init__(self, topics: Sequence[str], errors: Mapping[tuple[str, int], object]) -> None:
+        self.topics, self.errors, self.asked = topics, errors, list[str]()
+
+    def describe_topics(self, asked: Any, **_: Any) -> dict[str, Any]:
+        self.asked.append("describe_topics")
+        partitions = [SimpleNamespace(id=p, leader=SimpleNamespace(id=p + 1)) for p in (0, 1)]
+        found = {name: SimpleNamespace(topic_id=name * 22, partitions=partitions) for name in self.topics}
+        return {name: self._future(found.get(name, 3)) for name in asked.topic_names}
+
+    def list_offsets(self, asked: dict[Any, Any], **_: Any) -> dict[Any, Any]:
+        self.asked.append("list_offsets")
+        found = SimpleNamespace(offset=7, leader_epoch=4)
+        return {place: self._future(self.errors.get((place.topic, place.partition), found)) for place in asked}
+
+    def _future(self, answer: object) -> Any:
+        from confluent_kafka import KafkaError, KafkaException
+
+        def result(_: float) -> Any:
+            if isinstance(answer, int):
+                raise KafkaException(KafkaError(answer))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return SimpleNamespace(result=result)
+
+
+def seen(topics: Sequence[str], errors: Mapping[tuple[str, int], object]) -> tuple[dict[str, list[int]], list[str]]:
+    """By topic the partitions that are known, and the requests."""
+    kafka, client = Kafka("nowhere:1"), Many(topics, errors)
+    kafka._admin = client  # type: ignore[assignment]
+    states = kafka.topic_states(["a", "b", "c"])
+    return {
+        name: [p for p, one in state.partitions.items() if one.known] for name, state in states.items()
+    }, client.asked
+
+
+REQUESTS = ["describe_topics", *["list_offsets"] * 3, "describe_topics"]
+
+
+def test_a_broker_that_hangs_costs_its_partitions_only() -> None:
+    """One answer that did not come made a topic unreadable, and three such looks let all topics alone for a minute."""
+    timed_out = -185
+    found, asked = seen(["a", "b"], {("a", 1): timed_out, ("b", 0): TimeoutError()})
+    assert (found, asked) == ({"a": [0], "b": [1]}, REQUESTS)
+    with pytest.raises(DependencyAwayError):
+        seen(["a"], {("a", 0): timed_out, ("a", 1): TimeoutError()})
+
+
+def test_a_topic_that_may_not_be_read_is_left_out() -> None:
+    """A look at it alone gives the error."""
+    not_authorized, without_leader = 29, 6
+    assert seen(["a", "b", "c"], {("a", 1): not_authorized, ("c", 1): without_leader})[0] == {"b": [0, 1], "c": [0]}
 
 
 class Answers:
@@ -445,6 +512,7 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
 
     with pytest.raises(TopicAbsentError):
         kafka.topic_state("absent-state")
+    assert kafka.topic_states(["absent-states"]) == {}
     with pytest.raises(TopicAbsentError):
         kafka.offsets_at("absent-time", 0)
     with pytest.raises(DependencyAwayError):

@@ -14,7 +14,7 @@ import pytest
 from highwater.errors import DependencyAwayError, HighwaterError
 from resources.dlq_topics import Shape, _create
 from resources.groups import _ask
-from resources.kafka import Kafka
+from resources.kafka import Kafka, Look
 from resources.permissions import permitted
 from resources.topic_facts import topic_settings
 
@@ -49,7 +49,7 @@ class Client:
         def result(_: float) -> Any:
             kafka.away("no broker answered another thread")
             assert alive() is not None, "nobody holds the client that was asked"
-            sound = {"topic_id": "T" * 22, "partitions": [SimpleNamespace(id=0)], "offset": 0}
+            sound = {"topic_id": "T" * 22, "partitions": [SimpleNamespace(id=0, leader=None)], "offset": 0}
             return SimpleNamespace(
                 errors=[], valid=[], authorized_operations=None, items=dict[str, Any]().items, **sound
             )
@@ -59,6 +59,8 @@ class Client:
 
 QUESTIONS: dict[str, Callable[[Kafka], Any]] = {
     "description": lambda kafka: kafka.description("orders"),
+    "descriptions": lambda kafka: kafka._descriptions(["orders"]),
+    "all offsets": lambda kafka: kafka._offsets([("orders", 0)], Look.STABLE, Look.HIGH),
     "offsets": lambda kafka: kafka._looks("orders", [0], 5, 6),
     "groups": lambda kafka: kafka.groups(),
     "create": lambda kafka: _create(kafka, "orders.dlq.1", Shape(1, 1, {})),

@@ -118,7 +118,7 @@ class Played:
         prove(self.lake, "orders", pieces, "raw", "events", "rejects", **changes)
 
     def tick(self, now: datetime = NOW) -> list[str]:
-        return mirror.tick(self.ledger, self, self.lake, STREAM, now)  # type: ignore[arg-type]
+        return [*mirror.tick(self.ledger, self, self.lake, STREAM, now).lines]  # type: ignore[arg-type]
 
     def stands(self, topic: str = "orders") -> list[int | None]:
         return [held.offset if (held := self.group.get((topic, p))) else None for p in (0, 1)]
@@ -395,7 +395,7 @@ class Real:
         prove(self.lake, self.stream.name, pieces, *(tables or ("raw", "events", "rejects")), rejects=rejects)
 
     def tick(self) -> list[str]:
-        return mirror.tick(self.ledger, self.kafka, self.lake, self.stream, datetime.now(UTC))
+        return [*mirror.tick(self.ledger, self.kafka, self.lake, self.stream, datetime.now(UTC)).lines]
 
     def held(self) -> dict[Place, int]:
         places = [(self.stream.topic, p) for p in (0, 1)]

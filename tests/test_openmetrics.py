@@ -16,14 +16,13 @@ from prometheus_client import parser as older
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from dev.processes import LOOPBACK, free_port
-from highwater.alerting import Alert
+from highwater.alerting import DEPLOYMENT, Alert
 from highwater.declaration import Severity
 from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.plans import Generation, Loss
 from highwater.slices import OffsetRange, Slice
 from orchestration.cli.main import main
 from orchestration.cli.terminal import PERMANENT, TEMPORARY
-from orchestration.telling.alerts import DEPLOYMENT
 from orchestration.telling.open_metrics import FAMILIES, Metrics, measure
 from resources.kafka import PartitionState, TopicState
 from resources.lake import Lake

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,12 +18,12 @@ from highwater.errors import ConfigurationError
 from orchestration.build import build_defs
 from orchestration.checking.audit import _dlq as audited
 from orchestration.cli.main import main
-from orchestration.operating.pausing import Asked, act
+from orchestration.operating.pausing import Asked, AskedPart, act, act_on_part
 from orchestration.sensing import ticks
 from orchestration.telling.plan_status import StreamStatus, _dlq
 from resources.lake import Lake
 from resources.ledger import Ledger
-from resources.paused_topics import Pause
+from resources.paused_topics import ALL, RETRIES, Pause
 from tests.support import make_stream
 from tests.test_vanished import Topics
 
@@ -89,6 +90,51 @@ def test_a_person_pauses_and_resumes_by_command(ours: Ours) -> None:
     assert '"by": "ann"' in shown.output
     assert ours.run("resume-tier", stream, first, "--yes", "--by", "bob").exit_code == 0
     assert ours.ledger.paused.of(stream) == {}
+
+
+def test_a_person_pauses_and_resumes_a_stream_and_its_parts_by_command(ours: Ours) -> None:
+    def paused() -> dict[str, str]:
+        return {part: one.by for part, one in ours.ledger.paused.parts("orders").get("orders", {}).items()}
+
+    assert "a dry run" in ours.run("pause", "orders").output
+    assert paused() == {}
+    assert ours.run("pause", "orders", "--yes").exit_code == 2, "nobody is named"
+    assert ours.run("pause", "orders", "mirror", "--yes", "--by", "ann").exit_code == 2, "no such part"
+    done = ours.run("pause", "orders", "planner", "--yes", "--by", "ann", "--because", "moved")
+    assert (done.exit_code, "the planner of orders: paused; runs that are requested go on" in done.output) == (0, True)
+    assert ours.run("pause", "orders", "planner", "--yes", "--by", "bob").exit_code == 2, "it is paused already"
+    assert ours.run("pause", "orders", "--yes", "--by", "bob").exit_code == 0
+    assert paused() == {"planner": "ann", "": "bob"}
+    refused = ours.run("resume", "orders", "retries", "--yes", "--by", "eve")
+    assert (refused.exit_code, "highwater resume orders" in refused.output) == (2, True), "the whole stream is paused"
+    shown = ours.run("resume", "orders", "--json")
+    assert json.loads(shown.output)["was_paused"]["planner"]["because"] == "moved"
+    assert ours.run("resume", "orders", "planner", "--yes", "--by", "eve").exit_code == 0
+    assert paused() == {"": "bob"}
+    assert ours.run("pause", "orders", "publisher", "--yes", "--by", "ann").exit_code == 0
+    assert ours.run("resume", "orders", "--yes", "--by", "eve").exit_code == 0
+    assert paused() == {}, "the stream's resume ends the pauses of its parts"
+    assert ours.run("resume", "orders", "--yes", "--by", "eve").exit_code == 2
+
+
+def test_the_second_of_two_persons_learns_that_a_stream_is_paused(ours: Ours) -> None:
+    mine, theirs = AskedPart(sure=True, by="ann"), Pause("", NOW, "bob")
+    with pytest.raises(ConfigurationError, match="stream orders is paused by bob"):
+        act_on_part(ours.ledger, STREAM, mine, NOW, lambda _: ours.ledger.paused.pause_part("orders", ALL, theirs))
+    with pytest.raises(ConfigurationError, match="is not paused"):
+        act_on_part(
+            ours.ledger,
+            STREAM,
+            replace(mine, resume=True),
+            NOW,
+            lambda _: ours.ledger.paused.resume_part("orders", ALL),
+        )
+
+
+def test_a_paused_part_is_no_paused_tier(ours: Ours) -> None:
+    ours.ledger.paused.pause_part("orders", RETRIES, Pause("", NOW, "ann"))
+    assert ours.ledger.paused.of("orders") == {}
+    assert all(one.pause is None for one in _dlq(ours.ledger, ours.kafka, STREAM))
 
 
 def test_whoever_comes_second_is_told(ours: Ours) -> None:

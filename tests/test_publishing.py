@@ -249,7 +249,10 @@ def test_slices_that_were_given_up_are_tried_again_when_a_person_says_so_of_one(
     assert scene.asked() == [], "a dry run"
     for _ in range(2):  # said twice is no error
         act(ledger, streams, Asked(first.key, sure=True, by="ann"), LATER, lines.append)
-    assert lines[-1] == f"{first.key}: recorded; where it is not sent, orders_published requests it and those behind it"
+    assert (
+        lines[-1]
+        == f"{first.key}: recorded; where it is not sent, the sensor publisher requests it and those behind it"
+    )
     assert scene.asked() == [(first.key, second.key)]
     assert ledger.given_up.open("orders") == [], "repair gave nothing up"
 
@@ -561,7 +564,8 @@ def test_only_streams_that_publish_have_the_asset(scene: Scene) -> None:
     keys = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
     assert "orders/published" in keys
     assert "payments/published" not in keys
-    assert {s.name for s in repository.sensor_defs if s.name.endswith("_published")} == {"orders_published"}
+    [publisher] = [s for s in repository.sensor_defs if s.name == "publisher"]
+    assert [target.job_name for target in publisher.targets] == ["orders_publish"]
     assert {name for name in repository.job_names if name.endswith("_publish")} == {"orders_publish"}
     node = repository.asset_graph.get(dg.AssetKey(["orders", "published"]))
     assert node.kinds == {"python", "kafka", "deltalake"}

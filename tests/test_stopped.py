@@ -47,6 +47,7 @@ from orchestration.telling.stopped import (
 from resources import expired
 from resources.kafka import PartitionState, TopicState
 from resources.lake import Lake
+from resources.ledger import Ledger
 from resources.paused_topics import Pause
 from tests.conftest import TopicFactory
 from tests.scene import Scene
@@ -186,43 +187,45 @@ def test_a_tick_of_the_alerts_measures_all_that_stands_still(tmp_path: Path, mon
     def tell(alert: Alert) -> None:
         heard[alert.what] = alert.value
 
-    failing = Measure("orders", "sensor orders_mirror", "its ticks failed", "3", over=True, remedy="see them")
+    failing = Measure("orders", "sensor offset_mirror", "its ticks failed", "3", over=True, remedy="see them")
     alerts.tick(deployed.ledger, kafka, deployed.lake, [replace(STREAM, tiers=())], tell, lambda: [failing])
     assert heard.keys() >= {
         "planning",
         "expired slices",
         "age of unread slices",
         "recorded losses",
-        "sensor orders_mirror",
+        "sensor offset_mirror",
     }
     assert "last stable offset 40" in heard["planning"]
     assert retries_stopped in alerts.MEASURES
 
 
-def test_what_stopped_is_told_within_a_minute_and_of_every_sensor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stopped_is_told_within_a_minute_and_of_every_sensor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The sensor ticked once a minute, and the daemon looks every five seconds; no tick looked at other sensors."""
     [sensor] = [one for one in build_defs(streams=[STREAM]).sensors or () if one.name == "alerts"]
     assert isinstance(sensor, dg.SensorDefinition)
     # The daemon sees five seconds late that a tick is due; the measuring has the rest.
     assert (sensor.minimum_interval_seconds or 60) + 5 <= 50
-    asked: list[tuple[str, str]] = []
+    asked: list[str] = []
 
-    def failing(_: object, sensors: list[tuple[Any, str]], __: object) -> list[Measure]:
-        asked.extend((stream.name, name) for stream, name in sensors)
+    def failing(_: object, sensors: list[str], __: object) -> list[Measure]:
+        asked.extend(sensors)
         return []
 
-    def tick(*given: Any) -> list[str]:
-        given[-1]()
-        return ["measured"]
+    def tick(*_: Any, sensors: Callable[[], object], **__: Any) -> alerts.TickResult:
+        sensors()
+        return alerts.TickResult(["measured"])
 
     monkeypatch.setattr(sensors, "failing_sensors", failing)
     monkeypatch.setattr(alerts, "tick", tick)
-    opened = SimpleNamespace(open=lambda: None)
+    opened = SimpleNamespace(open=lambda: Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"))
     with dg.DagsterInstance.ephemeral() as instance:
         resources = {"kafka": opened, "lake": opened, "ledger": opened}
         sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources=resources))
     ours = {one.name for one in build_defs(streams=[STREAM]).sensors or ()} - {"alerts"}
-    assert {name for _, name in asked} >= ours
+    assert {*asked} == ours
 
 
 def test_a_planned_slice_that_nobody_reads_is_an_alert(tmp_path: Path) -> None:
@@ -339,22 +342,20 @@ def test_a_sensor_that_fails_three_ticks_in_a_row_is_an_alert(
 ) -> None:
     """A sensor of any kind that failed, was timed out, or could not be loaded: only Dagster's page showed it."""
     with instance_in(tmp_path) as instance:
-        ticks(instance, "orders_mirror", *statuses)
-        ticks(instance, "orders_planner", DONE)
-        mirror, planner = failing_sensors(
-            instance, [(STREAM, "orders_mirror"), (STREAM, "orders_planner")], ["swordfish"]
-        )
+        ticks(instance, "offset_mirror", *statuses)
+        ticks(instance, "planner", DONE)
+        mirror, planner = failing_sensors(instance, ["offset_mirror", "planner"], ["swordfish"])
     assert (mirror.over, planner.over) == (over, False)
-    assert mirror.what == "sensor orders_mirror"
+    assert mirror.what == "sensor offset_mirror"
     if over:
         assert "TopicRecreatedError: the password is (hidden)" in mirror.value
 
 
 def test_the_ticks_of_a_code_location_that_was_renamed_do_not_count(tmp_path: Path) -> None:
     with instance_in(tmp_path) as instance:
-        ticks(instance, "orders_planner", FAILED, FAILED, FAILED, location="before", at=-3600)
-        ticks(instance, "orders_planner", DONE, DONE, DONE)
-        [found] = failing_sensors(instance, [(STREAM, "orders_planner")])
+        ticks(instance, "planner", FAILED, FAILED, FAILED, location="before", at=-3600)
+        ticks(instance, "planner", DONE, DONE, DONE)
+        [found] = failing_sensors(instance, ["planner"])
     assert not found.over
 
 

@@ -109,7 +109,7 @@ def test_a_dropped_file_goes_through_its_slices_and_checks(
 
 
 def _plan(defs: dg.Definitions, instance: dg.DagsterInstance) -> list[str]:
-    sensor = defs.get_repository_def().get_sensor_def("shipments_planner")
+    sensor = defs.get_repository_def().get_sensor_def("planner")
     with dg.build_sensor_context(instance=instance, resources=defs.resources) as context:
         tick = sensor.evaluate_tick(context)
     for request in tick.dynamic_partitions_requests or []:

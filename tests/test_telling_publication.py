@@ -52,7 +52,7 @@ def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene:
     assert told.since is not None
     assert begin <= told.since <= datetime.now(UTC)
     assert told.age(told.since + timedelta(hours=1)) == timedelta(hours=1)
-    assert f"{pieces[1].key} is next; see that the sensor orders_published is switched on" in told.line
+    assert f"{pieces[1].key} is next; see that the sensor publisher is switched on" in told.line
     scene.tables.publish(pieces[1])
     told = look(scene)
     assert (told.slices, told.records, told.oldest) == (1, 2, pieces[3].key)
@@ -177,7 +177,7 @@ def test_explain_gives_a_cause_where_status_looks_up_no_more(
     assert "1 sent, of attempt 1" in settled
     assert why.endswith(
         "now not sent: it waits for its turn; they go out as they are found; see that the sensor "
-        "orders_published is switched on, and what its ticks say"
+        "publisher is switched on, and what its ticks say"
     )
 
 
@@ -246,7 +246,7 @@ def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene, m
         assert found is not None
         told = f"the oldest that is not sent to orders.accepted was accepted 0:{minutes:02}:"
         assert (found.over, found.value.startswith(told)) == (over, True)
-        assert "orders_published is switched on" in found.remedy
+        assert "publisher is switched on" in found.remedy
 
 
 def test_a_lake_that_is_away_is_told_and_is_not_taken_for_one_without_slices(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import instance_for_test
-from dagster._core.errors import DagsterUserCodeExecutionError
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Limits
@@ -39,6 +38,9 @@ class Cluster:
         expired, whole = PartitionState(7, 9, 9, 1), PartitionState(0, 5, 5, 1)
         states = [expired, expired, PartitionState(0, 3, 3, 1), whole, whole]
         return TopicState(topic, "A", dict(enumerate(states)))
+
+    def topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
+        return {topic: self.topic_state(topic) for topic in topics}
 
     def look_again(self, topic: str) -> TopicState:
         return self.topic_state(topic)
@@ -70,46 +72,41 @@ def opened(**given: object) -> dict[str, Any]:
     return {name: SimpleNamespace(open=lambda one=one: one) for name, one in given.items()}
 
 
-def by_sensor(instance: dg.DagsterInstance, resources: dict[str, Any]) -> None:
+def evaluated(instance: dg.DagsterInstance, resources: dict[str, Any], cursor: str | None = None) -> Any:
+    """A tick of the planner, with its events recorded as the daemon does it."""
     built = build_defs(streams=[STREAM], resources=resources)
-    sensor = built.get_repository_def().get_sensor_def("orders_planner")
-    with dg.build_sensor_context(instance=instance, resources=built.resources) as context:
-        sensor.evaluate_tick(context)
+    sensor = built.get_repository_def().get_sensor_def("planner")
+    with dg.build_sensor_context(instance=instance, cursor=cursor, resources=built.resources) as context:
+        result = sensor.evaluate_tick(context)
+    for event in result.asset_events:
+        instance.report_runless_asset_event(event)
+    return result
 
 
-def by_schedule(instance: dg.DagsterInstance, resources: dict[str, Any]) -> None:
-    built = build_defs(streams=[STREAM], resources=resources)
-    schedule = built.get_repository_def().get_schedule_def("orders_hourly")
-    with dg.build_schedule_context(instance=instance, resources=built.resources) as context:
-        try:
-            schedule.evaluate_tick(context)
-        except DagsterUserCodeExecutionError as error:
-            raise error.user_exception from None
-
-
-@pytest.mark.parametrize("way", [by_sensor, by_schedule])
 def test_partitions_that_stopped_are_told_together_and_behind_all_else(
-    ledger: Ledger, instance: dg.DagsterInstance, way: Callable[..., None], capfd: pytest.CaptureFixture[str]
+    ledger: Ledger, instance: dg.DagsterInstance, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The first error alone was told; the lag, the others and the breaker were not."""
     resources = opened(ledger=ledger, kafka=Cluster())
-    with pytest.raises(PermanentError) as caught:
-        way(instance, resources)
-    error, logged = caught.value, capfd.readouterr().err
+    result, logged = evaluated(instance, resources), capfd.readouterr().err
+    [fault] = ledger.sensor_faults.all()
     assert "the breaker is open" in logged
+    assert (fault.stream, fault.sensor) == ("orders", "planner")
+    assert all(part in result.skip_message for part in (fault.problem, fault.remedy))
     for partition in (0, 1, 2):
-        assert f"partition {partition}" in error.problem
-    assert error.problem.startswith("3 faults: ")
-    assert str(error.stored).count("planned to offset 5") == 3
-    assert str(error.found).split("; ") == ["log start offset 7", "log start offset 7", "last stable offset 3"]
-    assert all(f"--partition {partition}" in error.remedy for partition in (0, 1))
+        assert f"partition {partition}" in fault.problem
+    assert fault.problem.startswith("PermanentError: 3 faults: ")
+    assert fault.problem.count("planned to offset 5") == 3
+    assert fault.problem.endswith("found: log start offset 7; log start offset 7; last stable offset 3")
+    assert all(f"--partition {partition}" in fault.remedy for partition in (0, 1))
     [seen] = instance.fetch_observations(topic_key(STREAM), limit=5).records
     found = {name: value.value for name, value in seen.asset_observation.metadata.items()}
     assert found["lag"] == 8
     assert str(found["left_out"]).count("partition ") >= 3
     tick = ticks.plan(instance, SimpleNamespace(**resources), STREAM)
-    assert tick.events == [], "once a minute, though a tick that failed keeps no cursor"
     assert any(line.startswith("the breaker is open") for line in tick.lines)
+    assert evaluated(instance, resources, result.cursor).asset_events == [], "observed once a minute"
+    assert ledger.sensor_faults.all() == [fault], "a fault that lasts has the time of its first tick"
 
 
 def test_one_partition_that_stopped_is_told_as_it_is() -> None:

@@ -284,7 +284,7 @@ def test_a_retry_that_retention_is_about_to_take_is_told(
     assert found.over
     assert found.value.startswith(("0:19:", "0:20:"))
     assert found.value.endswith(f"takes the oldest unread record of {topic}")
-    assert all(text in found.remedy for text in ("orders_dlq_retries runs", f"raise retention.ms of {topic}"))
+    assert all(text in found.remedy for text in ("the sensor dlq_retries runs", f"raise retention.ms of {topic}"))
     assert not (retention_left(deployed, monkeypatch, {**kept, topic: A_DAY}) or found).over
 
 

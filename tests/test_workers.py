@@ -102,10 +102,10 @@ def test_a_run_whose_worker_is_gone_fails_and_lets_go_of_its_pool(instance: dg.D
     pools.initialize_concurrency_limit_to_default("orders_current")
     assert pools.claim_concurrency_slot("orders_current", dead, "step").is_claimed
     Lease(ledger._engine, f"run orders/{dead}", seconds=-1).take()
-    assert end_runs_without_worker(instance, ledger, STREAM, datetime.now(UTC)) == [], "they began just now"
+    assert end_runs_without_worker(instance, ledger, [STREAM], datetime.now(UTC)) == [], "they began just now"
     Lease(ledger._engine, f"run orders/{alive}", seconds=600).take()
     later = datetime.now(UTC) + timedelta(seconds=61)
-    assert end_runs_without_worker(instance, ledger, STREAM, later) == [dead]
+    assert end_runs_without_worker(instance, ledger, [STREAM], later) == [dead]
     assert status(instance, dead) == dg.DagsterRunStatus.FAILURE
     assert [status(instance, run) for run in (alive, others)] == [dg.DagsterRunStatus.STARTED] * 2
     assert pools.get_concurrency_info("orders_current").active_slot_count == 0
@@ -116,7 +116,7 @@ def test_a_run_whose_worker_is_gone_fails_and_lets_go_of_its_pool(instance: dg.D
     run = instance.get_run_by_id(dead)
     assert run is not None
     assert run.tags["dagster/will_retry"] == "true", "Dagster retries it as one whose worker died"
-    assert end_runs_without_worker(instance, ledger, STREAM, later) == []
+    assert end_runs_without_worker(instance, ledger, [STREAM], later) == []
 
 
 def test_a_worker_that_tells_again_after_the_ledger_was_away_keeps_its_run(
@@ -137,7 +137,7 @@ def test_a_worker_that_tells_again_after_the_ledger_was_away_keeps_its_run(
     monkeypatch.setattr(workers, "LOOK_AGAIN_SECONDS", LOOK_AGAIN_SECONDS)
     monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=beat))
     later = datetime.now(UTC) + timedelta(seconds=61)
-    assert end_runs_without_worker(instance, ledger, STREAM, later) == [dead]
+    assert end_runs_without_worker(instance, ledger, [STREAM], later) == [dead]
     assert status(instance, alive) == dg.DagsterRunStatus.STARTED
     assert waited == [LOOK_AGAIN_SECONDS]
     assert LOOK_AGAIN_SECONDS > LEASE_SECONDS / RENEWALS_A_TERM, "every living worker has had its beat"
@@ -162,8 +162,8 @@ def test_a_run_whose_worker_was_killed_before_it_began_fails_after_a_restart(
     """It has no lease that could run out, and counted as in flight until Dagster ended it after five minutes."""
     run, now = starting(instance), datetime.now(UTC)
     monkeypatch.setattr(workers, "first_look", lambda: now + timedelta(seconds=30))
-    assert end_runs_without_worker(instance, ledger, STREAM, now + timedelta(seconds=55)) == [], "it may be young"
-    assert end_runs_without_worker(instance, ledger, STREAM, now + timedelta(seconds=65)) == [run]
+    assert end_runs_without_worker(instance, ledger, [STREAM], now + timedelta(seconds=55)) == [], "it may be young"
+    assert end_runs_without_worker(instance, ledger, [STREAM], now + timedelta(seconds=65)) == [run]
     assert status(instance, run) == dg.DagsterRunStatus.FAILURE
     found = instance.get_run_by_id(run)
     assert found is not None
@@ -177,14 +177,14 @@ def test_a_worker_that_is_slow_to_begin_keeps_its_run(
     before = datetime.now(UTC)
     monkeypatch.setattr(workers, "first_look", lambda: before)
     run, later = starting(instance), before + timedelta(seconds=290)
-    assert end_runs_without_worker(instance, ledger, STREAM, later) == []
+    assert end_runs_without_worker(instance, ledger, [STREAM], later) == []
     monkeypatch.setattr(workers, "first_look", lambda: later)
     with monkeypatch.context() as patched:
         patched.setattr(workers, "_can_be_asked", lambda _: True)
-        assert end_runs_without_worker(instance, ledger, STREAM, later) == [], "its launcher looks after it"
+        assert end_runs_without_worker(instance, ledger, [STREAM], later) == [], "its launcher looks after it"
     with monkeypatch.context() as patched:
         patched.setattr(workers, "time", SimpleNamespace(sleep=lambda _: begin(instance, run)))
-        assert end_runs_without_worker(instance, ledger, STREAM, later) == [], "it began between the two looks"
+        assert end_runs_without_worker(instance, ledger, [STREAM], later) == [], "it began between the two looks"
     assert status(instance, run) == dg.DagsterRunStatus.STARTED
 
 
@@ -209,7 +209,7 @@ def test_a_run_that_ends_while_it_is_looked_at_is_left_alone(
         return [run]
 
     monkeypatch.setattr(workers, "without_worker", ending)
-    assert end_runs_without_worker(instance, ledger, STREAM, datetime.now(UTC)) == []
+    assert end_runs_without_worker(instance, ledger, [STREAM], datetime.now(UTC)) == []
     assert status(instance, run) == dg.DagsterRunStatus.CANCELED
 
 

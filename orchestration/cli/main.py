@@ -24,7 +24,7 @@ from orchestration.cli.infer import infer
 from orchestration.cli.maintenance import maintain, recall_keys
 from orchestration.cli.metrics import metrics
 from orchestration.cli.parked import discard_parked, reclaim, redrive_parked
-from orchestration.cli.pause import pause_tier, resume_tier
+from orchestration.cli.pause import pause, pause_tier, resume, resume_tier
 from orchestration.cli.rebuild import rebuild_all, rebuild_current, rebuild_ledger
 from orchestration.cli.retry import retry_slice
 from orchestration.cli.terminal import (
@@ -260,6 +260,8 @@ for _command in (
     accept_rejects,
     release_hold,
     retry_slice,
+    pause,
+    resume,
     pause_tier,
     resume_tier,
     rebuild_ledger,

@@ -68,7 +68,7 @@ def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, l
         for name in sorted({piece.stream for piece in pieces}):
             keys = [piece.key for piece in pieces if piece.stream == name]
             ledger.breakers.accept(name, [Acceptance(key, asked.because, asked.by, now) for key in keys])
-            log(f"{', '.join(keys)}: recorded; {name}_repair requests what is not done, or materialise it by hand")
+            log(f"{', '.join(keys)}: recorded; the sensor repair requests what is not done, or materialise it by hand")
     return len(fresh)
 
 
@@ -147,7 +147,7 @@ def accept_reasons(
             ledger.breakers.accept_reason(
                 stream.name, AcceptedReason(reason, piece.key, piece.ordinal, asked.because, asked.by, now)
             )
-        log(f"{', '.join(asked.reasons)}: recorded; {stream.name}_repair requests the refused slices")
+        log(f"{', '.join(asked.reasons)}: recorded; the sensor repair requests the refused slices")
 
 
 def _revoke(ledger: Ledger, stream: Stream, asked: AskedReasons, now: datetime, log: Callable[[str], object]) -> None:

@@ -72,7 +72,7 @@ def act(
         if not ledger.holds.release(piece.key, Release(asked.park, asked.by, asked.because, now)):
             raise _nothing_to_release(piece.key, ledger.holds.of([piece.key]).get(piece.key))
         circuit = ledger.breakers.circuit(piece.stream)
-        log(f"{piece.key}: recorded; {piece.stream}_repair requests it, or materialise it by hand")
+        log(f"{piece.key}: recorded; the sensor repair requests it, or materialise it by hand")
         if not circuit.closed:
             log(f"it waits for the breaker of {piece.stream} before it is decided, which is {circuit.text}")
     return hold

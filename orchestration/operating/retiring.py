@@ -4,7 +4,7 @@ What belongs here: reading what Dagster has, marking in the ledger, then changin
 rule (`highwater.upkeep`), or the marks (`resources.retired_keys`).
 
 The ledger comes first. A key that is marked and still live is taken at the next maintenance; one that was brought back
-and is not live yet is added by `<stream>_repair`. Deleting a key fails the runs that name it, so whoever names one
+and is not live yet is added by the sensor `repair`. Deleting a key fails the runs that name it, so whoever names one
 keeps it; what named one while it was deleted is looked for afterwards, and gets it back.
 """
 
@@ -198,5 +198,9 @@ def recall(
         log("a dry run: nothing was brought back")
     elif keys:
         bring_back(instance, ledger, stream, keys, now)
-        log("brought back" if instance else f"brought back: {stream.name}_repair adds them to Dagster")
+        log(
+            "brought back"
+            if instance
+            else "brought back: the sensor repair adds them to Dagster within its next rest, 12 minutes at the longest"
+        )
     return keys

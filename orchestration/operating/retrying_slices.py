@@ -68,7 +68,7 @@ def act(
     if asked.sure:
         if not ledger.given_up.release(piece.key, by=asked.by, because=asked.because, now=now):
             raise _not_given_up(piece.key)
-        log(f"{piece.key}: recorded; {piece.stream}_repair requests it")
+        log(f"{piece.key}: recorded; the sensor repair requests it")
     return found
 
 
@@ -77,10 +77,10 @@ def _let_publication_go_on(
 ) -> None:
     if stream.publishes is None:
         raise _not_given_up(key)
-    log(f"{key} is not given up by repair; {stream.name}_published may have given it up, which its ticks tell")
+    log(f"{key} is not given up by repair; the sensor publisher may have given it up, which its ticks tell")
     if asked.sure:
         ledger.given_up.let_go(stream.name, key, by=asked.by, because=asked.because, now=now)
-        log(f"{key}: recorded; where it is not sent, {stream.name}_published requests it and those behind it")
+        log(f"{key}: recorded; where it is not sent, the sensor publisher requests it and those behind it")
 
 
 def _not_given_up(key: str) -> ConfigurationError:

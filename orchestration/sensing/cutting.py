@@ -87,6 +87,26 @@ def plan(stream: Stream, planned: Planned, state: TopicState, now: datetime, his
     return PlanResult(tuple(slices), tuple(losses), skipped, errors, lag, waiting)
 
 
+def is_caught_up(planned: Planned, state: TopicState) -> bool:
+    """Whether a topic holds exactly what is planned of it, in every partition, so that planning has nothing to do.
+
+    Elections are not looked at: they may have replaced records (`resources.history.elected_since`).
+
+    Args:
+        planned: how far the topic is planned; it was read before `state`.
+        state: what the topic holds.
+    """
+    return (
+        state.topic_id == planned.generation.topic_id
+        and not planned.undecided
+        and state.partitions.keys() == planned.ends.keys()
+        and all(
+            seen.known and seen.last_stable == planned.ends[p] and not seen.held_back
+            for p, seen in state.partitions.items()
+        )
+    )
+
+
 def see_same_topic(stream: Stream, planned: Planned, state: TopicState) -> None:
     """See that the topic is the one that was planned.
 
@@ -113,7 +133,8 @@ def positions(planned: Planned, state: TopicState) -> dict[int, int]:
 
 def skipped_partitions(planned: Planned, state: TopicState) -> dict[int, str]:
     """The partitions that cannot be looked at now, with the reason."""
-    found = {p: "no leader" for p, seen in sorted(state.partitions.items()) if not seen.known}
+    unknown = {p: seen for p, seen in sorted(state.partitions.items()) if not seen.known}
+    found = {p: "no leader" if seen.leader is None else "no leader that answers" for p, seen in unknown.items()}
     open_ = {p: "no start is decided yet" for p in planned.undecided if p in state.partitions and p not in found}
     return found | open_
 

@@ -6,6 +6,8 @@ deciding on them.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -95,6 +97,26 @@ def _pages(instance: dg.DagsterInstance, asked: dg.RunsFilter) -> Iterator[RunRe
     while page := instance.get_run_records(asked, limit=RECORDS, cursor=last):
         yield from page
         last = page[-1].dagster_run.run_id
+
+
+def id_of(instance: dg.DagsterInstance) -> str:
+    """The ID that a Dagster instance gave its run storage; host and folder where the storage is no SQL database."""
+    from dagster._core.storage.runs import SqlRunStorage
+
+    storage = instance.run_storage
+    return storage.get_run_storage_id() if isinstance(storage, SqlRunStorage) else place_of_instance()
+
+
+def place_of_instance() -> str:
+    """Host and folder of this process's Dagster instance."""
+    return f"{socket.gethostname()}:{os.environ.get('DAGSTER_HOME', '')}"
+
+
+def streams_of(record: RunRecord) -> set[str]:
+    """The names of the streams that a run may be of: by its tag, and by the assets that it was asked for."""
+    run = record.dagster_run
+    tagged = run.tags.get(STREAM_TAG)
+    return {key.path[0] for key in run.asset_selection or ()} | ({tagged} if tagged else set())
 
 
 def is_of(stream: Stream, record: RunRecord) -> bool:

@@ -25,8 +25,6 @@ from resources.guards import guarded
 from resources.history import look_back
 
 if TYPE_CHECKING:
-    import dagster as dg
-
     from highwater.declaration import Stream
     from highwater.history import History
     from highwater.plans import Planned
@@ -72,24 +70,25 @@ class Progress:
         offsets: by partition; those that cannot be judged now are left out.
         mark: beside each of them.
         line: the topic in a sentence.
+        complete: whether all that is planned is done.
     """
 
     offsets: Mapping[int, int]
     mark: Mark
     line: str
+    complete: bool = False
 
 
-def mirror(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
+def mirror(resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
     """A tick of the sensor; it requests no run. Raises what `tick` does."""
-    del instance
     ledger, kafka, lake = resources.ledger.open(), resources.kafka.open(), resources.lake.open()
     with guarded(kafka_guard(ledger, kafka), lake_guard(ledger, lake, stream)):
         see_lake_there(ledger, lake)
-        return Tick(lines=tick(ledger, kafka, lake, stream, datetime.now(UTC)), cursor=cursor)
+        return replace(tick(ledger, kafka, lake, stream, datetime.now(UTC)), cursor=cursor)
 
 
-def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> list[str]:
-    """Set the group of a stream to what is done, if that changed or was committed a day ago; returns what was done.
+def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Tick:
+    """Set the group of a stream to what is done, if that changed or was committed a day ago.
 
     Raises:
         ForeignMemberError: somebody consumes in the group; nothing was committed.
@@ -104,16 +103,19 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
         looked = _looks(ledger, kafka, stream, lines)
         found = held(kafka, stream.group, [(one.topic, p) for one in looked for p in one.state.partitions])
         wanted: dict[Place, tuple[int, Mark]] = {}
+        settled = True
         for one in looked:
             has = {p: found[one.topic, p] for p in one.state.partitions if (one.topic, p) in found}
             progress = _progress(ledger, lake, stream, one, has, now) if one.same else _withdrawn(one, has, now)
             lines.append(progress.line)
+            settled = settled and progress.complete
             wanted.update({(one.topic, p): (offset, progress.mark) for p, offset in progress.offsets.items()})
         stale = {place: want for place, want in wanted.items() if _is_stale(found.get(place), *want)}
         if stale:
             lease.check()
             commit(kafka, stream.group, stale)
-        return [f"committed {len(stale)} offsets of {stream.group}" if stale else "nothing changed", *lines]
+        done = f"committed {len(stale)} offsets of {stream.group}" if stale else "nothing changed"
+        return Tick(lines=[done, *lines], settled=settled)
 
 
 def _is_stale(has: Held | None, offset: int, mark: Mark) -> bool:
@@ -154,7 +156,10 @@ def _progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offs
     last = behind[done - 1] if done else known
     offsets = prefix(behind, {piece.key for piece in behind[:done]}, one.planned, generations)
     return Progress(
-        _bounded(one, offsets), Mark.of(one.state.topic_id, last, now), _line(one, last, behind[done:], has)
+        _bounded(one, offsets),
+        Mark.of(one.state.topic_id, last, now),
+        _line(one, last, behind[done:], has),
+        complete=done == len(behind) and not one.state.unled and not one.history.unsure,
     )
 
 

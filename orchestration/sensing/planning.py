@@ -40,6 +40,8 @@ LOOKS_AT_ONCE = 4
 TAIL = 100
 
 Due = Callable[["TopicState", Planned], "TopicState"]
+# How far a topic is planned, and what it held a moment later.
+Look = tuple[Planned | None, "TopicState"]
 
 __all__ = ["PlanResult", "Planner", "Tick", "plan"]
 
@@ -127,7 +129,9 @@ class Planner:
         self._ledger = ledger
         self._kafka = kafka
 
-    def tick(self, stream: Stream, now: datetime, *, dry: bool = False, due: Due | None = None) -> Tick:
+    def tick(
+        self, stream: Stream, now: datetime, *, dry: bool = False, due: Due | None = None, look: Look | None = None
+    ) -> Tick:
         """Look at the stream's topic and record what is to be read next.
 
         Any number of planners may tick at once: each offset is planned by one of them.
@@ -137,6 +141,8 @@ class Planner:
             now: the time, in UTC.
             dry: record nothing; say what would be planned.
             due: gives of what the topic holds what may be planned now; all of it if None.
+            look: plan and topic as the caller read them a moment ago; they are read now if None, and whenever another
+                planner was first.
 
         Raises:
             TopicVanishedError: the topic was planned, and is not there any more.
@@ -148,9 +154,8 @@ class Planner:
             TemporaryError: other planners were first, again and again.
         """
         for _ in range(TRIES):
-            # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
-            planned = self._ledger.planned(stream.name, stream.topic)
-            state, history = state_of(self._ledger, self._kafka, stream, stream.topic), SOUND
+            planned, state = look or self._look(stream)
+            look, history = None, SOUND
             if planned is not None:
                 state, history = judge(self._kafka, stream, planned, state)
             if planned is None or _can_decide(planned, state):
@@ -173,6 +178,11 @@ class Planner:
             f"stream {stream.name}: other planners were first {TRIES} times in a row",
             remedy="nothing to do: they planned the same topic, and the next tick looks again",
         )
+
+    def _look(self, stream: Stream) -> Look:
+        # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
+        planned = self._ledger.planned(stream.name, stream.topic)
+        return planned, state_of(self._ledger, self._kafka, stream, stream.topic)
 
     def _is_endangered(self, stream: Stream, planned: Planned, state: TopicState) -> bool:
         """Whether retention takes records within the margin that are not planned."""

@@ -21,7 +21,7 @@ from orchestration.sensing import standing
 from orchestration.sensing.history import left_by_what_was_away, past_publishing, past_runs
 from orchestration.sensing.mirror import leading
 from orchestration.sensing.requests import PUBLISH, RepairRules, Request, decide_repair, forgiven, in_flight, neighbours
-from orchestration.sensing.ticks import PAGE, Tick, next_page
+from orchestration.sensing.ticks import OLDEST, PAGE, Tick, next_page
 from resources.guards import guarded
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
         *([f"{len(lost)} had no key in Dagster, and get it again: {lost[0]} .. {lost[-1]}"] if lost else []),
         *_lines(following, done, len(late), found, group, anew),
     ]
-    return Tick(keys=lost, requests=requests, lines=lines, cursor=cursor)
+    settled = not following and not late and cursor == OLDEST
+    return Tick(keys=lost, requests=requests, lines=lines, cursor=cursor, settled=settled)
 
 
 def _forgiven(ledger: Ledger, stream: Stream, keys: Sequence[str], runs: Sequence[PastRun]) -> list[PastRun]:

@@ -36,9 +36,8 @@ from orchestration.sensing.requests import (
     stop,
     urgent_due,
 )
-from orchestration.sensing.ticks import PAGE, Tick, breaker_lines, next_page
+from orchestration.sensing.ticks import OLDEST, PAGE, Tick, breaker_lines, next_page
 from orchestration.sensing.turns import released, standing_holds, take_turn, turn_lines
-from orchestration.sensing.workers import end_runs_without_worker
 from orchestration.stream_assets import STREAM_TAG, table_keys
 from resources.guards import guarded
 
@@ -135,15 +134,13 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     """Request what is not done and nobody works on; tell Dagster what the lake holds and Dagster forgot.
 
     Every tick asks the lake for the slices that Dagster lacks, and for the next page of all: so whatever ledger, lake
-    and Dagster disagree on is found, and a tick costs the same after any number of slices. Runs whose worker is gone
-    are ended first, so that they count as what they are.
+    and Dagster disagree on is found, and a tick costs the same after any number of slices.
 
     Raises:
         TemporaryError: the lake or the ledger is away; nothing was decided.
     """
     now = datetime.now(UTC)
     ledger, lake = resources.ledger.open(), resources.lake.open()
-    ended = end_runs_without_worker(instance, ledger, stream, now)
     see_kafka_awake(ledger, now)
     seen = _look(instance, ledger, lake, stream, cursor, now)
     past = past_runs(instance, stream, seen.order, now)
@@ -162,21 +159,17 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     in_vain = _in_vain(ledger, stream, seen, gate, decided, {*still, *decided.repair.given_up}, runs, now)
     live = [piece for key, piece in seen.slices.items() if key not in seen.retired]
     forgotten, untold = _forgotten(instance, ledger, lake, stream, live, seen.there)
-    return Tick(
-        keys=seen.lost,
-        requests=decided.requests,
-        lines=[
-            *ended_lines(ended),
-            *repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
-            *stopped_lines(gate.breaker, decided.stopped, gate.away),
-            *turn_lines(decided.turn, gate.holds),
-            *urgent_lines(urgent, first),
-            *untold,
-            *([f"{len(in_vain)} left undone by {RULES.attempts} runs or more: {_some(in_vain)}"] if in_vain else []),
-        ],
-        events=forgotten,
-        cursor=seen.cursor,
-    )
+    lines = [
+        *repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
+        *stopped_lines(gate.breaker, decided.stopped, gate.away),
+        *turn_lines(decided.turn, gate.holds),
+        *urgent_lines(urgent, first),
+        *untold,
+        *([f"{len(in_vain)} left undone by {RULES.attempts} runs or more: {_some(in_vain)}"] if in_vain else []),
+    ]
+    # Each slice that is not done has a line, and so has a breaker that is not closed.
+    settled = not lines and not seen.lost and seen.cursor == OLDEST
+    return Tick(seen.lost, decided.requests, lines, events=forgotten, cursor=seen.cursor, settled=settled)
 
 
 def _forgotten(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from highwater.errors import TopicAbsentError
 from highwater.routing import due_after, on_tier
 from highwater.slices import SliceKey
-from orchestration.sensing.planning import Planner, Tick
+from orchestration.sensing.planning import Look, Planner, Tick
 from resources.vanished_topics import vanished
 
 if TYPE_CHECKING:
@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from resources.ledger import Ledger
 
 
-def plan_tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, now: datetime, *, dry: bool = False) -> Tick:
+def plan_tier(
+    ledger: Ledger,
+    kafka: Kafka,
+    stream: Stream,
+    topic: str,
+    now: datetime,
+    *,
+    dry: bool = False,
+    look: Look | None = None,
+) -> Tick:
     """Plan what is due in a tier, or in a topic that another system fills.
 
     Args:
@@ -33,6 +42,7 @@ def plan_tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, now: dat
         topic: the tier's, or the other system's.
         now: the time, in UTC.
         dry: record nothing.
+        look: plan and topic as the caller read them a moment ago; they are read now if None.
 
     Raises:
         TopicVanishedError: it was planned, and is not there any more.
@@ -55,7 +65,7 @@ def plan_tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, now: dat
         )
 
     try:
-        return Planner(ledger, kafka).tick(tier, now, dry=dry, due=due)
+        return Planner(ledger, kafka).tick(tier, now, dry=dry, due=due, look=look)
     except TopicAbsentError as error:
         # To the planner a tier is a main topic, which a person would have to make anew.
         raise vanished(ledger, stream, topic) or error from None

@@ -1,14 +1,8 @@
-"""What the planning sensors and the schedule do in one tick.
-
-What belongs here: reading ledger, lake and Dagster, deciding by `orchestration.sensing.requests`, and the order of the
-steps: the ledger first, then Dagster's keys, then runs (I1). What does not: planning itself
-(`orchestration.sensing.planning`), and repair (`orchestration.sensing.repairing`).
-"""
+"""Planning one stream in a tick: the ledger first, then Dagster's keys, then runs (I1)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,7 +16,15 @@ from orchestration.partitions import unknown_to
 from orchestration.sensing.endangered import endangered
 from orchestration.sensing.requests import PROBE, PUBLISH, RETRY, Request, first_requests
 from orchestration.sensing.turns import behind, hold_lines
-from orchestration.stream_assets import MAIN_TAG, STREAM_TAG, TIER_TAG, table_key, topic_key
+from orchestration.stream_assets import (
+    MAIN_TAG,
+    STREAM_TAG,
+    TIER_TAG,
+    publish_job_name,
+    slice_job_name,
+    table_key,
+    topic_key,
+)
 from resources.guards import guarded
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.holding import Hold
     from highwater.slices import Slice
+    from orchestration.sensing.planning import Look
     from orchestration.sensing.planning import Tick as Planning
     from resources.ledger import Ledger
 
@@ -53,7 +56,8 @@ class Tick:
         lines: sentences for the tick's log.
         events: what Dagster is to record beside runs.
         cursor: remembered for the next tick: when it observed, or where it looked; nothing true depends on it.
-        error: what the tick has to fail by, when all else is told: Dagster takes nothing from one that failed.
+        error: the fault that a person has to mend; all else of the tick counts all the same.
+        settled: whether everything was looked at, and nothing is to be done until something changes.
     """
 
     keys: Sequence[str] = ()
@@ -62,6 +66,7 @@ class Tick:
     events: Sequence[dg.AssetObservation | dg.AssetMaterialization] = field(default_factory=list)
     cursor: str | None = None
     error: PermanentError | None = None
+    settled: bool = False
 
     @property
     def message(self) -> str:
@@ -70,7 +75,7 @@ class Tick:
 
 
 def run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequest]:
-    """The requests in Dagster's form."""
+    """The requests in Dagster's form, each with the stream's job."""
 
     def tags(request: Request) -> dict[str, str]:
         named = {**request.tags, STREAM_TAG: stream.name}
@@ -80,20 +85,38 @@ def run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequ
 
     raw = [table_key(stream, "raw")]
     return [
-        dg.RunRequest(run_key=request.run_key, tags=tags(request), asset_selection=raw if request.raw_alone else None)
+        dg.RunRequest(
+            run_key=request.run_key,
+            job_name=publish_job_name(stream) if request.purpose == PUBLISH else slice_job_name(stream),
+            tags=tags(request),
+            asset_selection=raw if request.raw_alone else None,
+        )
         for request in requests
     ]
 
 
-def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
+def plan(
+    instance: dg.DagsterInstance,
+    resources: Any,
+    stream: Stream,
+    cursor: str | None = None,
+    look: Look | None = None,
+) -> Tick:
     """Plan in the ledger, then name the keys that Dagster lacks and the runs for them.
 
-    The tick's error is that of the partitions that cannot be planned until a person acts, where no other gave work that
-    the tick has to hand on. Its text gives both values and the remedy.
+    The tick's error is that of the partitions that cannot be planned until a person acts. Its text gives both values
+    and the remedy.
 
     Keys of an earlier tick that died between plan and key are among them. A tick that died between key and run leaves
     slices without a run; those are repair's. So are older slices that raw holds: a Dagster instance that is new, or
     that lost keys, gets the keys, and repair reports what is whole and requests what is not.
+
+    Args:
+        instance: Dagster's.
+        resources: open ledger, lake and Kafka.
+        stream: the stream.
+        cursor: when the topic was observed last with something that waits.
+        look: plan and topic as they were read a moment ago; they are read now if None.
 
     Raises:
         TemporaryError: Kafka or the ledger is away; nothing was decided.
@@ -104,7 +127,7 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
     now = datetime.now(UTC)
     ledger, kafka = resources.ledger.open(), resources.kafka.open()
     with guarded(kafka_guard(ledger, kafka)):
-        planned = Planner(ledger, kafka).tick(stream, now)
+        planned = Planner(ledger, kafka).tick(stream, now, look=look)
     keys = keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
     asked, known = keys_to_request(ledger, resources, stream, keys, planned.slices)
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
@@ -115,12 +138,10 @@ def plan(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: s
         keys=keys,
         requests=first_requests(keys, asked, stream.limits.slices_a_run, raw_alone=raw_alone, urgent=urgent),
         lines=[*planned.lines, *known, *breaker_lines(breaker, rests), *hold_lines(holds)],
-        cursor=cursor,
-        error=together([*planned.errors.values()]) if planned.errors and not keys else None,
+        error=together([*planned.errors.values()]) if planned.errors else None,
+        settled=not planned.errors and not planned.skipped,
     )
-    # A tick that failed has no cursor that the next one would get.
-    last = _times(cursor).get("observed") if found.error is None else _last_observed(instance, stream)
-    return _observed(found, planned, breaker, holds, now, last)
+    return _observed(found, planned, breaker, holds, now, _time_of(cursor))
 
 
 def together(errors: Sequence[PermanentError]) -> PermanentError:
@@ -196,14 +217,28 @@ def keys_to_request(
         new |= {key for key in older if key not in begun and key not in given_up}
     asked = [key for key in keys if key in new]
     left = len(keys) - len(asked)
-    line = f"Dagster had no key of {left:,} slices: the keys are added, {stream.name}_repair reports or requests them"
+    line = f"Dagster had no key of {left:,} slices: the keys are added, the sensor repair reports or requests them"
     return asked, [line] if left else []
 
 
-def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
+def retry(
+    instance: dg.DagsterInstance,
+    resources: Any,
+    stream: Stream,
+    cursor: str | None = None,
+    looks: Mapping[str, Look | None] | None = None,
+) -> Tick:
     """Plan what is due in the tiers, and name the keys and the runs for it.
 
-    The tick's error is that of the tiers that cannot be planned until a person acts, where none gave work.
+    The tick's error is that of the tiers that cannot be planned until a person acts.
+
+    Args:
+        instance: Dagster's.
+        resources: open ledger, lake and Kafka.
+        stream: the stream.
+        cursor: returned as it is.
+        looks: the topics to plan, with plan and topic as they were read a moment ago, or None where they are read now;
+            all topics whose records are retried if None.
 
     Raises:
         TemporaryError: Kafka or the ledger is away; nothing was decided.
@@ -219,7 +254,10 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
     lines: list[str] = []
     errors: list[PermanentError] = []
     paused = ledger.paused.of(stream.name)
-    for topic in _to_plan(ledger, stream):
+    settled = True
+    for topic in tiers_to_plan(stream, begun=_is_begun(ledger, stream)):
+        if looks is not None and topic not in looks and topic not in paused:
+            continue
         if topic in paused:
             lines.append(
                 f"{paused[topic].text}: nothing of it is planned before highwater resume-tier {stream.name} {topic}"
@@ -227,7 +265,7 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
             continue
         try:
             with guarded(kafka_guard(ledger, kafka)):
-                planned = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC))
+                planned = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC), look=(looks or {}).get(topic))
         except TopicVanishedError as error:
             errors.append(error)
             continue
@@ -242,23 +280,30 @@ def retry(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: 
         keys, asked = [*keys, *lacking], [*asked, *fresh]
         lines += [*planned.lines, *known]
         errors += planned.errors.values()
+        settled = settled and not planned.skipped
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, datetime.now(UTC))
     raw_alone = rests or not breaker.closed
     urgent = endangered(kafka, stream, ledger.get(asked))
     requests = first_requests(keys, asked, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone, urgent=urgent)
     lines += [*breaker_lines(breaker, rests), *[str(error) for error in errors]]
-    failed = together(errors) if errors and not keys else None
-    return Tick(keys=keys, requests=requests, lines=lines, cursor=cursor, error=failed)
+    failed = together(errors) if errors else None
+    return Tick(keys, requests, lines, cursor=cursor, error=failed, settled=settled and not errors)
 
 
-def _to_plan(ledger: Ledger, stream: Stream) -> list[str]:
+def tiers_to_plan(stream: Stream, *, begun: bool) -> list[str]:
     """The topics whose records are retried; without those of other systems as long as the main topic has no plan.
 
     Their records name offsets of the main topic, and the plan says whether its own slices take these.
+
+    Args:
+        stream: the declaration.
+        begun: whether the main topic has a plan.
     """
-    if stream.foreign and ledger.planned(stream.name, stream.topic) is None:
-        return [*stream.tier_topics]
-    return [*stream.delays]
+    return [*stream.delays] if begun or not stream.foreign else [*stream.tier_topics]
+
+
+def _is_begun(ledger: Ledger, stream: Stream) -> bool:
+    return not stream.foreign or ledger.planned(stream.name, stream.topic) is not None
 
 
 def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:
@@ -266,32 +311,33 @@ def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:
     return instance.get_runs_count(dg.RunsFilter(tags={TIER_TAG: stream.name}, statuses=statuses))
 
 
-def _last_observed(instance: dg.DagsterInstance, stream: Stream) -> datetime | None:
-    records = instance.fetch_observations(topic_key(stream), limit=1).records
-    return datetime.fromtimestamp(records[0].timestamp, UTC) if records else None
-
-
 def _observed(
     tick: Tick, planned: Planning, breaker: Circuit, holds: Sequence[Hold], now: datetime, last: datetime | None
 ) -> Tick:
-    """The topic's lag as an observation of its asset, once a minute and whenever something was planned."""
-    if not tick.keys and last is not None and now - last < OBSERVE_EVERY:
-        return tick
+    """The tick with the topic's lag as an observation of its asset.
+
+    A topic is observed when something was planned, once a minute while something waits or is left out, and a last time
+    when nothing does any more. A topic that holds what is planned costs no write.
+
+    Args:
+        tick: what the planner did.
+        planned: the plan.
+        breaker: the stream's.
+        holds: the slices that are held.
+        now: the time, in UTC.
+        last: when the topic was observed last with something that waits, in UTC.
+    """
     left_out = {**planned.skipped, **{p: str(error) for p, error in planned.errors.items()}}
-    found = observation.of_topic(observation.positions(planned.state, planned.ends), left_out)
-    told = {**found, **metadata.of_breaker(breaker), **metadata.of_holds(planned.stream, holds)}
-    event = dg.AssetObservation(topic_key(planned.stream), metadata=told)
-    return replace(tick, events=[*tick.events, event], cursor=_with_time(tick.cursor, "observed", now))
-
-
-def plan_and_add(instance: dg.DagsterInstance, resources: Any, stream: Stream) -> Tick:
-    """Plan, and add the keys at once: a schedule has no way to ask Dagster for it. The caller raises the error."""
-    tick = plan(instance, resources, stream)
-    if tick.keys:
-        instance.add_dynamic_partitions(stream.partitions_name, list(tick.keys))
-    for event in tick.events:
-        instance.report_runless_asset_event(event)
-    return tick
+    positions = observation.positions(planned.state, planned.ends)
+    waits = bool(left_out) or any(one.lag for one in positions)
+    is_due = waits and (last is None or now - last >= OBSERVE_EVERY)
+    has_ended = last is not None and not waits
+    if not tick.keys and not is_due and not has_ended:
+        return replace(tick, cursor=None if last is None else last.isoformat())
+    found = observation.of_topic(positions, left_out)
+    metadata_ = {**found, **metadata.of_breaker(breaker), **metadata.of_holds(planned.stream, holds)}
+    event = dg.AssetObservation(topic_key(planned.stream), metadata=metadata_)
+    return replace(tick, events=[*tick.events, event], cursor=now.isoformat() if waits else None)
 
 
 def next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
@@ -307,15 +353,10 @@ def next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[
     return page, page[-1].key if len(page) == PAGE else OLDEST
 
 
-def _times(cursor: str | None) -> dict[str, datetime]:
-    """The times in a cursor; one that cannot be read counts as none."""
+def _time_of(cursor: str | None) -> datetime | None:
+    """The time in a cursor; one that cannot be read counts as none."""
     try:
-        plain = json.loads(cursor or "{}")
-        return {name: datetime.fromisoformat(text) for name, text in plain.items()}
-    except (ValueError, AttributeError, TypeError):
-        return {}
-
-
-def _with_time(cursor: str | None, name: str, now: datetime) -> str:
-    times = {**_times(cursor), name: now}
-    return json.dumps({key: time.isoformat() for key, time in times.items()}, sort_keys=True)
+        found = datetime.fromisoformat(cursor or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else None

@@ -65,8 +65,10 @@ def first_look() -> datetime:
     return datetime.now(UTC)
 
 
-def end_runs_without_worker(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, now: datetime) -> list[str]:
-    """Tell Dagster which runs of the stream have failed with their worker, and free their places in pools.
+def end_runs_without_worker(
+    instance: dg.DagsterInstance, ledger: Ledger, streams: Collection[Stream], now: datetime
+) -> list[str]:
+    """Tell Dagster which runs of the streams have failed with their worker, and free their places in pools.
 
     A run that is starting has no lease yet, and may take minutes for it on a busy machine. So it is missed only if it
     was launched before this code server: the one before would tell of a worker that died, and died with it.
@@ -79,7 +81,7 @@ def end_runs_without_worker(instance: dg.DagsterInstance, ledger: Ledger, stream
     """
     here = first_look()
     records = instance.get_run_records(dg.RunsFilter(statuses=BEGUN), limit=RECORDS)
-    seen = {record.dagster_run.run_id: record for record in records if is_of(stream, record)}
+    seen = {one.dagster_run.run_id: one for one in records if any(is_of(stream, one) for stream in streams)}
     since = {run: _sign_due_since(instance, record, here) for run, record in seen.items()}
     started = {run: at for run, at in since.items() if at is not None}
     if not started:

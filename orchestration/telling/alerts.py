@@ -6,6 +6,7 @@ alert begins and ends (`highwater.alerting`), or sending it (`resources.webhook`
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from highwater.alerting import Alert, Measure, after, told, watch
+from highwater.alerting import DEPLOYMENT, Alert, Measure, after, told, watch
 from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError, TopicVanishedError
 from highwater.instances import ONE_INSTANCE
@@ -23,6 +24,7 @@ from highwater.wording import span
 from orchestration.checking.origin_counts import count_parked
 from orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
 from orchestration.operating.accepting_rejects import accepting_command
+from orchestration.sensing.rounds import streams_from
 from orchestration.telling import taken_back
 from orchestration.telling.publication import behind
 from orchestration.telling.stopped import (
@@ -46,9 +48,9 @@ if TYPE_CHECKING:
 
 # The reject ratio is that of so many slices, the newest ones.
 SLICES = 20
-# Stands for the stream of what concerns all of them; no stream's name has a blank.
-DEPLOYMENT = "the deployment"
 LEASE_SECONDS = 60.0
+# Dagster ends a tick after 60 s. No measuring of a stream begins later than this; most take less than a second.
+MEASURE_SECONDS = 30.0
 Tell = Callable[[Alert], None]
 
 
@@ -94,6 +96,21 @@ class Asked:
 Measuring = Callable[[Asked], Measure | None]
 
 
+@dataclass(frozen=True)
+class TickResult:
+    """The result of a tick.
+
+    Args:
+        lines: what was done, in sentences.
+        begin: the stream that the next tick measures first.
+        calm: streams of which everything was measured, and nothing is to be reported.
+    """
+
+    lines: list[str]
+    begin: str = ""
+    calm: Sequence[str] = ()
+
+
 def tick(
     ledger: Ledger,
     kafka: Kafka,
@@ -101,12 +118,22 @@ def tick(
     streams: Sequence[Stream],
     tell: Tell,
     sensors: Callable[[], Iterable[Measure]] = tuple,
-) -> list[str]:
-    """Measure all streams, and tell what begins and what ends; returns what was done, in sentences.
+    begin: str = "",
+    resting: Collection[str] = (),
+) -> TickResult:
+    """Measure all streams, and tell what begins and what ends.
 
-    What cannot be measured, because something is away, leaves its alert as it is (I15). What cannot be told is told at
-    a later tick; one that the receiver refuses keeps back no other. Two ticks at once follow each other. `sensors`
-    measures the sensors.
+    What cannot be measured, because something is away, leaves its alert as it is (I15), and so do streams for which no
+    time is left. What cannot be told is told at a later tick; one that the receiver refuses keeps back no other. Two
+    ticks at once follow each other.
+
+    Args:
+        ledger, kafka, lake: are asked.
+        streams: the streams.
+        tell: tells a receiver.
+        sensors: measures the sensors.
+        begin: the stream to begin with.
+        resting: streams that are not measured now, since nothing of them changed.
 
     Raises:
         DependencyAwayError: the ledger is away.
@@ -115,11 +142,8 @@ def tick(
     now = datetime.now(UTC)
     lines: list[str] = []
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
-        unknown: dict[str, list[str]] = {stream.name: [] for stream in streams}
-        measures = [
-            found for stream in streams for found in _measured(ledger, kafka, lake, stream, lines, unknown[stream.name])
-        ]
-        measures += [_not_measured(stream, unknown[stream.name]) for stream in streams]
+        due = [stream for stream in streams_from(streams, begin) if stream.name not in resting]
+        measures, calm, left = _measure_each(ledger, kafka, lake, due, lines)
         measures += [*_dependencies(ledger, streams), *sensors()]
         known = ledger.alerts()
         measures += _gone(ledger, streams, known.values(), now)
@@ -138,7 +162,27 @@ def tick(
             open_ = told(open_, alert)
             ledger.keep_alerts(open_)
             lines.append(f"told: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")
-    return lines or [f"{len(open_)} alerts are open"]
+    if left:
+        lines.append(f"{len(left)} streams are measured by the next tick, from {left[0].name} on")
+    return TickResult(lines or [f"{len(open_)} alerts are open"], left[0].name if left else "", calm)
+
+
+def _measure_each(
+    ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], lines: list[str]
+) -> tuple[list[Measure], list[str], Sequence[Stream]]:
+    """The measures of streams, the streams without a condition, and the streams for which no time was left."""
+    deadline = time.monotonic() + MEASURE_SECONDS
+    measures: list[Measure] = []
+    calm: list[str] = []
+    for number, stream in enumerate(streams):
+        if time.monotonic() > deadline:
+            return measures, calm, streams[number:]
+        unknown, before = list[str](), len(lines)
+        found = [*_measured(ledger, kafka, lake, stream, lines, unknown)]
+        measures += [*found, _not_measured(stream, unknown)]
+        if len(lines) == before and not any(one.over for one in found):
+            calm.append(stream.name)
+    return measures, calm, ()
 
 
 def _not_measured(stream: Stream, why: Sequence[str]) -> Measure:
@@ -267,8 +311,7 @@ def _late_retries(asked: Asked) -> Measure | None:
         f"the oldest retry is {span(late)} late",
         str(limit),
         late > limit,
-        f"see that {stream.name}_dlq_retries and {stream.name}_repair run, and what their ticks and highwater status "
-        f"{stream.name} say",
+        f"see that the sensors dlq_retries and repair run, and what their ticks and highwater status {stream.name} say",
     )
 
 
@@ -426,9 +469,9 @@ def _left(asked: Asked, topic: str) -> _Left | None:
 def _read_sooner(stream: Stream, worst: _Left) -> str:
     waiting = worst.ages.waiting
     planned = f"highwater explain {waiting[0]} tells why it is planned and not read, or " if waiting else ""
-    runs = f"{stream.name}_planner runs"
+    runs = f"the sensor planner runs, that {stream.name} is not paused,"
     if worst.topic != stream.topic:
-        runs = f"{stream.name}_dlq_retries runs, that {worst.topic} is not paused,"
+        runs = f"the sensor dlq_retries runs, that neither {stream.name} nor {worst.topic} is paused,"
     return f"{planned}see that {runs} and what its ticks say, or raise retention.ms of {worst.topic}"
 
 
@@ -487,7 +530,7 @@ def _in_vain(asked: Asked) -> Measure | None:
         f"{len(found):,} slices; {found[0].text}" if found else "no slice is tried again and again",
         "no slice is tried again and again",
         bool(found),
-        f"highwater explain {found[0].slice_key} tells its runs: mend what they fail by, and {stream.name}_repair "
+        f"highwater explain {found[0].slice_key} tells its runs: mend what they fail by, and the sensor repair "
         "requests it within the hour, or materialise it"
         if found
         else "nothing is to be done",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from highwater.alerting import DEPLOYMENT
 from highwater.errors import DependencyAwayError, HighwaterError, TemporaryError, TopicAbsentError
 from highwater.routing import on_tier
 from orchestration.checking.audit import committed_ends
@@ -21,7 +22,6 @@ from orchestration.checking.check_results import erring_checks, failing_checks
 from orchestration.checking.origin_counts import Ends, count_ends
 from orchestration.dagster_home import Opened, answer
 from orchestration.sensing.standing import attempts
-from orchestration.telling.alerts import DEPLOYMENT
 from orchestration.telling.plan_status import topic_status
 from orchestration.telling.unread import Ages, unread_ages
 

@@ -38,6 +38,7 @@ from resources.breakers import AcceptedReason, Judgement
 from resources.given_up import GivenUp
 from resources.guards import open_error, resting, told
 from resources.paused_topics import Pause
+from resources.sensor_faults import SensorFault
 from resources.vanished_topics import look_if_there, parked_lost, planned_topic_gone, state_of, vanished
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ class StreamStatus:
             unless it is renewed.
         accepted: why the topic of accepted events cannot be published to, or looked at; None if it can, or was not.
         instances: Dagster instances that work on the stream at the same time; none where one alone does.
+        faults: sensors that skip the stream until a person acts, and why.
+        paused: the pauses of the stream and of its parts.
         measured_at: when the sensor of alerts last recorded that it measures the stream; None if it never did.
     """
 
@@ -198,6 +201,8 @@ class StreamStatus:
     accepted_reasons: Sequence[AcceptedReason] = ()
     accepting: str | None = None
     measured_at: datetime | None = None
+    faults: Sequence[SensorFault] = ()
+    paused: Mapping[str, Pause] = field(default_factory=dict)
 
     @property
     def lag(self) -> int | None:
@@ -247,7 +252,21 @@ class StreamStatus:
         ]
         errors += [] if self.accepted is None else [f"  {type(self.accepted).__name__}: {self.accepted}"]
         instances = [f"  Dagster instance {one.text} is not alone: {ONE_INSTANCE}" for one in self.instances]
-        lines = [*errors, *self._unmeasured, *instances, *breakers, *refused, *holds, *given_up, *alerts, *workers]
+        paused = [f"  {one.text}, highwater resume {self.stream} {part}".rstrip() for part, one in self.paused.items()]
+        faults = [f"  {one.text}; {one.remedy}" for one in self.faults]
+        lines = [
+            *errors,
+            *paused,
+            *faults,
+            *self._unmeasured,
+            *instances,
+            *breakers,
+            *refused,
+            *holds,
+            *given_up,
+            *alerts,
+            *workers,
+        ]
         return [head, *lines, *[f"  {self._dlq_line(one)}" for one in self.dlq], *self._waits]
 
     @property
@@ -303,6 +322,8 @@ class StreamStatus:
             "holds": [one.to_plain() for one in self.holds],
             "given_up": [one.to_plain() for one in self.given_up],
             "instances": [one.to_plain() for one in self.instances],
+            "sensor_faults": [one.to_plain() for one in self.faults],
+            "paused": {part or "stream": one.to_plain() for part, one in self.paused.items()},
             "workers": {run: ends.isoformat() for run, ends in self.workers.items()},
             "alerts": [one.to_plain() for one in self.alerts],
             "alerts_measured_at": None if self.measured_at is None else self.measured_at.isoformat(),
@@ -435,6 +456,8 @@ def _stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping
         instances=ledger.instances.live_together(stream.name, datetime.now(UTC)),
         workers=_workers(ledger, stream),
         measured_at=ledger.watched().get(stream.name),
+        faults=[one for one in ledger.sensor_faults.all() if one.stream == stream.name],
+        paused=ledger.paused.parts(stream.name).get(stream.name, {}),
         # A broker that is away is waited for once.
         dlq=_dlq(ledger, kafka, stream) if found.partitions else [],
     )

@@ -160,7 +160,7 @@ def accepted_vanished(ledger: Ledger, lake: Lake, stream: Stream, topic: str) ->
         stored=f"batch {kept.attempt} was sent to it by {kept.published_at:%Y-%m-%d %H:%M:%S} UTC",
         found="no such topic",
         remedy="see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, have all sent once more: stop "
-        f"the sensor {stream.name}_published, delete the table {lake.path(stream.name, sent.TABLE)} and the group "
+        f"the sensor publisher, delete the table {lake.path(stream.name, sent.TABLE)} and the group "
         f"highwater.pub.{topic}, and start the sensor, which makes the topic anew. A run before that makes it without "
         "a record, and fails with TopicRecreatedError",
     )
@@ -233,7 +233,7 @@ def _held_up(
         if not _rejects_follow(lake, stream, decided[key]):
             return f"{key} is next, and its rejects are not published to the DLQ yet"
     due = f"{keys[0]} is next" if keys else "they go out as they are found"
-    return f"{due}; see that the sensor {stream.name}_published is switched on, and what its ticks say"
+    return f"{due}; see that the sensor publisher is switched on, and what its ticks say"
 
 
 def _undecided(ledger: Ledger, key: str) -> str:

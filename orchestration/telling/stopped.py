@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from highwater.alerting import Measure
+from highwater.alerting import DEPLOYMENT, Measure
 from highwater.errors import OffsetsExpiredError, PermanentError, TopicAbsentError
 from highwater.plans import RECORDED_BY_DECLARATION
 from highwater.routing import option_for
@@ -19,6 +19,7 @@ from orchestration.sensing.planning import Planner, Tick
 from orchestration.sensing.retries import plan_tier
 from orchestration.telling.unread import unread_slices
 from resources.expired import expired_slices
+from resources.paused_topics import ALL, RETRIES
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
     from orchestration.telling.alerts import Asked
     from resources.kafka import Kafka
     from resources.ledger import Ledger
+    from resources.sensor_faults import SensorFault
 
 # An alert names at most this number of faults; `highwater status` has all of them.
 FAULTS_TOLD = 3
 # A sensor's ticks may fail now and then: a code server starts, a connection breaks. This many in a row do not pass.
 TICKS = 3
+# A fault that the next ticks do not find any more raises no alert: three ticks of the slowest sensor but one.
+FAULT_LASTS = timedelta(minutes=1)
 # The alert of a loss that a declaration records ends so long after the last one.
 LOSS_TOLD_FOR = timedelta(days=1)
 
@@ -52,6 +56,8 @@ def planning_stopped(asked: Asked) -> Measure:
 def retries_stopped(asked: Asked) -> Measure:
     """The planning of the topics whose records are retried; a vanished tier has the alert `age of retries`."""
     stream, faults = asked.stream, list[tuple[str, str]]()
+    if asked.ledger.paused.parts(stream.name).get(stream.name, {}).keys() & {RETRIES, ALL}:
+        return Measure.of_nothing(stream.name, "planning of retries", "a person paused it")
     paused = asked.ledger.paused.of(stream.name)
     begun = asked.ledger.planned(stream.name, stream.topic) is not None
     for topic in stream.delays if begun else stream.tier_topics:
@@ -171,8 +177,8 @@ def slices_waiting(asked: Asked) -> Measure | None:
         f"{first.key} was planned {span(age)} ago and is not read" if first else "every planned slice is read",
         str(limit),
         age > limit,
-        f"highwater explain {first.key} lists its runs: check that Dagster's run queue moves, and that "
-        f"{stream.name}_repair is switched on"
+        f"highwater explain {first.key} lists its runs: check that Dagster's run queue moves, and that the sensor "
+        "repair is switched on"
         if first
         else "nothing is to be done",
     )
@@ -203,17 +209,15 @@ def losses_recorded(asked: Asked) -> Measure:
     )
 
 
-def failing_sensors(
-    instance: DagsterInstance, sensors: Iterable[tuple[Stream, str]], secrets: Collection[str] = ()
-) -> list[Measure]:
+def failing_sensors(instance: DagsterInstance, sensors: Iterable[str], secrets: Collection[str] = ()) -> list[Measure]:
     """A measure for each sensor: whether its last ticks failed one after another.
 
     Dagster keeps failed ticks, and also those of a sensor whose process timed out or could not be loaded; nothing but
-    its page shows them.
+    its page shows them. A tick that skips a stream does not fail (`skipped_streams`).
 
     Args:
         instance: Dagster's instance.
-        sensors: each stream with a sensor's name.
+        sensors: the sensors' names.
         secrets: values that no alert repeats.
     """
     from dagster._core.definitions.run_request import InstigatorType
@@ -223,11 +227,11 @@ def failing_sensors(
     states: dict[str, list[InstigatorState]] = {}
     for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
         states.setdefault(state.instigator_name, []).append(state)
-    return [_sensor(instance, stream, name, states.get(name, ()), secrets) for stream, name in sensors]
+    return [_sensor(instance, name, states.get(name, ()), secrets) for name in sensors]
 
 
 def _sensor(
-    instance: DagsterInstance, stream: Stream, name: str, states: Sequence[InstigatorState], secrets: Collection[str]
+    instance: DagsterInstance, name: str, states: Sequence[InstigatorState], secrets: Collection[str]
 ) -> Measure:
     from dagster._core.scheduler.instigation import TickStatus
 
@@ -241,14 +245,42 @@ def _sensor(
     last = max((some for some in ticks if some), key=lambda some: some[0].timestamp, default=[])
     failing = len(last) == TICKS and all(tick.status == TickStatus.FAILURE for tick in last)
     return Measure(
-        stream.name,
-        f"sensor {name}"[:100],
+        DEPLOYMENT,
+        f"sensor {name}",
         f"its last {TICKS} ticks failed: {_why(last[0], secrets)}" if failing else "it ticks",
         f"{TICKS} failed ticks in a row",
         failing,
-        f"see the ticks of {name} in Dagster; highwater status {stream.name} shows what the stream lacks"
-        if failing
-        else "nothing is to be done",
+        f"no stream is served by {name}: see its ticks in Dagster" if failing else "nothing is to be done",
+    )
+
+
+def skipped_streams(ledger: Ledger, streams: Iterable[Stream], sensors: Sequence[str], now: datetime) -> list[Measure]:
+    """A measure for each stream and sensor: whether the sensor skips the stream because of a fault.
+
+    Args:
+        ledger: has the faults that ticks found.
+        streams: the streams.
+        sensors: the sensors' names.
+        now: the time, in UTC.
+
+    Raises:
+        DependencyAwayError: the ledger is away.
+    """
+    faults = {(one.stream, one.sensor): one for one in ledger.sensor_faults.all()}
+    return [
+        _skipped(stream, sensor, faults.get((stream.name, sensor)), now) for stream in streams for sensor in sensors
+    ]
+
+
+def _skipped(stream: Stream, sensor: str, fault: SensorFault | None, now: datetime) -> Measure:
+    over = fault is not None and now - fault.since >= FAULT_LASTS
+    return Measure(
+        stream.name,
+        f"sensor {sensor}",
+        fault.text if fault is not None else f"{sensor} serves it",
+        f"no fault for {span(FAULT_LASTS)}",
+        over,
+        fault.remedy if fault is not None and over else "nothing is to be done",
     )
 
 

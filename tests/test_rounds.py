@@ -1,0 +1,480 @@
+"""One tick of a sensor over many streams: faults stay with their stream, time is shared, idle streams cost little."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+from sqlalchemy import event
+
+from highwater.declaration import Limits, Stream
+from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError
+from highwater.slices import OffsetRange
+from orchestration import sensors
+from orchestration.build import build_defs
+from orchestration.sensing import rests, rounds
+from orchestration.sensing.requests import Request
+from orchestration.sensing.rounds import Cursor, limit_runs, visit_all
+from orchestration.sensing.ticks import Tick
+from orchestration.telling.plan_status import stream_status
+from orchestration.telling.stopped import skipped_streams
+from resources.kafka import PartitionState, TopicState
+from resources.lake import Lake
+from resources.ledger import Ledger
+from resources.paused_topics import ALL, PLANNER, RETRIES, Pause
+from tests.support import make_stream
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+MANY = 100
+PARTITIONS = 10
+
+
+def named(*names: str) -> list[Stream]:
+    return [replace(make_stream(name), name=name) for name in names]
+
+
+@dataclass
+class Visits:
+    """A round whose visits are listed; each does what a test says."""
+
+    acts: Mapping[str, Callable[[], Tick | None]] = field(default_factory=dict)
+    seen: list[tuple[str, str | None]] = field(default_factory=list)
+    lines: Sequence[str] = ()
+
+    def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
+        self.seen.append((stream.name, cursor))
+        return self.acts.get(stream.name, lambda: None)()
+
+    @property
+    def names(self) -> str:
+        return "".join(name for name, _ in self.seen)
+
+
+def raising(error: Exception) -> Callable[[], Tick | None]:
+    def act() -> Tick | None:
+        raise error
+
+    return act
+
+
+def far() -> float:
+    return time.monotonic() + 60
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConfigurationError("no", remedy="mend it"), ValueError("a defect"), DependencyAwayError("away", remedy="wait")],
+)
+def test_an_error_of_one_stream_stops_no_other(error: Exception) -> None:
+    tick = Tick(keys=["c@0000000"])
+    made = Visits({"b": raising(error), "c": lambda: tick})
+    found = visit_all(made, named("a", "b", "c"), Cursor(streams={"b": "before"}), (), far())
+    assert (made.names, found.ticks, found.served) == ("abc", {"c": tick}, ["a", "c"])
+    assert [*found.faults, *found.skipped] == ["b"]
+    assert found.cursor.streams == {"b": "before"}, "the stream continues where it was"
+
+
+def test_each_round_begins_one_stream_further() -> None:
+    cursor, streams = Cursor(), named("c", "a", "b")
+    orders = []
+    for _ in range(4):
+        made = Visits()
+        cursor = visit_all(made, streams, Cursor.parse(cursor.to_json()), (), far()).cursor
+        orders.append(made.names)
+    assert orders == ["abc", "bca", "cab", "abc"]
+
+
+def test_a_round_without_time_continues_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = [0.0]
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: at[0]))
+
+    def slow() -> None:
+        at[0] += 20
+
+    streams, cursor, orders = named(*"abcde"), Cursor(), []
+    for _ in range(3):
+        made = Visits(dict.fromkeys("abcde", slow))
+        found = visit_all(made, streams, cursor, (), at[0] + 40)
+        orders.append((made.names, "".join(found.left)))
+        cursor = found.cursor
+    assert orders == [("abc", "de"), ("dea", "bc"), ("bcd", "ea")]
+
+
+def test_streams_with_a_known_fault_come_last_and_share_a_time_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them takes a second look, 3 s later: they would delay the others."""
+    at = [0.0]
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: at[0]))
+
+    def slow() -> None:
+        at[0] += 6
+
+    cursor, orders = Cursor(), []
+    for _ in range(2):
+        made = Visits(dict.fromkeys("abcd", slow))
+        found = visit_all(made, named(*"abcdef"), cursor, "abcd", at[0] + 40)
+        orders.append(made.names)
+        cursor = found.cursor
+    assert orders == ["efab", "fecd"]
+
+
+def test_a_stream_that_is_gone_leaves_nothing_in_the_cursor() -> None:
+    made = Visits({"a": lambda: Tick(cursor="a@0000007"), "b": lambda: Tick(cursor=None)})
+    found = visit_all(made, named("a", "b"), Cursor(streams={"b": "x", "gone": "y"}), (), far())
+    assert Cursor.parse(found.cursor.to_json()) == Cursor("b", "", {"a": "a@0000007"})
+
+
+@pytest.mark.parametrize("text", [None, "", "no JSON", "[1]", '"text"', '{"streams": 3}'])
+def test_a_cursor_that_cannot_be_read_begins_again(text: str | None) -> None:
+    assert Cursor.parse(text) == Cursor()
+
+
+def wanting(stream: str, runs: int) -> Tick:
+    """A tick with so many runs of two slices each."""
+    keys = [f"{stream}@{n:07d}" for n in range(2 * runs)]
+    return Tick(keys=keys, requests=[Request((keys[n], keys[n + 1])) for n in range(0, len(keys), 2)])
+
+
+def test_run_requests_are_shared_among_streams() -> None:
+    """The stream with the longest backlog took every place of the tick."""
+    ticks = {"a": wanting("a", 50), "b": wanting("b", 3), "c": wanting("c", 1), "d": Tick(lines=["nothing new"])}
+    found = limit_runs(ticks, 12)
+    assert {name: len(tick.requests) for name, tick in found.items()} == {"a": 8, "b": 3, "c": 1, "d": 0}
+    assert found["a"].keys == ticks["a"].keys[:16], "the next tick finds the other keys in the ledger"
+    assert "42 runs wait for the next tick" in found["a"].message
+    assert {name: found[name] for name in "bcd"} == {name: ticks[name] for name in "bcd"}
+    assert limit_runs(ticks, 54) == ticks
+
+
+def test_keys_that_no_run_is_requested_for_are_added_all_the_same() -> None:
+    tick = Tick(keys=["a@0", "a@1", "a@2"], requests=[Request(("a@2",)), Request(("a@1",))])
+    assert limit_runs({"a": replace(tick, requests=[])}, 1)["a"].keys == tick.keys
+    cut = limit_runs({"a": tick}, 1)["a"]
+    assert (cut.keys, cut.requests) == (["a@0"], []), "keys are added in the order of the plan"
+
+
+class Topics:
+    """A cluster of topics with ten partitions; it counts what it is asked."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.ends = {name: dict.fromkeys(range(PARTITIONS), 5) for name in names}
+        self.asked: Counter[str] = Counter()
+        self.epoch = 1
+
+    def topics(self) -> list[str]:
+        return [*self.ends]
+
+    def topic_state(self, topic: str) -> TopicState:
+        self.asked["topic_state"] += 1
+        if topic not in self.ends:
+            raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
+        return self._state(topic)
+
+    def topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
+        self.asked["topic_states"] += 1
+        return {topic: self._state(topic) for topic in topics if topic in self.ends}
+
+    def look_again(self, topic: str) -> TopicState:
+        return self.topic_state(topic)
+
+    def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Any]:
+        self.asked["read"] += 1
+        return iter([])
+
+    def offsets_at(self, *_: object) -> dict[int, int]:
+        return {}
+
+    def admin(self) -> Any:
+        raise DependencyAwayError("settings are not known", remedy="none")
+
+    def _state(self, topic: str) -> TopicState:
+        seen = {p: PartitionState(0, at, at, 1, self.epoch) for p, at in self.ends[topic].items()}
+        return TopicState(topic, f"ID of {topic}", seen)
+
+
+class Deployment:
+    """Streams on a cluster, whose sensors are ticked as the daemon does: keys, events and the cursor are kept."""
+
+    def __init__(self, root: Path, instance: dg.DagsterInstance, streams: Sequence[Stream]) -> None:
+        self.instance, self.streams = instance, streams
+        self.ledger = Ledger(f"sqlite:///{root / 'ledger.sqlite'}")
+        self.kafka = Topics([stream.topic for stream in streams])
+        self.lake = Lake(str(root / "lake"))
+        self.cursors: dict[str, str | None] = {}
+        resources = {"ledger": self.ledger, "kafka": self.kafka, "lake": self.lake}
+        opened = {name: SimpleNamespace(open=lambda one=one: one) for name, one in resources.items()}
+        self.defs = build_defs(streams=streams, resources=opened)
+
+    def tick(self, name: str) -> Any:
+        sensor = self.defs.get_repository_def().get_sensor_def(name)
+        with dg.build_sensor_context(
+            instance=self.instance, cursor=self.cursors.get(name), resources=self.defs.resources
+        ) as context:
+            result = sensor.evaluate_tick(context)
+        self.cursors[name] = result.cursor
+        for request in result.dynamic_partitions_requests or []:
+            self.instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
+        for one in result.asset_events:
+            self.instance.report_runless_asset_event(one)
+        return result
+
+    def queries(self) -> Counter[str]:
+        """Counts the ledger's statements from now on, by their first word."""
+        counts: Counter[str] = Counter()
+
+        def count(_: Any, __: Any, statement: str, *___: Any) -> None:
+            counts[statement.split(maxsplit=1)[0]] += 1
+
+        event.listen(self.ledger._engine, "before_cursor_execute", count)
+        return counts
+
+
+@pytest.fixture
+def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Deployment]]:
+    # On a machine that stands still a tick takes longer, and the instance is recorded again.
+    monkeypatch.setattr(sensors, "BUDGET_SECONDS", 3_600.0)
+    monkeypatch.setattr("resources.instances.WRITE_EVERY", timedelta(hours=1))
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+
+        def make(many: int = MANY, **changes: Any) -> Deployment:
+            names = [f"s{n:03d}" for n in range(many)]
+            return Deployment(tmp_path, instance, [replace(one, **changes) for one in named(*names)])
+
+        yield make
+
+
+def keys_of(result: Any) -> dict[str, list[str]]:
+    return {one.partitions_def_name: [*one.partition_keys] for one in result.dynamic_partitions_requests or []}
+
+
+def test_a_stream_with_a_fault_is_skipped_and_the_others_are_planned_in_the_same_tick(
+    deployed: Callable[..., Deployment],
+) -> None:
+    """A tick that raises hands on nothing: one absent topic would have stopped all streams."""
+    ours = deployed()
+    del ours.kafka.ends["s042"]
+    result = ours.tick("planner")
+    healthy = [stream for stream in ours.streams if stream.name != "s042"]
+    assert keys_of(result) == {one.partitions_name: [f"{one.topic}@0000000"] for one in healthy}
+    assert Counter(one.job_name for one in result.run_requests) == Counter(f"{one.name}_slice" for one in healthy)
+    [fault] = ours.ledger.sensor_faults.all()
+    assert (fault.stream, fault.sensor, fault.remedy) == ("s042", "planner", "create it")
+    status = stream_status(ours.ledger, ours.kafka, ours.streams[42], {})  # type: ignore[arg-type]
+    assert any("sensor planner skips s042 since" in line for line in status.lines)
+    assert [one["sensor"] for one in status.to_plain()["sensor_faults"]] == ["planner"]
+    later = fault.since + timedelta(minutes=2)
+    over = [one for one in skipped_streams(ours.ledger, ours.streams, ["planner", "repair"], later) if one.over]
+    assert [(one.stream, one.what, one.remedy) for one in over] == [("s042", "sensor planner", "create it")]
+    ours.kafka.ends["s042"] = dict.fromkeys(range(PARTITIONS), 5)
+    assert keys_of(ours.tick("planner")) == {"s042_slices": ["s042@0000000"]}
+    assert ours.ledger.sensor_faults.all() == [], "the fault ends with the first tick that serves the stream"
+
+
+def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", '{"sasl.password": "swordfish"}')
+    ours, state = deployed(3), Topics._state
+
+    def damaged(self: Topics, topic: str) -> TopicState:
+        found = state(self, topic)
+        broken: Any = {0: "swordfish"}
+        return replace(found, partitions=broken) if topic == "s001" else found
+
+    monkeypatch.setattr(Topics, "_state", damaged)
+    monkeypatch.setattr("orchestration.sensing.looks.is_caught_up", lambda *_: False)
+    result = ours.tick("planner")
+    assert sorted(keys_of(result)) == ["s000_slices", "s002_slices"]
+    [fault] = ours.ledger.sensor_faults.all()
+    assert fault.problem.startswith("AttributeError")
+    assert "swordfish" not in f"{fault}{result}"
+
+
+def test_an_idle_tick_of_a_hundred_streams_asks_little_and_writes_nothing(
+    deployed: Callable[..., Deployment],
+) -> None:
+    ours = deployed()
+    for name in ("planner", "dlq_retries"):
+        ours.tick(name)
+    ours.tick("planner")
+    ours.kafka.asked.clear()
+    counts = ours.queries()
+    for name in ("planner", "dlq_retries"):
+        before = dict(counts)
+        result = ours.tick(name)
+        assert result.skip_message == f"{MANY} streams: nothing to do"
+        assert not result.asset_events
+        made = Counter(counts) - Counter(before)
+        assert made["SELECT"] <= 12, made
+        assert not {"INSERT", "UPDATE", "DELETE"} & {*made}
+    assert ours.kafka.asked == {"topic_states": 2}
+
+
+def test_a_stream_with_new_records_is_planned_among_idle_ones(deployed: Callable[..., Deployment]) -> None:
+    ours = deployed(20)
+    ours.tick("planner")
+    ours.kafka.ends["s007"][3] = 9
+    result = ours.tick("planner")
+    assert keys_of(result) == {"s007_slices": ["s007@0000001"]}
+    assert [request.job_name for request in result.run_requests] == ["s007_slice"]
+    assert ours.ledger.last("s007", "s007").ranges[3] == OffsetRange(5, 9)
+
+
+def test_topics_are_compared_with_their_plan_once_after_an_election(deployed: Callable[..., Deployment]) -> None:
+    """After a restart of the brokers a topic that nobody writes to would be read in every tick."""
+    ours = deployed(3)
+    ours.tick("planner")
+    ours.tick("planner")
+    reads = []
+    for epoch in (1, 2, 2, 3, 3):
+        ours.kafka.epoch = epoch
+        before = ours.kafka.asked["read"]
+        ours.tick("planner")
+        reads.append(ours.kafka.asked["read"] > before)
+    assert reads == [False, True, False, True, False]
+
+
+def test_the_lag_of_a_topic_is_observed_while_something_waits_and_once_after(
+    deployed: Callable[..., Deployment],
+) -> None:
+    ours = deployed(1, limits=Limits(slices_a_tick=1, most_records=10))
+    ours.kafka.ends["s000"] = dict.fromkeys(range(PARTITIONS), 2)
+
+    def lags() -> list[Any]:
+        return [one.metadata["lag"].value for one in ours.tick("planner").asset_events]
+
+    assert lags() == [10]
+    assert lags() == [0]
+    assert (lags(), lags()) == ([], []), "an idle topic costs no write"
+    ours.kafka.ends["s000"][0] = 1
+    assert (len(lags()), len(lags())) == (1, 0), "once a minute while a partition is left out"
+    ours.kafka.ends["s000"][0] = 2
+    assert (lags(), lags()) == ([0], [])
+
+
+def test_keys_that_a_tick_planned_and_did_not_add_are_added_by_the_next(deployed: Callable[..., Deployment]) -> None:
+    """The topic holds what is planned of it, so it looks idle."""
+    ours = deployed(3)
+    sensor = ours.defs.get_repository_def().get_sensor_def("planner")
+    with dg.build_sensor_context(instance=ours.instance, resources=ours.defs.resources) as context:
+        sensor.evaluate_tick(context)
+    assert keys_of(ours.tick("planner")) == {f"s00{n}_slices": [f"s00{n}@0000000"] for n in range(3)}
+    assert keys_of(ours.tick("planner")) == {}
+
+
+def test_one_tick_requests_a_bounded_number_of_runs_and_the_next_ones_the_rest(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sensors, "MOST_RUNS", 8)
+    ours = deployed(4, limits=Limits(most_records=10, slices_a_run=1))
+    ours.kafka.ends["s000"] = dict.fromkeys(range(PARTITIONS), 20)
+    first = Counter(one.job_name for one in ours.tick("planner").run_requests)
+    assert sum(first.values()) == 8
+    assert set(first.values()) == {2}, "each stream has the same share"
+    asked = first
+    while more := Counter(one.job_name for one in ours.tick("planner").run_requests):
+        asked += more
+    assert asked == {"s000_slice": 20, "s001_slice": 5, "s002_slice": 5, "s003_slice": 5}
+    for stream in ours.streams:
+        keys = [piece.key for piece in ours.ledger.slices(stream.name)]
+        assert list(ours.instance.get_dynamic_partitions(stream.partitions_name)) == keys
+
+
+def test_a_paused_stream_is_skipped_and_the_others_are_planned(deployed: Callable[..., Deployment]) -> None:
+    ours = deployed(4)
+    ours.ledger.paused.pause_part("s001", PLANNER, Pause("", NOW, "ann", "a test"))
+    ours.ledger.paused.pause_part("s002", ALL, Pause("", NOW, "bob"))
+    ours.ledger.paused.pause_part("s003", RETRIES, Pause("", NOW, "eve"))
+    assert sorted(keys_of(ours.tick("planner"))) == ["s000_slices", "s003_slices"]
+    message = ours.tick("planner").skip_message
+    assert "the planner of s001 is paused by ann since 2026-03-01 00:00 UTC: a test" in message
+    assert "stream s002 is paused by bob" in message
+    assert "eve" not in message
+    status = stream_status(ours.ledger, ours.kafka, ours.streams[1], {})  # type: ignore[arg-type]
+    assert any(line.endswith("a test, highwater resume s001 planner") for line in status.lines)
+    assert [*status.to_plain()["paused"]] == ["planner"]
+    ours.ledger.paused.resume_part("s001", PLANNER)
+    ours.ledger.paused.resume_part("s002", ALL)
+    assert sorted(keys_of(ours.tick("planner"))) == ["s001_slices", "s002_slices"]
+
+
+def test_a_pause_ends_the_fault_of_a_stream(deployed: Callable[..., Deployment]) -> None:
+    ours = deployed(2)
+    del ours.kafka.ends["s000"]
+    ours.tick("planner")
+    assert ours.ledger.sensor_faults.all()
+    ours.ledger.paused.pause_part("s000", ALL, Pause("", NOW, "ann"))
+    ours.tick("planner")
+    assert ours.ledger.sensor_faults.all() == []
+
+
+def test_kafka_that_is_away_is_no_empty_topic(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I15: the tick skips with the reason, and leaves the cursor as it is."""
+    ours = deployed(3)
+    ours.cursors["planner"] = Cursor("s001").to_json()
+
+    def away(*_: object) -> None:
+        raise DependencyAwayError("Kafka did not answer", remedy="wait")
+
+    monkeypatch.setattr(ours.kafka, "topic_states", away)
+    result = ours.tick("planner")
+    assert "Kafka did not answer" in result.skip_message
+    assert Cursor.parse(result.cursor).begin == "s001"
+    assert ours.ledger.sensor_faults.all() == []
+
+
+def test_a_settled_stream_rests_until_something_changes(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, looked = deployed(3), list[str]()
+
+    def look(_: object, __: object, stream: Stream, cursor: str | None) -> Tick:
+        del cursor
+        looked.append(stream.name)
+        return Tick(settled=stream.name != "s002")
+
+    monkeypatch.setattr(rests, "repair", look)
+
+    def visited() -> list[str]:
+        looked.clear()
+        ours.tick("repair")
+        return sorted(looked)
+
+    everything = ["s000", "s001", "s002"]
+    assert visited() == everything
+    assert visited() == ["s002"], "what is not settled is looked at in every tick"
+    ours.tick("planner")
+    assert visited() == everything, "slices were planned"
+    assert visited() == ["s002"]
+    run = dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=dg.DagsterRunStatus.SUCCESS)
+    ours.instance.add_run(run)
+    assert visited() == ["s001", "s002"], "a run began or ended"
+    long_ago = rests.Rest(NOW, NOW + rests.REST, "").to_cursor()
+    ours.cursors["repair"] = Cursor(streams={"s000": long_ago}).to_json()
+    assert visited() == everything, "the rest is over"
+
+
+def test_a_rest_that_cannot_be_read_is_none() -> None:
+    rest = rests.Rest(NOW, NOW + rests.REST, "abc")
+    assert rests.Rest.parse(rest.to_cursor()) == rest
+    for text in (
+        None,
+        "",
+        "orders@0000001",
+        "oldest",
+        "rest",
+        "rest 1 2",
+        "rest a b c",
+        "wait 1 2 c",
+        f"rest {10**30} 2 c",
+    ):
+        assert rests.Rest.parse(text) is None
