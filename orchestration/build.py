@@ -13,22 +13,12 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from orchestration.checking.checks import stream_checks
-from orchestration.jobs import audit_job, publish_job, slice_job
+from orchestration.jobs import publish_job, slice_job
 from orchestration.observation import topic_asset
 from orchestration.operating.maintenance_job import maintenance_job, nightly
-from orchestration.operating.operator_jobs import (
-    acceptance_jobs,
-    breaker_jobs,
-    erasure_jobs,
-    hold_jobs,
-    key_jobs,
-    parked_jobs,
-    pause_jobs,
-    rebuild_jobs,
-    retry_jobs,
-)
+from orchestration.operating.operator_jobs import audit_daily, operator_jobs
 from orchestration.resources import default_resources
-from orchestration.schedules import daily_audit, hourly
+from orchestration.schedules import hourly
 from orchestration.sensors import Ticking, alerts_sensor, published_sensor, stream_sensors
 from orchestration.stream_assets import table_assets
 
@@ -65,10 +55,12 @@ def build_defs(
         warnings.simplefilter("ignore", dg.BetaWarning)
         warnings.simplefilter("ignore", dg.PreviewWarning)
         parts = [_stream_defs(stream, ticking) for stream in streams]
-    maintenance = maintenance_job(streams)
+    by_name = {stream.name: stream for stream in streams}
+    maintenance, operators = maintenance_job(by_name), operator_jobs(by_name)
+    [audit] = [job for job in operators if job.name == "audit"]
     shared = dg.Definitions(
-        jobs=[maintenance],
-        schedules=[nightly(maintenance)],
+        jobs=[maintenance, *operators],
+        schedules=[nightly(maintenance), audit_daily(by_name, audit)],
         sensors=[alerts_sensor(streams, ticking)],
         resources={**default_resources(), **(resources or {})},
         # Backfills run outside of the job, with this one: a step in a process of its own once committed 22 s after its
@@ -79,28 +71,15 @@ def build_defs(
 
 
 def _stream_defs(stream: Stream, ticking: Ticking) -> dg.Definitions:
-    job, audit = slice_job(stream), audit_job(stream)
+    job = slice_job(stream)
     publishing = publish_job(stream) if stream.publishes else None
     return dg.Definitions(
         assets=[topic_asset(stream), *table_assets(stream)],
         asset_checks=stream_checks(stream),
-        jobs=[
-            job,
-            audit,
-            *acceptance_jobs(stream),
-            *parked_jobs(stream),
-            *breaker_jobs(stream),
-            *(hold_jobs(stream) if stream.ordered else ()),
-            *retry_jobs(stream),
-            *(pause_jobs(stream) if stream.delays else ()),
-            *rebuild_jobs(stream),
-            *key_jobs(stream),
-            *erasure_jobs(stream),
-            *([publishing] if publishing else []),
-        ],
+        jobs=[job, *([publishing] if publishing else [])],
         sensors=[
             *stream_sensors(stream, job, ticking),
             *([published_sensor(stream, publishing, ticking)] if publishing else []),
         ],
-        schedules=[hourly(stream, job), daily_audit(stream, audit)],
+        schedules=[hourly(stream, job)],
     )

@@ -1,4 +1,4 @@
-"""The schedules of a stream: planning every hour, for those who want hourly runs, and the daily audit.
+"""The schedule of a stream: planning every hour, for those who want hourly runs.
 
 What belongs here: the schedules. What does not: planning, which is one function for sensor and schedule
 (`orchestration.sensing.ticks`).
@@ -41,13 +41,3 @@ def hourly(stream: "Stream", job: "UnresolvedAssetJobDefinition") -> dg.Schedule
         return run_requests(stream, tick.requests) or dg.SkipReason(tick.message)
 
     return plan
-
-
-def daily_audit(stream: "Stream", job: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """The schedule `<stream>_audit_daily`, stopped until somebody starts it."""
-    return dg.ScheduleDefinition(
-        name=f"{stream.name}_audit_daily",
-        job=job,
-        cron_schedule="0 6 * * *",
-        description=f"Audits {stream.name} every day at 6 UTC.",
-    )
