@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from orchestration.checking.checks import stream_checks
-from orchestration.jobs import publish_job, slice_job
+from orchestration.jobs import IN_PROCESS, publish_job, slice_job
 from orchestration.observation import topic_asset
 from orchestration.operating.maintenance_job import maintenance_job, nightly
 from orchestration.operating.operator_jobs import audit_daily, operator_jobs
@@ -65,7 +65,7 @@ def build_defs(
         resources={**default_resources(), **(resources or {})},
         # Backfills run outside of the job, with this one: a step in a process of its own once committed 22 s after its
         # run was marked as failed.
-        executor=dg.in_process_executor,
+        executor=IN_PROCESS,
     )
     return dg.Definitions.merge(shared, *parts)
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 
+# Its configuration is not offered: that would be a twelfth of each job in Dagster's snapshot of the definitions.
+IN_PROCESS = dg.in_process_executor.configured({}, name="in_process")
+
+
 def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
     """The job `<stream>_slice`, with the checks of its tables.
 
@@ -23,7 +27,7 @@ def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
         f"{stream.name}_slice",
         selection=dg.AssetSelection.assets(*table_keys(stream)),
         description=f"Takes slices of {stream.name} through {', '.join(key.path[-1] for key in table_keys(stream))}.",
-        executor_def=dg.in_process_executor,
+        executor_def=IN_PROCESS,
         tags={STREAM_TAG: stream.name},
     )
 
@@ -34,7 +38,7 @@ def publish_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
         f"{stream.name}_publish",
         selection=dg.AssetSelection.assets(table_key(stream, PUBLISHED.name)),
         description=f"Sends the accepted events of slices of {stream.name}; a slice waits for those before it.",
-        executor_def=dg.in_process_executor,
+        executor_def=IN_PROCESS,
         tags={STREAM_TAG: stream.name, PURPOSE: PUBLISH},
     )
 
@@ -70,7 +74,7 @@ def job_of_one_op(
     @dg.job(
         name=name,
         description=about,
-        executor_def=dg.in_process_executor,
+        executor_def=IN_PROCESS,
         config=dg.ConfigMapping(lambda given: {"ops": {op: {"config": given}}}, config_schema=schema),
     )
     def job() -> None:

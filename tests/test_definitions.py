@@ -24,6 +24,7 @@ from assets.streams.payments import STREAM as PAYMENTS
 from highwater.errors import ConfigurationError, UndeliveredError
 from highwater.tables import stages_of
 from orchestration.build import build_defs
+from orchestration.jobs import IN_PROCESS
 from orchestration.resources import ProducerResource
 from orchestration.stream_assets import table_key, topic_key
 from resources.producer import OnFailure, Record
@@ -136,7 +137,6 @@ def test_every_table_says_what_it_is(defs: dg.Definitions, table: str) -> None:
         ORDERS.answers.what_on_failure,
     ):
         assert answer in (node.description or "")
-        assert answer in {getattr(value, "text", None) for value in node.metadata.values()}
     assert node.backfill_policy == dg.BackfillPolicy.single_run()
     assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
     assert node.partitions_def.name == "orders_slices"
@@ -166,7 +166,7 @@ def test_definition_names_are_those_that_users_rely_on(defs: dg.Definitions) -> 
 
 def test_a_run_takes_its_slices_through_everything_in_one_process(defs: dg.Definitions) -> None:
     job = defs.resolve_job_def("orders_slice")
-    assert job.executor_def is dg.in_process_executor
+    assert job.executor_def is IN_PROCESS
     assert job.partitions_def == dg.DynamicPartitionsDefinition(name="orders_slices")
     keys = {key.to_user_string() for key in job.asset_layer.selected_asset_keys}
     assert keys == {"orders/raw", "orders/events", "orders/rejects", "orders/dlq", "orders/current", "orders/metrics"}
@@ -187,7 +187,7 @@ def test_a_run_takes_its_slices_through_everything_in_one_process(defs: dg.Defin
         ("orders/metrics", "metrics_follow_events"),
     }
     # Backfills go past the job, so the default executor must be the same.
-    assert defs.executor is dg.in_process_executor
+    assert defs.executor is IN_PROCESS
 
 
 @pytest.mark.parametrize(("said", "status"), [("running", "RUNNING"), ("", "STOPPED"), ("yes", "STOPPED")])
