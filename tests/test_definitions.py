@@ -21,6 +21,7 @@ from dagster._core.workspace.load_target import ModuleTarget
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
+from bench.definitions import Snapshot
 from highwater.errors import ConfigurationError, UndeliveredError
 from highwater.tables import stages_of
 from orchestration.build import build_defs
@@ -162,6 +163,15 @@ def test_definition_names_are_those_that_users_rely_on(defs: dg.Definitions) -> 
     sensors = {s.name for s in repository.sensor_defs}
     assert sensors >= {"orders_planner", "orders_repair", "orders_mirror", "orders_published", "payments_planner"}
     assert {s.name for s in repository.schedule_defs} >= {"orders_hourly", "payments_hourly"}
+
+
+def test_a_hundred_streams_have_few_definitions(tmp_path: Path) -> None:
+    """They had 1,602 jobs and 201 schedules, whose snapshot was 60 MB."""
+    found = Snapshot(100).load(tmp_path)
+    # The schedules by the hour are one for each stream.
+    schedules = [one.name for one in found.schedule_defs if not one.name.endswith("_hourly")]
+    assert sorted(schedules) == ["audit_daily", "maintenance"]
+    assert len(found.get_all_jobs()) + len(schedules) <= 124, "130 with the sensors of all streams"
 
 
 def test_a_run_takes_its_slices_through_everything_in_one_process(defs: dg.Definitions) -> None:
