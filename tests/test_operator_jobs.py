@@ -112,8 +112,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     for module in {module for module, _, _ in SAME.values()}:
         name = "recall" if module == "retiring" else "act"
         monkeypatch.setattr(import_module(f"orchestration.operating.{module}"), name, found)
-    for command in ("hold", "retry", "breaker", "pause"):
-        monkeypatch.setattr(import_module(f"orchestration.cli.{command}"), "act", found)
+    monkeypatch.setattr("orchestration.cli.pause.act", found)
     monkeypatch.setattr("orchestration.resources.open_session", lambda _: None)
     monkeypatch.setattr("orchestration.resources.close_session", lambda _: None)
     monkeypatch.setenv("HIGHWATER_HOME", str(tmp_path))
