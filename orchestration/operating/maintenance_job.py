@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from pydantic import Field
 from assets.streams import declared
 from highwater.errors import PermanentError
 from highwater.log_fields import fields
-from orchestration.failures import TRIES_AGAIN, safe_text, told_to_dagster, wait_seconds
+from orchestration.failures import NOT_TRIED_AGAIN, TRIES_AGAIN, safe_text, told_to_dagster, wait_seconds
 from orchestration.jobs import job_of_one_op
 from orchestration.stream_assets import STREAM_TAG, table_key, work_of
 
@@ -75,8 +76,9 @@ def _maintain_all(context: dg.OpExecutionContext, streams: Sequence["Stream"], *
             except Exception as error:  # noqa: BLE001 - whatever fails one stream delays no other
                 faults[stream.name] = safe_text(error)
                 context.log.error("%s: %s", stream.name, faults[stream.name])  # noqa: TRY400 - secrets are removed
-                context.resources.spark.interrupt()
-                if not isinstance(error, PermanentError):
+                with suppress(Exception):  # the error of the stream matters more
+                    context.resources.spark.interrupt()
+                if not isinstance(error, NOT_TRIED_AGAIN):
                     failed.append(stream)
         if not (pending := failed):
             break
