@@ -6,8 +6,22 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from bench import auditing, backlog, formats, growth, latency, producing, publishing, reading, report, ticks
+from bench import (
+    auditing,
+    backlog,
+    definitions,
+    formats,
+    growth,
+    latency,
+    producing,
+    publishing,
+    reading,
+    report,
+    ticks,
+)
 from bench.harness import Result
 from bench.world import World, opened
 
@@ -28,7 +42,10 @@ BENCHMARKS: dict[str, tuple[Callable[[World, int, int], Result], int]] = {
     "m": (reading.reading_tables, 5_000_000),
     "n": (reading.reading_small_slices, 1_000_000),
     "o": (formats.classification, 300_000),
+    "p": (definitions.definitions, 0),
 }
+# These need neither broker nor Spark.
+WITHOUT_SERVICES = frozenset("p")
 
 # These take minutes whatever the rounds: they make large tables first.
 LONG = frozenset("dhkmno")
@@ -62,7 +79,8 @@ def status(results: Iterable[Result]) -> int:
 
 def _measured(letters: Sequence[str], rounds: int, *, keep: bool, records: int | None) -> list[Result]:
     found = []
-    with opened() as world:
+    services: AbstractContextManager[Any] = nullcontext() if set(letters) <= WITHOUT_SERVICES else opened()
+    with services as world:
         for letter in letters:
             measure, usual = BENCHMARKS[letter]
             begin = time.monotonic()

@@ -13,22 +13,11 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from orchestration.checking.checks import stream_checks
-from orchestration.jobs import audit_job, publish_job, slice_job
+from orchestration.jobs import IN_PROCESS, publish_job, slice_job
 from orchestration.observation import topic_asset
 from orchestration.operating.maintenance_job import maintenance_job, nightly
-from orchestration.operating.operator_jobs import (
-    acceptance_jobs,
-    breaker_jobs,
-    erasure_jobs,
-    hold_jobs,
-    key_jobs,
-    parked_jobs,
-    pause_jobs,
-    rebuild_jobs,
-    retry_jobs,
-)
+from orchestration.operating.operator_jobs import audit_daily, operator_jobs
 from orchestration.resources import default_resources
-from orchestration.schedules import daily_audit
 from orchestration.sensors import Ticking, alerts_sensor, stream_sensors
 from orchestration.stream_assets import table_assets
 
@@ -68,35 +57,23 @@ def build_defs(
         slices = {stream.name: slice_job(stream) for stream in streams}
         publishing = {stream.name: publish_job(stream) for stream in streams if stream.publishes}
         sensors = stream_sensors(streams, slices, publishing, ticking)
-    maintenance = maintenance_job(streams)
+    by_name = {stream.name: stream for stream in streams}
+    maintenance, operators = maintenance_job(by_name), operator_jobs(by_name)
+    [audit] = [job for job in operators if job.name == "audit"]
     shared = dg.Definitions(
-        jobs=[maintenance, *slices.values(), *publishing.values()],
-        schedules=[nightly(maintenance)],
+        jobs=[maintenance, *operators, *slices.values(), *publishing.values()],
+        schedules=[nightly(maintenance), audit_daily(by_name, audit)],
         sensors=[*sensors, alerts_sensor(streams, ticking)],
         resources={**default_resources(), **(resources or {})},
         # Backfills run outside of the job, with this one: a step in a process of its own once committed 22 s after its
         # run was marked as failed.
-        executor=dg.in_process_executor,
+        executor=IN_PROCESS,
     )
     return dg.Definitions.merge(shared, *parts)
 
 
 def _stream_defs(stream: Stream) -> dg.Definitions:
-    audit = audit_job(stream)
     return dg.Definitions(
         assets=[topic_asset(stream), *table_assets(stream)],
         asset_checks=stream_checks(stream),
-        jobs=[
-            audit,
-            *acceptance_jobs(stream),
-            *parked_jobs(stream),
-            *breaker_jobs(stream),
-            *(hold_jobs(stream) if stream.ordered else ()),
-            *retry_jobs(stream),
-            *(pause_jobs(stream) if stream.delays else ()),
-            *rebuild_jobs(stream),
-            *key_jobs(stream),
-            *erasure_jobs(stream),
-        ],
-        schedules=[daily_audit(stream, audit)],
     )

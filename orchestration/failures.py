@@ -62,6 +62,11 @@ def as_failure(error: HighwaterError, secrets: Collection[str] = ()) -> dg.Failu
     )
 
 
+def safe_text(error: Exception) -> str:
+    """The name and the text of an error, without secrets."""
+    return without(f"{type(error).__name__}: {error}", _secrets())
+
+
 @contextmanager
 def told_to_dagster(tries_so_far: int, stop: Callable[[], None]) -> Iterator[None]:
     """Say errors in Dagster's words, and end the work outside when the block ends early.

@@ -1,14 +1,10 @@
-"""The jobs of a stream that take slices through its tables, and that audit it.
+"""The jobs of each stream, and how a job of one op is built."""
 
-What belongs here: the jobs. What does not: when they run, those of operators (`orchestration.operating.operator_jobs`),
-or what an audit looks at (`orchestration.checking.audit`).
-"""
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from orchestration.failures import told_to_dagster
 from orchestration.sensing.requests import PUBLISH, PURPOSE
 from orchestration.stream_assets import (
     PUBLISHED,
@@ -25,8 +21,8 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 
-# Slices that the daily audit reads from Kafka once more: minutes of records, at the limits of a slice.
-RECORDS_OF = 10
+# Its configuration is not offered: that would be a twelfth of each job in Dagster's snapshot of the definitions.
+IN_PROCESS = dg.in_process_executor.configured({}, name="in_process")
 
 
 def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
@@ -38,7 +34,7 @@ def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
         slice_job_name(stream),
         selection=dg.AssetSelection.assets(*table_keys(stream)),
         description=f"Takes slices of {stream.name} through {', '.join(key.path[-1] for key in table_keys(stream))}.",
-        executor_def=dg.in_process_executor,
+        executor_def=IN_PROCESS,
         tags={STREAM_TAG: stream.name},
     )
 
@@ -49,72 +45,46 @@ def publish_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
         publish_job_name(stream),
         selection=dg.AssetSelection.assets(table_key(stream, PUBLISHED.name)),
         description=f"Sends the accepted events of slices of {stream.name}; a slice waits for those before it.",
-        executor_def=dg.in_process_executor,
+        executor_def=IN_PROCESS,
         tags={STREAM_TAG: stream.name, PURPOSE: PUBLISH},
     )
 
 
-def audit_job(stream: "Stream") -> dg.JobDefinition:
-    """The job `<stream>_audit`: the page of `highwater audit`, on the asset of events; it fails if that has errors."""
-    command = f"highwater audit {stream.name} --versions --keys --records {RECORDS_OF}"
-    about = f"`{command}` as a run; the page is an observation of {stream.name}/events."
+def job_of_one_op(
+    name: str,
+    about: str,
+    config: type[dg.Config],
+    act: Callable[[dg.OpExecutionContext, Any], None],
+    *,
+    spark: bool,
+) -> dg.JobDefinition:
+    """A job of one op whose run configuration is the fields of a class, without the level of ops.
+
+    Args:
+        name: the name of the job.
+        about: its description.
+        config: the class of the configuration.
+        act: what a run does; it gets the configuration as an instance of the class.
+        spark: whether it needs Spark.
+    """
+    op, schema = f"{name}_op", config.to_fields_dict()
 
     @dg.op(
-        name=f"{stream.name}_audit_op",
-        description=about,
-        config_schema={
-            "records": dg.Field(
-                dg.Noneable(int),
-                default_value=RECORDS_OF,
-                description="So many of the newest slices are read from Kafka once more; 0 or null for none.",
-            )
-        },
-        required_resource_keys={"kafka", "ledger", "lake"},
+        name=op,
+        config_schema=schema,
+        required_resource_keys={"kafka", "ledger", "lake", *(["spark"] if spark else [])},
         out=dg.Out(dg.Nothing),
     )
-    def look(context: dg.OpExecutionContext) -> None:
-        with told_to_dagster(context.retry_number, lambda: None):
-            _audit(context, stream, max(0, context.op_config["records"] or 0))
+    def run(context: dg.OpExecutionContext) -> None:
+        act(context, config(**context.op_config))
 
     @dg.job(
-        name=f"{stream.name}_audit",
+        name=name,
         description=about,
-        executor_def=dg.in_process_executor,
-        tags={STREAM_TAG: stream.name},
+        executor_def=IN_PROCESS,
+        config=dg.ConfigMapping(lambda given: {"ops": {op: {"config": given}}}, config_schema=schema),
     )
     def job() -> None:
-        look()
+        run()
 
     return job
-
-
-def _audit(context: dg.OpExecutionContext, stream: "Stream", records_of: int) -> None:
-    from orchestration.checking.audit import audit, outcome
-    from orchestration.checking.check_results import failing_checks
-
-    page = audit(
-        context.resources.ledger.open(),
-        context.resources.kafka.open(),
-        context.resources.lake.open(),
-        stream,
-        failing_checks(context.instance, stream),
-        records_of=records_of,
-        versions=True,
-        keys=True,
-    )
-    ends = page.ends
-    metadata: dict[str, int | dg.MarkdownMetadataValue] = {
-        "audit": dg.MetadataValue.md(page.markdown),
-        "errors": len(page.errors),
-        "slices not whole": len(page.unfinished),
-        "accepted": ends.accepted,
-        "waiting": sum(ends.waiting.values()),
-        "parked": ends.parked,
-        "discarded": ends.discarded,
-    }
-    context.log_event(dg.AssetObservation(table_key(stream, "events"), metadata=metadata))
-    for line in page.head:
-        context.log.info(line)
-    remedy = f"the page on {stream.name}/events names each, with its remedy; docs/operations.md explains them"
-    if (error := outcome([page], remedy)) is not None:
-        raise error

@@ -141,16 +141,12 @@ def of_holds(stream: Stream, holds: Sequence[Hold]) -> Metadata:
 
 
 def of_stream(stream: Stream) -> Metadata:
-    """What every asset of a stream shows of its declaration."""
-    answers = stream.answers
+    """The metadata of every asset of a stream: what the declaration says of its records."""
     return {
         "topic": dg.MetadataValue.text(stream.topic),
         "key": dg.MetadataValue.text(stream.key_separator.join(stream.key) or "none"),
         "version": dg.MetadataValue.text(", then ".join(stream.version_fields) or "none: the stream is append-only"),
         "event_time": dg.MetadataValue.text(stream.event_time or "the record's timestamp"),
-        "does_order_matter": dg.MetadataValue.text(answers.does_order_matter),
-        "what_of_doubles": dg.MetadataValue.text(answers.what_of_doubles),
-        "what_on_failure": dg.MetadataValue.text(answers.what_on_failure),
     }
 
 

@@ -92,12 +92,10 @@ class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
 
 
 class LedgerResource(dg.ConfigurableResource["Ledger"]):
-    """The ledger of `HIGHWATER_LEDGER_URL`; in a run's process also the sign that the run's worker lives.
+    """The ledger of `HIGHWATER_LEDGER_URL`."""
 
-    Every step of ours asks for the ledger, and all steps of a run share its resources: so the lease lives as long as
-    the process has steps to do, also while one waits for its place in a pool.
-    """
-
+    # In the process of a run it also holds the lease of the run's worker. Every step of ours needs the ledger, and the
+    # steps of a run share its resources: the lease lasts while the process has steps to do or waits for a pool.
     _alive: object = PrivateAttr(default=None)
 
     def open(self) -> "Ledger":
@@ -151,12 +149,10 @@ class LakeResource(dg.ConfigurableResource["Lake"]):
 
 
 class SparkResource(dg.ConfigurableResource["SparkSession"]):
-    """Spark: a client of the Connect server that `SPARK_REMOTE` names, else a session in the run's own process.
+    """Spark: the Connect server of `SPARK_REMOTE`, else a session in the process of the run."""
 
-    The session is opened when a step first asks for it, so that a Spark which is away fails the step, with its retries,
-    and not the whole run before it began. All steps of a run share it.
-    """
-
+    # The first step that needs it opens the session, and all steps of a run share it. So a Spark that is away fails the
+    # step, with its retries, and not the whole run before it began.
     _session: object = PrivateAttr(default=None)
     _classified: Classified = PrivateAttr(default_factory=Classified)
 

@@ -146,17 +146,24 @@ def table_assets(stream: "Stream") -> list[dg.AssetsDefinition]:
 
 
 def _table_asset(stream: "Stream", table: Table) -> dg.AssetsDefinition:
-    @dg.asset(
-        key=table_key(stream, table.name),
+    key = table_key(stream, table.name)
+    # `dg.asset` would repeat the description in the op, and so in the snapshot of each job.
+    spec = dg.AssetSpec(
+        key,
         deps=[topic_key(stream) if name == "kafka" else table_key(stream, name) for name in table.above],
-        partitions_def=slices_of(stream),
-        backfill_policy=dg.BackfillPolicy.single_run(),
         group_name=stream.name,
         kinds={table.engine, "deltalake", *table.kinds},
         owners=[stream.owner],
         tags={STREAM_TAG: stream.name},
         description=metadata.description(stream, table.what),
         metadata=metadata.of_stream(stream),
+    )
+
+    @dg.multi_asset(
+        name="__".join(key.path),
+        specs=[spec],
+        partitions_def=slices_of(stream),
+        backfill_policy=dg.BackfillPolicy.single_run(),
         pool=f"{stream.name}_{table.name}" if table.pool else None,
         required_resource_keys={"kafka", "ledger", "lake", *(["spark"] if table.spark else [])},
     )

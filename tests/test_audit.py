@@ -243,7 +243,7 @@ def see_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:
     assert "producer app.json: acks: 1: what the leader alone has" in other.output
 
 
-@pytest.mark.parametrize(("config", "expected"), [({}, 10), ({"records": 3}, 3), ({"records": None}, 0)])
+@pytest.mark.parametrize(("config", "expected"), [({}, 10), ({"records": 3}, 3), ({"records": 0}, 0)])
 def test_the_job_reads_the_newest_slices_once_more(
     config: dict[str, object], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,9 +257,9 @@ def test_the_job_reads_the_newest_slices_once_more(
 
     monkeypatch.setattr("orchestration.checking.audit.audit", audit)
     opened: dict[str, Any] = {name: SimpleNamespace(open=lambda: None) for name in ("kafka", "ledger", "lake")}
-    job = build_defs(streams=[STREAM], resources=opened).resolve_job_def("orders_audit")
+    job = build_defs(streams=[STREAM], resources=opened).resolve_job_def("audit")
     with dg.DagsterInstance.ephemeral() as instance:
-        run_config = {"ops": {"orders_audit_op": {"config": config}}} if config else None
+        run_config = {"stream": "orders", **config}
         assert job.execute_in_process(instance=instance, run_config=run_config).success
     assert asked == [expected]
 
@@ -331,10 +331,10 @@ def test_the_command_and_the_job_tell_the_same(
             found.add(table, piece, [offset], **columns, updated_by_slice=piece.key)
             found.rows[table][-1]["origin_topic"] = scene.topic
     found.write()
-    job = build_defs(streams=[scene.stream]).resolve_job_def("orders_audit")
+    job = build_defs(streams=[scene.stream]).resolve_job_def("audit")
     with dg.DagsterInstance.ephemeral() as instance:
         # The rows of raw are not written here.
-        config = {"ops": {"orders_audit_op": {"config": {"records": 0}}}}
+        config = {"stream": "orders", "records": 0}
         run = job.execute_in_process(instance=instance, raise_on_error=False, run_config=config)
         [seen] = instance.fetch_observations(dg.AssetKey(["orders", "events"]), limit=1).records
     assert not run.success

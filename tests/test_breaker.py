@@ -936,22 +936,27 @@ def test_command_and_job_accept_a_reason_for_a_stream(
     assert ledger.breakers.accepted_reasons("orders") == {}
     for wrong in (("orders", "--reason", "malformed"), (*ask, "--revoke"), (ONE.key, "--from", ONE.key)):
         assert run(*wrong).exit_code == 2
-    job = build_defs(streams=[STREAM]).get_job_def("orders_accept_rejects")
-    asked = {"reasons": ["invalid"], "from_slice": ONE.key, "record": True, "by": "bob", "because": "test data"}
+    job = build_defs(streams=[STREAM]).get_job_def("accept_rejects")
+    asked = {
+        "stream": "orders",
+        "reasons": ["invalid"],
+        "from_slice": ONE.key,
+        "record": True,
+        "by": "bob",
+        "because": "test data",
+    }
     with dg.DagsterInstance.ephemeral() as instance:
-        config = {"ops": {"orders_accept_rejects_op": {"config": asked}}}
-        assert job.execute_in_process(instance=instance, run_config=config).success
+        assert job.execute_in_process(instance=instance, run_config=asked).success
     assert ledger.breakers.accepted_reasons("orders")["invalid"].accepted_by == "bob"
 
 
 def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.add([ONE])
     monkeypatch.setenv("HIGHWATER_LEDGER_URL", url)
-    job = build_defs(streams=[STREAM]).get_job_def("orders_accept_rejects")
-    asked = {"slices": [ONE.key], "record": True, "by": "ann", "because": "test data"}
+    job = build_defs(streams=[STREAM]).get_job_def("accept_rejects")
+    asked = {"stream": "orders", "slices": [ONE.key], "record": True, "by": "ann", "because": "test data"}
     with dg.DagsterInstance.ephemeral() as instance:
-        config = {"ops": {"orders_accept_rejects_op": {"config": asked}}}
-        assert job.execute_in_process(instance=instance, run_config=config).success
+        assert job.execute_in_process(instance=instance, run_config=asked).success
     assert ledger.breakers.accepted([ONE.key])[ONE.key].accepted_by == "ann"
 
 

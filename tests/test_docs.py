@@ -283,12 +283,21 @@ def test_dagster_shows_of_a_stream_what_the_page_lists() -> None:
     }
     assert set(listed["assets"]) == assets
     assert listed["partitions"] == [stream.partitions_name]
-    assert set(listed["jobs"]) == {name for name in repository.job_names if not name.startswith("__")}
+    assert set(listed["jobs"]) == {name for name in repository.job_names if name.startswith(stream.name)}
     assert set(listed["sensors"]) == {s.name for s in repository.sensor_defs}
-    assert set(listed["schedules"]) == {s.name for s in repository.schedule_defs if s.name.startswith(stream.name)}
+    assert set(listed["schedules"]) == {s.name for s in repository.schedule_defs}
     checks = {f"{key.name} on {key.asset_key.path[-1]}" for key in repository.asset_graph.asset_check_keys}
     named = re.findall(r"`(\w+)` on `(\w+)`", next(line for line in table.splitlines() if line.startswith("| checks")))
     assert {f"{name} on {table}" for name, table in named} == checks
+
+
+def test_the_page_lists_the_jobs_of_all_streams() -> None:
+    from orchestration.build import build_defs
+
+    stream = example()
+    jobs = {name for name in build_defs(streams=[stream]).get_repository_def().job_names if not name.startswith("__")}
+    listed = spans(section("docs/operations.md", "Jobs of operators"))
+    assert {name for name in jobs if not name.startswith(stream.name)} <= set(listed)
 
 
 # Errors

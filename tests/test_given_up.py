@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 from highwater.errors import ConfigurationError
-from orchestration.build import build_defs
 from orchestration.cli.main import main
 from orchestration.operating.retrying_slices import Asked, act
 from orchestration.sensing import repairing
@@ -152,10 +151,6 @@ def test_a_slice_that_somebody_materialised_is_given_up_no_more(repairing_: Repa
     prove(ours.lake, [ONE], "events", "rejects", "current")
     ours.tick()
     assert not measured(ours).over
-
-
-def test_the_job_is_there_for_every_stream() -> None:
-    assert build_defs(streams=[STREAM]).get_repository_def().has_job("orders_retry_slice")
 
 
 @pytest.mark.parametrize(

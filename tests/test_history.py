@@ -221,7 +221,7 @@ def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch:
     with dg.DagsterInstance.ephemeral() as instance:
 
         def done(what: str, **asked: object) -> bool:
-            job, run = defs.get_job_def(f"orders_{what}"), {"ops": {f"orders_{what}_op": {"config": asked}}}
+            job, run = defs.get_job_def(what), {"stream": "orders", **asked}
             return job.execute_in_process(instance=instance, run_config=run, raise_on_error=False).success
 
         def lost() -> list[tuple[int, int, int, str]]:

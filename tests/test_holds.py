@@ -503,15 +503,13 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
     ledger.add([ONE])
     ledger.holds.note("orders", ONE.key, FOUND, NOON)
     monkeypatch.setenv("HIGHWATER_LEDGER_URL", url)
-    job = build_defs(streams=[STREAM]).get_job_def("orders_release_hold")
-    asked = {"slice": ONE.key, "record": True, "by": "ann", "because": "test data", "park": True}
+    job = build_defs(streams=[STREAM]).get_job_def("release_hold")
+    asked = {"stream": "orders", "slice": ONE.key, "record": True, "by": "ann", "because": "test data", "park": True}
     with dg.DagsterInstance.ephemeral() as instance:
-        config = {"ops": {"orders_release_hold_op": {"config": asked}}}
-        assert job.execute_in_process(instance=instance, run_config=config).success
+        assert job.execute_in_process(instance=instance, run_config=asked).success
     released = ledger.holds.of([ONE.key])[ONE.key].release
     assert released is not None
     assert (released.by, released.park) == ("ann", True)
-    assert not build_defs(streams=[make_stream("orders")]).get_repository_def().has_job("orders_release_hold")
 
 
 def test_a_release_names_the_breaker_that_the_slice_waits_for(ledger: Ledger) -> None:

@@ -23,7 +23,6 @@ from highwater.declaration import Retention, Upkeep
 from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.upkeep import FEWEST_FILES, LONGEST_RUN, File, Horizon
-from orchestration.build import build_defs
 from orchestration.operating import maintaining
 from orchestration.operating.maintaining import act, horizon_rule
 from orchestration.operating.retaining import retain
@@ -333,11 +332,3 @@ def files_of(bench: Bench, name: str) -> list[File]:
     table = open_table(bench.lake.path("orders", name))
     assert table is not None
     return upkeep.files_of(table)
-
-
-def test_the_job_maintains_every_stream_by_itself() -> None:
-    defs = build_defs(streams=[STREAM, replace(STREAM, name="others", topic="others")])
-    job = defs.resolve_job_def("maintenance")
-    assert {node.name for node in job.nodes} == {"orders_maintenance", "others_maintenance"}
-    [schedule] = [one for one in defs.get_repository_def().schedule_defs if one.name == "maintenance"]
-    assert schedule.job_name == "maintenance"

@@ -326,8 +326,8 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", scene.bootstrap)
     defs = build_defs(streams=[parking.stream])
     config = {"record": True, "by": "bob", "because": "y", "until": (datetime.now(UTC) + timedelta(1)).isoformat()}
-    run = defs.resolve_job_def("orders_discard_parked").execute_in_process(
-        run_config={"ops": {"orders_discard_parked_op": {"config": config}}}, instance=dg.DagsterInstance.ephemeral()
+    run = defs.resolve_job_def("discard_parked").execute_in_process(
+        run_config={"stream": "orders", **config}, instance=dg.DagsterInstance.ephemeral()
     )
     assert run.success
     assert parking.waiting() == []

@@ -1,4 +1,4 @@
-"""Which slices the sensor `<stream>_published` asks for, and what a run of the asset tells Dagster."""
+"""Which slices the sensor `publisher` asks for, and what a run of the asset tells Dagster."""
 
 from __future__ import annotations
 

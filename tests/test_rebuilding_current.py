@@ -131,8 +131,8 @@ def by_command(bench: Bench, server: SparkConnect, folder: Path) -> dict[str, An
 def by_job(bench: Bench, server: SparkConnect, monkeypatch: pytest.MonkeyPatch) -> bool:
     for name, value in environment(bench, server).items():
         monkeypatch.setenv(name, value)
-    job = build_defs(streams=[bench.stream]).resolve_job_def("orders_rebuild_current")
-    config = {"ops": {"orders_rebuild_current_op": {"config": {"record": True}}}}
+    job = build_defs(streams=[bench.stream]).resolve_job_def("rebuild_current")
+    config = {"stream": bench.stream.name, "record": True}
     with dg.DagsterInstance.ephemeral() as instance:
         return job.execute_in_process(instance=instance, run_config=config).success
 

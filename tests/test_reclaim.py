@@ -432,8 +432,8 @@ def test_the_command_and_the_job(taking: Taking, tmp_path: Path, monkeypatch: py
 
     defs = build_defs(streams=[STREAM])
     config = {"record": True, "by": "bob", "because": "once more", "slices": [FIRST.key]}
-    run = defs.resolve_job_def("orders_reclaim").execute_in_process(
-        run_config={"ops": {"orders_reclaim_op": {"config": config}}}, instance=dg.DagsterInstance.ephemeral()
+    run = defs.resolve_job_def("reclaim").execute_in_process(
+        run_config={"stream": "orders", **config}, instance=dg.DagsterInstance.ephemeral()
     )
     assert run.success
     told = [(one.number, one.reclaimed_by, one.reason) for one in taking.world.ledger.reclaims.of("orders")]

@@ -68,6 +68,11 @@ def test_a_lease_names_stream_and_run(tags: dict[str, str], assets: list[list[st
     assert living({lease_name(run): NOON}) == {run.run_id: NOON}
 
 
+def test_a_run_that_has_no_tag_yet_has_the_stream_of_its_configuration() -> None:
+    run = dg.DagsterRun(job_name="erase", run_config={"stream": "orders"})
+    assert lease_name(run) == f"run orders/{run.run_id}"
+
+
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     with instance_for_test(overrides=SETTINGS, temp_dir=str(tmp_path)) as made:

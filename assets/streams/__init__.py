@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from highwater.declaration import Stream
-from highwater.errors import DeclarationError
+from highwater.errors import ConfigurationError, DeclarationError
 
 FOLDER = Path(__file__).parent
 
@@ -30,6 +31,21 @@ def load_streams(folder: Path = FOLDER) -> dict[str, Stream]:
                 _see_apart(file, stream, earlier, other)
             streams.append((file, stream))
     return {stream.name: stream for _, stream in streams}
+
+
+def declared(streams: Mapping[str, Stream], name: str) -> Stream:
+    """The declared stream of that name.
+
+    Raises:
+        ConfigurationError: no stream has that name; the error lists the declared ones.
+    """
+    if name not in streams:
+        raise ConfigurationError(
+            f"no stream is named {name!r}",
+            found=f"declared are {', '.join(sorted(streams)) or 'none'}",
+            remedy="name one of them, or declare it in assets/streams/",
+        )
+    return streams[name]
 
 
 def _load(file: Path) -> list[Stream]:

@@ -16,17 +16,15 @@ import click
 from highwater.errors import HighwaterError
 from highwater.settings import Settings
 from orchestration.cli.audit import audit
-from orchestration.cli.breaker import accept_rejects
+from orchestration.cli.deciding import accept_rejects, release_hold, retry_slice
 from orchestration.cli.doctor import doctor
 from orchestration.cli.erase import erase
-from orchestration.cli.hold import release_hold
 from orchestration.cli.infer import infer
 from orchestration.cli.maintenance import maintain, recall_keys
 from orchestration.cli.metrics import metrics
 from orchestration.cli.parked import discard_parked, reclaim, redrive_parked
 from orchestration.cli.pause import pause, pause_tier, resume, resume_tier
 from orchestration.cli.rebuild import rebuild_all, rebuild_current, rebuild_ledger
-from orchestration.cli.retry import retry_slice
 from orchestration.cli.terminal import (
     Deployment,
     as_json_option,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from highwater.errors import ConfigurationError, HighwaterError, TemporaryError
+from highwater.errors import HighwaterError, TemporaryError
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -69,14 +69,9 @@ class Deployment:
         Raises:
             ConfigurationError: none is declared under that name.
         """
-        streams = self.streams()
-        if name not in streams:
-            raise ConfigurationError(
-                f"no stream is named {name!r}",
-                found=f"declared are {', '.join(sorted(streams)) or 'none'}",
-                remedy="name one of them, or declare it in assets/streams/",
-            )
-        return streams[name]
+        from assets.streams import declared
+
+        return declared(self.streams(), name)
 
     def ledger(self) -> Ledger:
         from resources.ledger import Ledger

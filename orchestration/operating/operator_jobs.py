@@ -1,392 +1,425 @@
-"""The jobs with which an operator decides: the commands of the same names, as runs in the UI.
+"""The jobs with which an operator decides, once for all streams: commands of the same names as runs in the UI."""
 
-What belongs here: their configuration, and handing it on. What does not: what comes of a decision
-(`orchestration.operating.acceptance`, `orchestration.operating.parked`, `orchestration.operating.reclaiming`,
-`orchestration.operating.accepting_rejects`, `orchestration.operating.releasing_holds`,
-`orchestration.operating.rebuilding`, `orchestration.operating.rebuilding_current`,
-`orchestration.operating.rebuilding_all`, `orchestration.operating.retiring`, `orchestration.operating.erasing`).
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
+from pydantic import Field
 
+from assets.streams import declared
 from highwater.errors import ConfigurationError
 from highwater.log_fields import fields
 from orchestration.failures import told_to_dagster
-from orchestration.stream_assets import STREAM_TAG, work_of
+from orchestration.jobs import job_of_one_op
+from orchestration.sensing.requests import PRIORITY
+from orchestration.stream_assets import STREAM_TAG, nothing, table_key, work_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from orchestration.operating.parked import Choice
+    from resources.kafka import Kafka
+    from resources.lake import Lake
+    from resources.ledger import Ledger
 
-_RECORD = dg.Field(bool, default_value=False, description="Do it; without it only what would be done is shown.")
-_BY = dg.Field(str, default_value="", description="Who decides it; goes into the record.")
-_DECISION: dict[str, Any] = {
-    "record": _RECORD,
-    "by": _BY,
-    "because": dg.Field(str, default_value="", description="Why; goes into the record."),
-}
-
-_ASKED: dict[str, Any] = {
-    "record": _RECORD,
-    "by": _BY,
-    "topic": dg.Field(str, default_value="", description="The tier that is meant; the main topic if empty."),
-    "partitions": dg.Field([int], default_value=[], description="Only these partitions; all if empty."),
-}
+# Below new slices, retries and their repair.
+AUDIT_PRIORITY = "-2"
 
 
-def acceptance_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_accept_loss` and `<stream>_accept_divergence`: the commands of the same names, in the UI."""
-    return [
-        _operators_job(stream, "accept_loss", _ASKED, partial(_accept, divergence=False)),
-        _operators_job(stream, "accept_divergence", _ASKED, partial(_accept, divergence=True)),
-    ]
+class OfStream(dg.Config):
+    """Configuration of a job that works on one stream."""
+
+    stream: str = Field(description="Name of the stream.")
 
 
-_MEANT: dict[str, Any] = {
-    "record": _RECORD,
-    "by": _BY,
-    "reasons": dg.Field([str], default_value=[], description="Only what was rejected for these reasons; all if empty."),
-    "slices": dg.Field([str], default_value=[], description="Only what these slices rejected; all if empty."),
-    "keys": dg.Field([str], default_value=[], description="Only records with these keys; all if empty."),
-    "since": dg.Field(str, default_value="", description="Published at this moment or later: ISO 8601, UTC."),
-    "until": dg.Field(str, default_value="", description="Published before this moment: ISO 8601, UTC."),
-    "most": dg.Field(int, default_value=0, description="The oldest so many of those that are meant; all if 0."),
-}
-_BECAUSE = {"because": _DECISION["because"]}
-_ON: dict[str, Any] = {
-    "topics": dg.Field([str], default_value=[], description="Only what was published to these last; all if empty."),
-}
+class Audit(OfStream):
+    """Configuration of `audit`."""
+
+    records: int = Field(default=10, description="Number of the newest slices to read from Kafka again; 0 for none.")
 
 
-def parked_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_redrive_parked`, `…_discard_parked` and `…_reclaim`: the commands of the same names, in the UI."""
-    return [
-        _operators_job(stream, "redrive_parked", _MEANT, _settle_parked),
-        _operators_job(stream, "discard_parked", {**_MEANT, **_BECAUSE}, _settle_parked),
-        _operators_job(stream, "reclaim", {**_MEANT, **_BECAUSE, **_ON}, _reclaim),
-    ]
+class DryRun(OfStream):
+    """Configuration of a job that changes nothing unless `record` is set."""
+
+    record: bool = Field(default=False, description="Do it. Without it the run only shows what it would do.")
 
 
-_LET_THROUGH: dict[str, Any] = {
-    **_DECISION,
-    "slices": dg.Field([str], default_value=[], description="The slices whose rejects are accepted."),
-    "reasons": dg.Field([str], default_value=[], description="Or the reasons, for all slices from one on."),
-    "from_slice": dg.Field(str, default_value="", description="With reasons: the first slice."),
-    "revoke": dg.Field(bool, default_value=False, description="With reasons: let them open the breaker again."),
-}
+class Decision(DryRun):
+    """Configuration of a job that records who decided, and why."""
+
+    by: str = Field(default="", description="Name of the person who decides; recorded.")
+    because: str = Field(default="", description="Reason; recorded.")
 
 
-def breaker_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_accept_rejects`: the command of the same name, in the UI."""
-    return [_operators_job(stream, "accept_rejects", _LET_THROUGH, _accept_rejects)]
+class Accepting(DryRun):
+    """Configuration of `accept_loss` and `accept_divergence`."""
+
+    by: str = Field(default="", description="Name of the person who accepts; recorded.")
+    topic: str = Field(default="", description="Topic of a tier; the main topic if empty.")
+    partitions: list[int] = Field(default=[], description="Only these partitions; all if empty.")
 
 
-def _accept_rejects(context: dg.OpExecutionContext, stream: "Stream") -> None:
+class ParkedRecords(Decision):
+    """Configuration of `redrive_parked`, `discard_parked` and `reclaim`: which records they select."""
+
+    reasons: list[str] = Field(default=[], description="Only records rejected for these reasons; all if empty.")
+    slices: list[str] = Field(default=[], description="Only records that these slices rejected; all if empty.")
+    keys: list[str] = Field(default=[], description="Only records with these keys; all if empty.")
+    since: str = Field(default="", description="Published at this time or later: ISO 8601, UTC.")
+    until: str = Field(default="", description="Published before this time: ISO 8601, UTC.")
+    most: int = Field(default=0, description="At most this number of matching records, oldest first; all if 0.")
+
+    @property
+    def choice(self) -> "Choice":
+        """The selected records.
+
+        Raises:
+            ConfigurationError: a time cannot be read.
+        """
+        from orchestration.operating.parked import Choice
+
+        return Choice(self.reasons, self.slices, self.keys, _time(self.since), _time(self.until))
+
+
+class Reclaim(ParkedRecords):
+    """Configuration of `reclaim`."""
+
+    topics: list[str] = Field(default=[], description="Only records last published to these topics; all if empty.")
+
+
+class AcceptRejects(Decision):
+    """Configuration of `accept_rejects`."""
+
+    slices: list[str] = Field(default=[], description="The slices whose rejects are accepted.")
+    reasons: list[str] = Field(default=[], description="Or the reasons, for all slices of the stream from one on.")
+    from_slice: str = Field(default="", description="With reasons: the first slice.")
+    revoke: bool = Field(default=False, description="With reasons: let such rejects open the breaker again.")
+
+
+class RetrySlice(Decision):
+    """Configuration of `retry_slice`."""
+
+    slice: str = Field(description="Key of the slice.")
+
+
+class ReleaseHold(RetrySlice):
+    """Configuration of `release_hold`."""
+
+    park: bool = Field(default=False, description="Park the records that hold the slice, instead of retrying them.")
+
+
+class ResumeTier(DryRun):
+    """Configuration of `resume_tier`."""
+
+    topic: str = Field(description="Topic of the tier, or another system's topic.")
+    by: str = Field(default="", description="Name of the person who decides; written to the run's log.")
+
+
+class PauseTier(Decision):
+    """Configuration of `pause_tier`."""
+
+    topic: str = Field(description="Topic of the tier, or another system's topic.")
+
+
+class RecallKeys(DryRun):
+    """Configuration of `recall_keys`."""
+
+    first: str = Field(description="Key of the first slice.")
+    last: str = Field(description="Key of the last slice, of the same topic.")
+
+
+class Erase(Decision):
+    """Configuration of `erase`; it takes a digest, since Dagster stores the configuration of a run."""
+
+    digest: str = Field(description="SHA-256 of the key's bytes, in hexadecimal: printf %s KEY | sha256sum.")
+
+
+class RebuildAll(DryRun):
+    """Configuration of `rebuild_all`."""
+
+    by: str = Field(default="", description="Name of the person who decides; recorded.")
+    accepted_again: bool = Field(default=False, description="Publish all accepted events again.")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of an operator job: the stream and the connections.
+
+    Args:
+        context: the context of the op.
+        stream: the stream that the configuration names.
+    """
+
+    context: dg.OpExecutionContext
+    stream: "Stream"
+
+    @property
+    def ledger(self) -> "Ledger":
+        """The ledger."""
+        return cast("Ledger", self.context.resources.ledger.open())
+
+    @property
+    def kafka(self) -> "Kafka":
+        """The brokers."""
+        return cast("Kafka", self.context.resources.kafka.open())
+
+    @property
+    def lake(self) -> "Lake":
+        """The lake."""
+        return cast("Lake", self.context.resources.lake.open())
+
+    @property
+    def slice_keys(self) -> list[str]:
+        """The slice keys that Dagster has of the stream."""
+        return [*self.context.instance.get_dynamic_partitions(self.stream.partitions_name)]
+
+    def log(self, line: str) -> None:
+        """Write a line to the log of the run."""
+        self.context.log.info(line)
+
+    def log_table(self, table: tuple[list[str], list[list[str]]]) -> None:
+        """Write each row of a table to the log of the run."""
+        names, rows = table
+        for row in rows:
+            record = dict(zip(names, row, strict=True))
+            with fields(**{name: record[name] for name in ("origin", "slice") if name in record}):
+                self.log(", ".join(f"{name} {value}" for name, value in record.items()))
+
+
+def accept_loss(run: Run, asked: Accepting) -> None:
+    """Accept that offsets of the topic are lost."""
+    _accept(run, asked, divergence=False)
+
+
+def accept_divergence(run: Run, asked: Accepting) -> None:
+    """Accept that the topic holds other records under planned offsets than before."""
+    _accept(run, asked, divergence=True)
+
+
+def _accept(run: Run, asked: Accepting, *, divergence: bool) -> None:
+    from orchestration.operating.accepting_losses import Asked, act
+
+    if asked.record and not asked.by:
+        raise ConfigurationError("no name is given", remedy="set `by` in the run's configuration to a person's name")
+    wanted = Asked(asked.topic or None, set(asked.partitions) or None, divergence, asked.record, asked.by)
+    found, lines = act(run.ledger, run.kafka, run.lake, run.stream, wanted, datetime.now(UTC))
+    for line in lines or ["there is nothing to accept"]:
+        run.log(line)
+    run.log("recorded" if asked.record and not found.nothing else "nothing was recorded")
+
+
+def redrive_parked(run: Run, asked: ParkedRecords) -> None:
+    """Send parked records back to the first tier."""
+    _settle_parked(run, asked, None)
+
+
+def discard_parked(run: Run, asked: ParkedRecords) -> None:
+    """Discard parked records."""
+    _settle_parked(run, asked, asked.because)
+
+
+def _settle_parked(run: Run, asked: ParkedRecords, because: str | None) -> None:
+    from orchestration.operating.parked import Asked, act
+
+    wanted = Asked(asked.choice, asked.most or None, asked.record, asked.by, because)
+    run.log_table(act(run.ledger, run.kafka, run.lake, run.stream, wanted, run.log).table)
+
+
+def reclaim(run: Run, asked: Reclaim) -> None:
+    """Take published records back from the DLQ, for a backfill of their slices."""
+    from orchestration.operating.reclaiming import Asked, act
+
+    wanted = Asked(asked.choice, asked.most or None, asked.record, asked.by, asked.because, asked.topics)
+    run.log_table(act(run.ledger, run.lake, run.stream, wanted, run.log).table)
+
+
+def accept_rejects(run: Run, asked: AcceptRejects) -> None:
+    """Let slices, or all rejects for some reasons, pass the circuit breaker."""
     from orchestration.operating.accepting_rejects import Asked, AskedReasons, accept_reasons, act
 
-    asked = context.op_config
-    if asked["reasons"]:
-        names = ("reasons", "from_slice", "revoke", "record", "by", "because")
-        ask = AskedReasons(*(asked[name] for name in names))
-        accept_reasons(context.resources.ledger.open(), stream, ask, datetime.now(UTC), context.log.info)
-        return
-    act(
-        context.resources.ledger.open(),
-        [stream.name],
-        Asked(asked["slices"], asked["record"], asked["by"], asked["because"]),
-        datetime.now(UTC),
-        context.log.info,
-    )
+    decision, now = (asked.record, asked.by, asked.because), datetime.now(UTC)
+    if asked.reasons:
+        wanted = AskedReasons(asked.reasons, asked.from_slice, asked.revoke, *decision)
+        accept_reasons(run.ledger, run.stream, wanted, now, run.log)
+    else:
+        act(run.ledger, [run.stream.name], Asked(asked.slices, *decision), now, run.log)
 
 
-_RELEASE: dict[str, Any] = {
-    **_DECISION,
-    "slice": dg.Field(str, description="The slice that is held."),
-    "park": dg.Field(bool, default_value=False, description="Park the records that hold it, instead of retrying them."),
-}
-
-
-def hold_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_release_hold`: the command of the same name, in the UI."""
-    return [_operators_job(stream, "release_hold", _RELEASE, _release_hold)]
-
-
-def _release_hold(context: dg.OpExecutionContext, stream: "Stream") -> None:
+def release_hold(run: Run, asked: ReleaseHold) -> None:
+    """Let a slice go on although records hold it."""
     from orchestration.operating.releasing_holds import Asked, act
 
-    asked = context.op_config
-    act(
-        context.resources.ledger.open(),
-        {stream.name: stream},
-        Asked(asked["slice"], asked["park"], asked["record"], asked["by"], asked["because"]),
-        datetime.now(UTC),
-        context.log.info,
-    )
+    wanted = Asked(asked.slice, asked.park, asked.record, asked.by, asked.because)
+    act(run.ledger, {run.stream.name: run.stream}, wanted, datetime.now(UTC), run.log)
 
 
-_RETRY: dict[str, Any] = {**_DECISION, "slice": dg.Field(str, description="The slice that was given up.")}
-
-
-def retry_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_retry_slice`: the command of the same name, in the UI."""
-    return [_operators_job(stream, "retry_slice", _RETRY, _retry_slice)]
-
-
-def _retry_slice(context: dg.OpExecutionContext, stream: "Stream") -> None:
+def retry_slice(run: Run, asked: RetrySlice) -> None:
+    """Let a slice be requested again that failed all its attempts."""
     from orchestration.operating.retrying_slices import Asked, act
 
-    asked = context.op_config
-    act(
-        context.resources.ledger.open(),
-        {stream.name: stream},
-        Asked(asked["slice"], asked["record"], asked["by"], asked["because"]),
-        datetime.now(UTC),
-        context.log.info,
-    )
+    wanted = Asked(asked.slice, asked.record, asked.by, asked.because)
+    act(run.ledger, {run.stream.name: run.stream}, wanted, datetime.now(UTC), run.log)
 
 
-_TOPIC = dg.Field(str, description="The tier, or another system's topic.")
-_PAUSE: dict[str, Any] = {**_DECISION, "topic": _TOPIC}
-_RESUME: dict[str, Any] = {
-    "record": _RECORD,
-    "by": dg.Field(str, default_value="", description="Who decides it; stands in the run's log."),
-    "topic": _TOPIC,
-}
-
-
-def pause_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_pause_tier` and `<stream>_resume_tier`: the commands of the same names, in the UI."""
-    return [
-        _operators_job(stream, "pause_tier", _PAUSE, partial(_pause, resume=False)),
-        _operators_job(stream, "resume_tier", _RESUME, partial(_pause, resume=True)),
-    ]
-
-
-def _pause(context: dg.OpExecutionContext, stream: "Stream", *, resume: bool) -> None:
+def pause_tier(run: Run, asked: PauseTier) -> None:
+    """Plan nothing more of a tier until it is resumed."""
     from orchestration.operating.pausing import Asked, act
 
-    asked = context.op_config
-    wanted = Asked(asked["topic"], resume, asked["record"], asked["by"], asked.get("because", ""))
-    act(context.resources.ledger.open(), stream, wanted, datetime.now(UTC), context.log.info)
+    wanted = Asked(asked.topic, resume=False, sure=asked.record, by=asked.by, because=asked.because)
+    act(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
 
 
-_KEYS: dict[str, Any] = {
-    "record": _RECORD,
-    "first": dg.Field(str, description="The first slice."),
-    "last": dg.Field(str, description="The last one, of the same topic."),
-}
+def resume_tier(run: Run, asked: ResumeTier) -> None:
+    """Plan the due records of a paused tier again."""
+    from orchestration.operating.pausing import Asked, act
+
+    wanted = Asked(asked.topic, resume=True, sure=asked.record, by=asked.by)
+    act(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
 
 
-def key_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_recall_keys`: the command of the same name, in the UI."""
-    return [_operators_job(stream, "recall_keys", _KEYS, _recall_keys)]
-
-
-def _recall_keys(context: dg.OpExecutionContext, stream: "Stream") -> None:
+def recall_keys(run: Run, asked: RecallKeys) -> None:
+    """Bring retired slice keys back to Dagster, for a backfill."""
     from orchestration.operating.retiring import recall
 
-    asked, ledger = context.op_config, context.resources.ledger.open()
-    meant = (asked["first"], asked["last"])
-    recall(context.instance, ledger, stream, *meant, datetime.now(UTC), context.log.info, sure=asked["record"])
+    instance, now = run.context.instance, datetime.now(UTC)
+    recall(instance, run.ledger, run.stream, asked.first, asked.last, now, run.log, sure=asked.record)
 
 
-_ERASE: dict[str, Any] = {
-    **_DECISION,
-    "digest": dg.Field(str, description="SHA-256 of the key's bytes, in hexadecimal: printf %s KEY | sha256sum."),
-}
-
-
-def erasure_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_erase`: the command of the same name, in the UI; it takes a digest, since a run keeps its config."""
-    return [_operators_job(stream, "erase", _ERASE, _erase, spark=True)]
-
-
-def _erase(context: dg.OpExecutionContext, stream: "Stream") -> None:
+def erase(run: Run, asked: Erase) -> None:
+    """Remove all records of one key from all tables."""
     from orchestration.operating.erasing import Asked, act
 
-    asked = context.op_config
-    wanted = Asked(asked["digest"], asked["record"], asked["by"], asked["because"])
-    _log_table(context, act(work_of(context, stream), context.instance, wanted, datetime.now(UTC)).table)
+    wanted = Asked(asked.digest, asked.record, asked.by, asked.because)
+    run.log_table(act(work_of(run.context, run.stream), run.context.instance, wanted, datetime.now(UTC)).table)
 
 
-_REBUILD: dict[str, Any] = {"record": _RECORD}
-_REBUILD_ALL: dict[str, Any] = {
-    "record": _RECORD,
-    "by": _BY,
-    "accepted_again": dg.Field(
-        bool, default_value=False, description="Let the topic of accepted events get all of them once more."
-    ),
+def rebuild_ledger(run: Run, asked: DryRun) -> None:
+    """Rebuild the plans of a lost ledger from the lake."""
+    from orchestration.operating.rebuilding import act
+
+    act(run.ledger, run.lake, run.kafka, run.stream, run.slice_keys, run.log, sure=asked.record)
+
+
+def rebuild_current(run: Run, asked: DryRun) -> None:
+    """Recompute the table `current` from the events."""
+    from orchestration.operating.rebuilding_current import act, table
+
+    run.log_table(table(act(work_of(run.context, run.stream), sure=asked.record)))
+
+
+def rebuild_all(run: Run, asked: RebuildAll) -> None:
+    """Rebuild a stream from Kafka whose ledger and lake are both lost."""
+    from orchestration.operating.rebuilding_all import act
+
+    connections = run.ledger, run.lake, run.kafka
+    options: dict[str, Any] = {"sure": asked.record, "by": asked.by, "again": asked.accepted_again}
+    act(*connections, run.stream, run.slice_keys, run.log, **options)
+
+
+def audit(run: Run, asked: Audit) -> None:
+    """Audit the stream; the page is an observation of its events, and the run fails if the page has errors."""
+    from orchestration.checking.audit import audit as look
+    from orchestration.checking.audit import outcome
+    from orchestration.checking.check_results import failing_checks
+
+    failing = failing_checks(run.context.instance, run.stream)
+    number = max(0, asked.records)
+    page = look(run.ledger, run.kafka, run.lake, run.stream, failing, records_of=number, versions=True, keys=True)
+    ends = page.ends
+    metadata: dict[str, int | dg.MarkdownMetadataValue] = {
+        "audit": dg.MetadataValue.md(page.markdown),
+        "errors": len(page.errors),
+        "slices not whole": len(page.unfinished),
+        "accepted": ends.accepted,
+        "waiting": sum(ends.waiting.values()),
+        "parked": ends.parked,
+        "discarded": ends.discarded,
+    }
+    run.context.log_event(dg.AssetObservation(table_key(run.stream, "events"), metadata=metadata))
+    for line in page.head:
+        run.log(line)
+    remedy = f"the page on {run.stream.name}/events names each, with its remedy; docs/operations.md explains them"
+    if (error := outcome([page], remedy)) is not None:
+        raise error
+
+
+OPERATIONS: Mapping[Callable[[Run, Any], None], type[OfStream]] = {
+    accept_loss: Accepting,
+    accept_divergence: Accepting,
+    redrive_parked: ParkedRecords,
+    discard_parked: ParkedRecords,
+    reclaim: Reclaim,
+    accept_rejects: AcceptRejects,
+    release_hold: ReleaseHold,
+    retry_slice: RetrySlice,
+    pause_tier: PauseTier,
+    resume_tier: ResumeTier,
+    recall_keys: RecallKeys,
+    erase: Erase,
+    rebuild_ledger: DryRun,
+    rebuild_current: DryRun,
+    rebuild_all: RebuildAll,
+    audit: Audit,
 }
+WITH_SPARK = frozenset({erase, rebuild_current})
 
 
-def rebuild_jobs(stream: "Stream") -> list[dg.JobDefinition]:
-    """`<stream>_rebuild_ledger`, `<stream>_rebuild_current` and `<stream>_rebuild_all`: the commands of these names.
+def operator_jobs(streams: "Mapping[str, Stream]") -> list[dg.JobDefinition]:
+    """One job for each operation; the run's configuration names the stream.
 
-    A stream without `current` has no job for it. A rebuild of `current` takes its turn with the slices that are written
-    there, so neither is tried twice.
+    Args:
+        streams: the declared streams, by name.
     """
-    found = [
-        _operators_job(stream, "rebuild_ledger", _REBUILD, _rebuild_ledger),
-        _operators_job(stream, "rebuild_all", _REBUILD_ALL, _rebuild_all),
-    ]
-    if stream.versioned:
-        pool = f"{stream.name}_current"
-        found.append(_operators_job(stream, "rebuild_current", _REBUILD, _rebuild_current, spark=True, pool=pool))
-    return found
+    return [_operator_job(streams, act, config) for act, config in OPERATIONS.items()]
 
 
-def _rebuild_current(context: dg.OpExecutionContext, stream: "Stream") -> None:
-    from orchestration.operating import rebuilding_current
-
-    found = rebuilding_current.act(work_of(context, stream), sure=context.op_config["record"])
-    _log_table(context, rebuilding_current.table(found))
-
-
-def _rebuild_ledger(context: dg.OpExecutionContext, stream: "Stream") -> None:
-    from orchestration.operating import rebuilding
-
-    rebuilding.act(
-        context.resources.ledger.open(),
-        context.resources.lake.open(),
-        context.resources.kafka.open(),
-        stream,
-        context.instance.get_dynamic_partitions(stream.partitions_name),
-        context.log.info,
-        sure=context.op_config["record"],
-    )
-
-
-def _rebuild_all(context: dg.OpExecutionContext, stream: "Stream") -> None:
-    from orchestration.operating import rebuilding_all
-
-    rebuilding_all.act(
-        context.resources.ledger.open(),
-        context.resources.lake.open(),
-        context.resources.kafka.open(),
-        stream,
-        context.instance.get_dynamic_partitions(stream.partitions_name),
-        context.log.info,
-        sure=context.op_config["record"],
-        by=context.op_config["by"],
-        again=context.op_config["accepted_again"],
-    )
-
-
-def _operators_job(
-    stream: "Stream",
-    name: str,
-    asked: dict[str, Any],
-    act: Callable[[dg.OpExecutionContext, "Stream"], None],
-    *,
-    spark: bool = False,
-    pool: str | None = None,
+def _operator_job(
+    streams: "Mapping[str, Stream]", act: Callable[[Run, Any], None], config: type[OfStream]
 ) -> dg.JobDefinition:
-    """A job of one op that does what the command of its name does; with Spark, and in turn with others, where asked."""
-    about = f"`highwater {name.replace('_', '-')} {stream.name}` as a run; a dry run unless `record` is set."
+    name, spark = act.__name__, act in WITH_SPARK
+    about = f"{act.__doc__} Same as `highwater {name.replace('_', '-')}`"
+    about += "; a dry run unless `record` is set." if issubclass(config, DryRun) else "."
 
-    @dg.op(
-        name=f"{stream.name}_{name}_op",
-        description=about,
-        config_schema=asked,
-        required_resource_keys={"kafka", "ledger", "lake", *(["spark"] if spark else [])},
-        out=dg.Out(dg.Nothing),
-        pool=pool,
-    )
-    def decide(context: dg.OpExecutionContext) -> None:
-        with told_to_dagster(context.retry_number, context.resources.spark.interrupt if spark else lambda: None):
-            act(context, stream)
+    def operate(context: dg.OpExecutionContext, asked: Any) -> None:
+        interrupt = context.resources.spark.interrupt if spark else nothing
+        with fields(stream=asked.stream), told_to_dagster(context.retry_number, interrupt):
+            stream = declared(streams, asked.stream)
+            context.instance.add_run_tags(context.run_id, {STREAM_TAG: stream.name})
+            act(Run(context, stream), asked)
 
-    @dg.job(
-        name=f"{stream.name}_{name}",
-        description=about,
-        executor_def=dg.in_process_executor,
-        tags={STREAM_TAG: stream.name},
-    )
-    def job() -> None:
-        decide()
-
-    return job
+    return job_of_one_op(name, about, config, operate, spark=spark)
 
 
-def _reclaim(context: dg.OpExecutionContext, stream: "Stream") -> None:
-    from orchestration.operating import reclaiming
-
-    asked = context.op_config
-    found = reclaiming.act(
-        context.resources.ledger.open(),
-        context.resources.lake.open(),
-        stream,
-        reclaiming.Asked(
-            _choice(asked), asked["most"] or None, asked["record"], asked["by"], asked["because"], asked["topics"]
-        ),
-        context.log.info,
-    )
-    _log_table(context, found.table)
-
-
-def _choice(asked: dict[str, Any]) -> "Choice":
-    from orchestration.operating.parked import Choice
-
-    return Choice(asked["reasons"], asked["slices"], asked["keys"], _moment(asked["since"]), _moment(asked["until"]))
-
-
-def _settle_parked(context: dg.OpExecutionContext, stream: "Stream") -> None:
-    from orchestration.operating import parked
-
-    asked = context.op_config
-    found = parked.act(
-        context.resources.ledger.open(),
-        context.resources.kafka.open(),
-        context.resources.lake.open(),
-        stream,
-        parked.Asked(_choice(asked), asked["most"] or None, asked["record"], asked["by"], asked.get("because")),
-        context.log.info,
-    )
-    _log_table(context, found.table)
-
-
-def _log_table(context: dg.OpExecutionContext, table: tuple[list[str], list[list[str]]]) -> None:
-    names, rows = table
-    for row in rows:
-        record = dict(zip(names, row, strict=True))
-        with fields(**{name: record[name] for name in ("origin", "slice") if name in record}):
-            context.log.info(", ".join(f"{name} {value}" for name, value in record.items()))
-
-
-def _moment(text: str) -> datetime | None:
+def _time(text: str) -> datetime | None:
     if not text:
         return None
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigurationError(
-            "a moment cannot be read", found=text, remedy="write it as 2026-03-01 or 2026-03-01T10:00:00"
+            "a time cannot be read", found=text, remedy="write it as 2026-03-01 or 2026-03-01T10:00:00"
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _accept(context: dg.OpExecutionContext, stream: "Stream", *, divergence: bool) -> None:
-    from orchestration.operating.accepting_losses import Asked, act
+def audit_daily(streams: "Mapping[str, Stream]", job: dg.JobDefinition) -> dg.ScheduleDefinition:
+    """The schedule `audit_daily`, which is stopped until a person starts it: one run of `audit` per stream.
 
-    asked = context.op_config
-    if asked["record"] and not asked["by"]:
-        raise ConfigurationError(
-            "nobody is named who accepts it", remedy="set `by` in the run's configuration to a person's name"
-        )
-    found, lines = act(
-        context.resources.ledger.open(),
-        context.resources.kafka.open(),
-        context.resources.lake.open(),
-        stream,
-        Asked(asked["topic"] or None, set(asked["partitions"]) or None, divergence, asked["record"], asked["by"]),
-        datetime.now(UTC),
+    The runs leave the queue after all others, so they delay no slices.
+    """
+
+    @dg.schedule(
+        name="audit_daily", job=job, cron_schedule="0 6 * * *", description="Audits every stream each day at 6 UTC."
     )
-    for line in lines or ["there is nothing to accept"]:
-        context.log.info(line)
-    recorded = asked["record"] and not found.nothing
-    context.log.info("recorded" if recorded else "nothing was recorded")
+    def request() -> list[dg.RunRequest]:
+        return [
+            dg.RunRequest(
+                run_key=name,
+                run_config={"stream": name},
+                tags={STREAM_TAG: name, PRIORITY: AUDIT_PRIORITY},
+            )
+            for name in streams
+        ]
+
+    return request

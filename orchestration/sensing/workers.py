@@ -38,12 +38,13 @@ BEGUN = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 
 
 def lease_name(run: dg.DagsterRun) -> str:
-    """The lease of a run's worker, `run <stream>/<run id>`; the job stands in for a stream that the run does not name.
+    """The lease of a run's worker, `run <stream>/<run id>`; the job replaces a stream that the run does not name.
 
-    A run names its stream by its tag, or by assets that are all of one.
+    A run names its stream by its tag, by its configuration, or by assets that are all of one stream.
     """
     streams = {key.path[0] for key in run.asset_selection or ()}
-    stream = run.tags.get(STREAM_TAG) or (streams.pop() if len(streams) == 1 else run.job_name)
+    named = run.tags.get(STREAM_TAG) or run.run_config.get("stream")
+    stream = named or (streams.pop() if len(streams) == 1 else run.job_name)
     return f"{KIND}{stream}/{run.run_id}"
 
 

@@ -1,0 +1,278 @@
+"""The jobs of operators are there once for all streams, and do what the commands of the same names do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+from assets.streams.orders import STREAM as ORDERS
+from highwater.errors import ConfigurationError, DependencyAwayError
+from orchestration import failures
+from orchestration.build import build_defs
+from orchestration.cli.main import main
+from orchestration.operating import maintaining
+from orchestration.operating.maintaining import Report, TableReport
+from orchestration.operating.operator_jobs import AUDIT_PRIORITY, OPERATIONS
+from resources.upkeep import Stock
+
+OTHERS = replace(ORDERS, name="others", topic="others", publishes=None)
+DIGEST = "0" * 64
+BY, BECAUSE = {"by": "ann"}, {"because": "test"}
+SLICE, LAST = "orders@0000001", "orders@0000002"
+
+# Job: the module whose function does the work, the run's configuration, and the arguments of the command.
+SAME: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "accept_loss": ("accepting_losses", {**BY, "partitions": [1]}, ["orders", "--by", "ann", "--partition", "1"]),
+    "accept_divergence": ("accepting_losses", BY, ["orders", "--by", "ann"]),
+    "redrive_parked": (
+        "parked",
+        {**BY, "reasons": ["invalid"], "since": "2026-03-01", "most": 3},
+        ["orders", "--by", "ann", "--reason", "invalid", "--since", "2026-03-01", "--limit", "3"],
+    ),
+    "discard_parked": (
+        "parked",
+        {**BY, **BECAUSE, "slices": [SLICE], "keys": ["o1"]},
+        ["orders", "--by", "ann", "--because", "test", "--slice", SLICE, "--key", "o1"],
+    ),
+    "reclaim": (
+        "reclaiming",
+        {**BY, **BECAUSE, "topics": ["orders.parked"], "until": "2026-03-01T10:00:00"},
+        ["orders", "--by", "ann", "--because", "test", "--on", "orders.parked", "--until", "2026-03-01T10:00:00"],
+    ),
+    "accept_rejects": (
+        "accepting_rejects",
+        {**BY, **BECAUSE, "slices": [SLICE]},
+        [SLICE, "--by", "ann", "--because", "test"],
+    ),
+    "release_hold": (
+        "releasing_holds",
+        {**BY, **BECAUSE, "slice": SLICE, "park": True},
+        [SLICE, "--park", "--by", "ann", "--because", "test"],
+    ),
+    "retry_slice": (
+        "retrying_slices",
+        {**BY, **BECAUSE, "slice": SLICE},
+        [SLICE, "--by", "ann", "--because", "test"],
+    ),
+    "pause_tier": (
+        "pausing",
+        {**BY, **BECAUSE, "topic": "orders.dlq.1"},
+        ["orders", "orders.dlq.1", "--by", "ann", "--because", "test"],
+    ),
+    "resume_tier": ("pausing", {**BY, "topic": "orders.dlq.1"}, ["orders", "orders.dlq.1", "--by", "ann"]),
+    "recall_keys": ("retiring", {"first": SLICE, "last": LAST}, ["orders", SLICE, LAST]),
+    "erase": (
+        "erasing",
+        {**BY, **BECAUSE, "digest": DIGEST},
+        ["orders", "--digest", DIGEST, "--by", "ann", "--because", "test"],
+    ),
+    "rebuild_ledger": ("rebuilding", {}, ["orders"]),
+    "rebuild_current": ("rebuilding_current", {}, ["orders"]),
+    "rebuild_all": (
+        "rebuilding_all",
+        {**BY, "accepted_again": True},
+        ["orders", "--by", "ann", "--accepted-again"],
+    ),
+}
+
+
+class Calls:
+    """Calls of the functions that do the work, with what was asked of them."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, object]] = []
+
+    def __call__(self, *values: Any, **options: Any) -> Any:
+        asked = dict(options)
+        for at, value in enumerate(values):
+            if type(value).__name__.startswith("Asked"):
+                asked |= asdict(value)
+            elif isinstance(value, str):
+                asked[str(at)] = value
+        # A command has tuples where a job has lists.
+        self.seen.append(
+            json.loads(json.dumps(asked, default=lambda one: [*one] if isinstance(one, set) else str(one)))
+        )
+        raise ConfigurationError("called", remedy="none")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
+    """Every function that does the work, replaced."""
+    found = Calls()
+    for module in {module for module, _, _ in SAME.values()}:
+        name = "recall" if module == "retiring" else "act"
+        monkeypatch.setattr(import_module(f"orchestration.operating.{module}"), name, found)
+    monkeypatch.setattr("orchestration.cli.pause.act", found)
+    monkeypatch.setattr("orchestration.resources.open_session", lambda _: None)
+    monkeypatch.setattr("orchestration.resources.close_session", lambda _: None)
+    monkeypatch.setenv("HIGHWATER_HOME", str(tmp_path))
+    monkeypatch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", "nobody:1")
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    return found
+
+
+@pytest.fixture(scope="module")
+def defs() -> dg.Definitions:
+    spark = SimpleNamespace(session=lambda: None, interrupt=lambda: None)
+    return build_defs(streams=[ORDERS, OTHERS], resources={"spark": spark})
+
+
+def error_of(defs: dg.Definitions, job: str, config: Mapping[str, Any]) -> str:
+    """What a run of the job failed with."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = defs.resolve_job_def(job).execute_in_process(
+            instance=instance, run_config=dict(config), raise_on_error=False
+        )
+        assert not done.success
+        run = instance.get_run_by_id(done.run_id)
+        assert run is not None
+        [failure] = [event.step_failure_data for event in done.all_events if event.is_step_failure]
+    assert failure.user_failure_data is not None
+    return f"{failure.user_failure_data.description} [{run.tags.get('highwater/stream')}]"
+
+
+def test_streams_share_the_jobs_of_operators(defs: dg.Definitions) -> None:
+    """100 streams had 1,600 jobs."""
+    jobs = {job.name for job in defs.get_repository_def().get_all_jobs() if not job.name.startswith("__")}
+    shared = {act.__name__ for act in OPERATIONS} | {"maintenance"}
+    assert jobs == {"orders_slice", "orders_publish", "others_slice"} | shared
+    assert shared == {*SAME, "audit", "maintenance"}
+
+
+@pytest.mark.parametrize("job", SAME)
+def test_a_job_does_what_its_command_does(defs: dg.Definitions, calls: Calls, job: str) -> None:
+    _, config, arguments = SAME[job]
+    assert "called" in error_of(defs, job, {"stream": "orders", **config})
+    assert "called" in CliRunner().invoke(main, [job.replace("_", "-"), *arguments]).output
+    by_job, by_command = calls.seen
+    assert by_job == by_command
+    assert by_job["sure"] is False
+
+
+@pytest.mark.parametrize("job", SAME)
+def test_a_job_is_a_dry_run_unless_it_is_to_record(defs: dg.Definitions, job: str) -> None:
+    schema = defs.resolve_job_def(job).config_mapping
+    assert schema is not None
+    fields = schema.config_schema.as_field().config_type.fields  # type: ignore[attr-defined]
+    assert fields["record"].default_value is False
+    assert fields["stream"].is_required
+    assert all(field.description for field in fields.values())
+
+
+@pytest.mark.parametrize("job", [*SAME, "audit"])
+def test_an_unknown_stream_is_told_with_the_declared_ones(defs: dg.Definitions, calls: Calls, job: str) -> None:
+    config = SAME[job][1] if job in SAME else {}
+    told = error_of(defs, job, {**config, "stream": "order"})
+    assert "no stream is named 'order'" in told
+    assert "declared are orders, others" in told
+    assert told.endswith("[None]")
+    assert calls.seen == []
+
+
+def test_a_run_has_the_tag_of_its_stream(defs: dg.Definitions, calls: Calls) -> None:
+    assert error_of(defs, "retry_slice", {"stream": "others", "slice": SLICE}).endswith("[others]")
+    assert len(calls.seen) == 1
+
+
+def test_every_stream_is_audited_once_a_day(defs: dg.Definitions) -> None:
+    [schedule] = [one for one in defs.get_repository_def().schedule_defs if one.name == "audit_daily"]
+    with dg.DagsterInstance.ephemeral() as instance:
+        found = schedule.evaluate_tick(dg.build_schedule_context(instance)).run_requests or []
+    assert [one.run_config for one in found] == [{"stream": "orders"}, {"stream": "others"}]
+    assert [one.tags["highwater/stream"] for one in found] == ["orders", "others"]
+    assert {one.tags["dagster/priority"] for one in found} == {AUDIT_PRIORITY}
+
+
+# Maintenance
+
+
+class Maintained:
+    """Stands for maintenance of a stream."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, list[Exception]] = {}
+        self.seen: list[tuple[str, bool]] = []
+
+    def act(self, work: Any, *_: object, sure: bool) -> Report:
+        name = work.stream.name
+        self.seen.append((name, sure))
+        if self.faults.get(name):
+            raise self.faults[name].pop(0)
+        return Report([TableReport("raw", Stock(1, 2, 3, 4), Stock(1, 2, 3, 4), 0, 0, 0.0)], done=sure)
+
+
+@pytest.fixture
+def maintained(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Maintained:
+    del calls  # its settings
+    found = Maintained()
+    monkeypatch.setattr(maintaining, "act", found.act)
+    monkeypatch.setattr("orchestration.operating.maintenance_job.wait_seconds", lambda _: 0.0)
+    return found
+
+
+def maintain(defs: dg.Definitions, **config: Any) -> tuple[bool, str, dict[str, int], dict[str, str]]:
+    """Run the job: whether it succeeded, its error, observations of raw by stream, and tags."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = defs.resolve_job_def("maintenance").execute_in_process(
+            instance=instance, run_config=config, raise_on_error=False
+        )
+        seen = {
+            name: len(instance.fetch_observations(dg.AssetKey([name, "raw"]), limit=9).records)
+            for name in ("orders", "others")
+        }
+        run = instance.get_run_by_id(done.run_id)
+        assert run is not None
+        failed = [event.step_failure_data.user_failure_data for event in done.all_events if event.is_step_failure]
+    return done.success, "".join(str(one and one.description) for one in failed), seen, dict(run.tags)
+
+
+def test_maintenance_takes_every_stream_unless_some_are_named(defs: dg.Definitions, maintained: Maintained) -> None:
+    assert maintain(defs)[::2] == (True, {"orders": 1, "others": 1})
+    assert maintained.seen == [("orders", True), ("others", True)]
+    maintained.seen.clear()
+    done, _, _, tags = maintain(defs, streams=["others"], dry_run=True)
+    assert (done, tags["highwater/stream"]) == (True, "others")
+    assert maintained.seen == [("others", False)]
+    assert "declared are orders, others" in maintain(defs, streams=["order"])[1]
+
+
+def test_a_stream_that_cannot_be_maintained_delays_no_other(defs: dg.Definitions, maintained: Maintained) -> None:
+    """The run names every fault at its end."""
+    maintained.faults = {
+        "orders": [ConfigurationError("the horizon is too short", remedy="declare more")],
+        "others": [KeyError("of ours")] * (1 + failures.TRIES_AGAIN),
+    }
+    done, error, seen, _ = maintain(defs)
+    assert (done, seen) == (False, {"orders": 0, "others": 0})
+    assert "maintenance failed for 2 of 2 streams" in error
+    assert "orders: ConfigurationError: the horizon is too short" in error
+    assert "others: KeyError: 'of ours'" in error
+    maintained.faults = {"orders": [ConfigurationError("the horizon is too short", remedy="declare more")]}
+    assert maintain(defs)[::2] == (False, {"orders": 0, "others": 1})
+
+
+def test_what_waiting_mends_is_tried_again_for_that_stream_alone(defs: dg.Definitions, maintained: Maintained) -> None:
+    maintained.faults = {"orders": [DependencyAwayError("Spark does not answer", remedy="start it")] * 2}
+    done, _, seen, _ = maintain(defs)
+    assert (done, seen) == (True, {"orders": 1, "others": 1})
+    assert [name for name, _ in maintained.seen] == ["orders", "others", "orders", "orders"]
+
+
+def test_an_error_of_maintenance_shows_no_secret(
+    defs: dg.Definitions, maintained: Maintained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", json.dumps({"sasl.password": "hunter22"}))
+    maintained.faults = {"orders": [ConfigurationError("no login with hunter22", remedy="mend it")]}
+    error = maintain(defs)[1]
+    assert "no login with" in error
+    assert "hunter22" not in error
