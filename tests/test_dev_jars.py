@@ -60,7 +60,7 @@ def test_jars_are_put_in_place_whole_and_looked_at_once(tmp_path: Path, lock: Pa
 
 def test_a_missing_jar_leaves_nothing_half_done_and_is_taken_up_again(tmp_path: Path, lock: Path, ivy: FakeIvy) -> None:
     del ivy.files[B]
-    with pytest.raises(DownloadError, match=r"org\.example\.b:b:2\.0-rc1 was not fetched.*make setup"):
+    with pytest.raises(DownloadError, match=r"org\.example\.b:b:2\.0-rc1 was not fetched.*same command again"):
         jars.ensure("spark", tmp_path / "tools", lock)
     assert not jars.folder("spark", tmp_path / "tools").exists()
     assert names(tmp_path / "tools") == {"spark.busy"}
@@ -149,6 +149,25 @@ def test_the_lock_names_no_address() -> None:
 )
 def test_progress_shows_each_jar_and_no_address(line: str, shown: str | None) -> None:
     assert jars.progress(line) == shown
+
+
+def test_progress_counts_the_bytes_of_unfinished_downloads(tmp_path: Path) -> None:
+    (tmp_path / "org.example").mkdir()
+    (tmp_path / "org.example" / "a.jar.part").write_bytes(b"12345")
+    (tmp_path / "org.example" / "b.jar").write_bytes(b"123")
+    assert jars.partial_bytes(tmp_path) == 5
+
+
+@pytest.mark.parametrize(("arguments", "fetched"), [([], {"broker", "spark", "tools"}), (["registry"], {"registry"})])
+def test_a_set_on_demand_is_fetched_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], fetched: set[str]
+) -> None:
+    asked: set[str] = set()
+    monkeypatch.setattr(jars, "ensure", asked.add)
+    assert jars.main(arguments) == 0
+    assert asked == fetched
+    with pytest.raises(SystemExit):
+        jars.main(["no-such-set"])
 
 
 def test_what_failed_is_told_in_ivys_words() -> None:

@@ -107,14 +107,14 @@ def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path:
     now = datetime.now(UTC)
 
     def seen(name: str, minutes_ago: float) -> None:
-        ledger.instances.record("orders", name, f"{name}.example:/dagster", now - timedelta(minutes=minutes_ago))
+        ledger.instances.record(["orders"], name, f"{name}.example:/dagster", now - timedelta(minutes=minutes_ago))
 
     assert doctor._instances(asked, stream) == "no sensor ticked yet"
     seen("old", 9)
     seen("old", 4)
     seen("new", 3)
     assert doctor._instances(asked, stream).startswith("new (new.example:/dagster), last seen"), "it replaced the old"
-    ledger.instances.record("payments", "other", "other.example:/dagster", now)
+    ledger.instances.record(["payments"], "other", "other.example:/dagster", now)
     seen("old", 2)
     with pytest.raises(ConfigurationError, match="2 Dagster instances work on orders at the same time") as caught:
         doctor._instances(asked, stream)
@@ -133,10 +133,10 @@ def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path:
     later = now + timedelta(minutes=4)
     assert ledger.instances.live_together("orders", later) == []
     # The old one comes back, long after; its first tick is no overlap, its second one is.
-    ledger.instances.record("orders", "old", "old.example:/dagster", later + timedelta(minutes=1))
+    ledger.instances.record(["orders"], "old", "old.example:/dagster", later + timedelta(minutes=1))
     assert ledger.instances.live_together("orders", later + timedelta(minutes=1)) == []
-    ledger.instances.record("orders", "new", "new.example:/dagster", later + timedelta(minutes=2))
-    ledger.instances.record("orders", "old", "old.example:/dagster", later + timedelta(minutes=2))
+    ledger.instances.record(["orders"], "new", "new.example:/dagster", later + timedelta(minutes=2))
+    ledger.instances.record(["orders"], "old", "old.example:/dagster", later + timedelta(minutes=2))
     assert len(ledger.instances.live_together("orders", later + timedelta(minutes=2))) == 2
     assert ledger.instances.live_together("orders", later + timedelta(minutes=8)) == [], "both were stopped"
 

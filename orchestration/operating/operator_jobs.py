@@ -122,6 +122,19 @@ class PauseTier(Decision):
     topic: str = Field(description="Topic of the tier, or another system's topic.")
 
 
+class PausePart(Decision):
+    """Configuration of `pause`."""
+
+    part: str = Field(default="", description="planner, retries or publisher; the whole stream if empty.")
+
+
+class ResumePart(DryRun):
+    """Configuration of `resume`."""
+
+    part: str = Field(default="", description="planner, retries or publisher; the whole stream if empty.")
+    by: str = Field(default="", description="Name of the person who decides; written to the run's log.")
+
+
 class RecallKeys(DryRun):
     """Configuration of `recall_keys`."""
 
@@ -278,6 +291,22 @@ def resume_tier(run: Run, asked: ResumeTier) -> None:
     act(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
 
 
+def pause(run: Run, asked: PausePart) -> None:
+    """Plan and request nothing more of a stream, or of a part of it, until it is resumed."""
+    from orchestration.operating.pausing import AskedPart, act_on_part
+
+    wanted = AskedPart(asked.part, resume=False, sure=asked.record, by=asked.by, because=asked.because)
+    act_on_part(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
+
+
+def resume(run: Run, asked: ResumePart) -> None:
+    """Plan and request a paused stream, or a part of it, again."""
+    from orchestration.operating.pausing import AskedPart, act_on_part
+
+    wanted = AskedPart(asked.part, resume=True, sure=asked.record, by=asked.by)
+    act_on_part(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
+
+
 def recall_keys(run: Run, asked: RecallKeys) -> None:
     """Bring retired slice keys back to Dagster, for a backfill."""
     from orchestration.operating.retiring import recall
@@ -355,6 +384,8 @@ OPERATIONS: Mapping[Callable[[Run, Any], None], type[OfStream]] = {
     retry_slice: RetrySlice,
     pause_tier: PauseTier,
     resume_tier: ResumeTier,
+    pause: PausePart,
+    resume: ResumePart,
     recall_keys: RecallKeys,
     erase: Erase,
     rebuild_ledger: DryRun,
