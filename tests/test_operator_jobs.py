@@ -69,6 +69,12 @@ SAME: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["orders", "orders.dlq.1", "--by", "ann", "--because", "test"],
     ),
     "resume_tier": ("pausing", {**BY, "topic": "orders.dlq.1"}, ["orders", "orders.dlq.1", "--by", "ann"]),
+    "pause": (
+        "pausing",
+        {**BY, **BECAUSE, "part": "retries"},
+        ["orders", "retries", "--by", "ann", "--because", "test"],
+    ),
+    "resume": ("pausing", {**BY, "part": "retries"}, ["orders", "retries", "--by", "ann"]),
     "recall_keys": ("retiring", {"first": SLICE, "last": LAST}, ["orders", SLICE, LAST]),
     "erase": (
         "erasing",
@@ -112,7 +118,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     for module in {module for module, _, _ in SAME.values()}:
         name = "recall" if module == "retiring" else "act"
         monkeypatch.setattr(import_module(f"orchestration.operating.{module}"), name, found)
-    monkeypatch.setattr("orchestration.cli.pause.act", found)
+    for name in ("act", "act_on_part"):
+        monkeypatch.setattr(f"orchestration.operating.pausing.{name}", found)
+        monkeypatch.setattr(f"orchestration.cli.pause.{name}", found)
     monkeypatch.setattr("orchestration.resources.open_session", lambda _: None)
     monkeypatch.setattr("orchestration.resources.close_session", lambda _: None)
     monkeypatch.setenv("HIGHWATER_HOME", str(tmp_path))
