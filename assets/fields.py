@@ -38,7 +38,7 @@ _NUMBER = r"^-?(0|[1-9][0-9]*+)(\.[0-9]++)?+([eE][+-]?[0-9]++)?+\z"
 _WHOLE = r"^-?[0-9]{1,19}\z"
 # More places than a number is moved by its exponent fit no type.
 _MOST_PLACES = 400
-_DAYS = (-719_162, 2_932_896)  # of the years 1 to 9999
+DAYS = (-719_162, 2_932_896)  # of the years 1 to 9999
 _DAY_US = 86_400_000_000
 _SQL_TYPES = {
     "string": "STRING",
@@ -68,6 +68,7 @@ class Part:
         number: of a number its digits, plain and exact.
         declared: the field.
         textual: whether the format has texts alone, so that numbers and booleans are written as such.
+        written: the value as text where that is known to be its type.
     """
 
     json: Column
@@ -75,19 +76,22 @@ class Part:
     number: Column
     declared: Field
     textual: bool
+    written: Column | None = None
 
     @property
     def text(self) -> Column:
         """The value as text."""
         from pyspark.sql import functions as F
 
-        return F.try_variant_get(self.json, "$", "string")
+        return F.try_variant_get(self.json, "$", "string") if self.written is None else self.written
 
     @property
     def is_inexact(self) -> Column:
         """Whether the value is a number that the variant parser would have rounded."""
         from pyspark.sql import functions as F
 
+        if self.written is not None:
+            return F.lit(False)  # noqa: FBT003 - a literal column
         return F.col("markable") & (self.kind == "STRING") & F.startswith(self.text, F.lit(EXACT))
 
     @property
@@ -186,21 +190,22 @@ def _json_of(stream: Stream, declared: Field) -> Column:
     if isinstance(stream.value, Raw) and declared.type == "string":
         # Of the whole value the text, not the bytes.
         found = [
-            _as_text(F.col("value")).cast("variant") if isinstance(s, tuple) else _from(s) for s in declared.sources
+            _as_text(F.col("value")).cast("variant") if isinstance(s, tuple) else from_source(s)
+            for s in declared.sources
         ]
     else:
-        found = [_from(one) for one in declared.sources]
+        found = [from_source(one) for one in declared.sources]
     json = F.coalesce(*found)
     # A group of a pattern that matches nothing is absent, not null.
     return F.when(~F.is_variant_null(json), json) if isinstance(stream.value, Lines) else json
 
 
-def _from(source: Key | Header | Meta | tuple[str, ...]) -> Column:
+def from_source(source: Key | Header | Meta | tuple[str, ...]) -> Column:
     """What a source has, as a variant; null where it has nothing."""
     from pyspark.sql import functions as F
 
     if isinstance(source, tuple):
-        return F.try_variant_get("json", _variant_path(source), "variant")
+        return F.try_variant_get("json", variant_path(source), "variant")
     if isinstance(source, Meta):
         # Of the origin: a copy on a tier lies elsewhere.
         column = F.col("origin_timestamp_ms" if source.name == "timestamp" else f"origin_{source.name}")
@@ -214,8 +219,7 @@ def _from(source: Key | Header | Meta | tuple[str, ...]) -> Column:
     # The parser ignores what follows a document: it would move our text from its place.
     pair = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
     is_last = (F.try_variant_get(pair, "$[1]", "string") == _END) & F.try_variant_get(pair, "$[2]", "variant").isNull()
-    path = _variant_path(steps(source.path)).replace("$", "$[0]", 1)
-    return F.when(is_last, F.try_variant_get(pair, path, "variant"))
+    return F.when(is_last, F.try_variant_get(pair, variant_path(steps(source.path), "$[0]"), "variant"))
 
 
 def _as_text(value: Column) -> Column:
@@ -224,8 +228,9 @@ def _as_text(value: Column) -> Column:
     return F.when(F.is_valid_utf8(value.cast("string")), value.cast("string"))
 
 
-def _variant_path(names: tuple[str, ...]) -> str:
-    return "$" + "".join(f'["{step}"]' for step in names)
+def variant_path(names: tuple[str, ...], root: str = "$") -> str:
+    """The path of Spark to what is below these names."""
+    return root + "".join(f'["{step}"]' for step in names)
 
 
 def _reads_digits(declared: Field) -> bool:
@@ -238,7 +243,7 @@ def _digits_of(part: Part, plain: Column) -> Column:
 
     kind, text, declared = part.kind, part.text, part.declared
     if declared.unscaled:
-        return F.when((kind == "STRING") & ~part.is_inexact, _unscaled(text, _precision_and_scale(declared)[1]))
+        return F.when((kind == "STRING") & ~part.is_inexact, _unscaled(text, precision_and_scale(declared)[1]))
     found = F.when((kind == "BIGINT") | kind.startswith("DECIMAL"), text).when(part.is_inexact, plain)
     if not declared.text and not part.textual:
         return found
@@ -305,6 +310,15 @@ def _value(part: Part) -> Column:
     return F.when(part.json.isNull(), given).otherwise(read)
 
 
+def of_text(text: Column, declared: Field) -> Column:
+    """The value of a field from a text; null where it does not fit."""
+    from pyspark.sql import functions as F
+
+    nothing = F.lit(None).cast("variant")
+    part = Part(nothing, F.lit("STRING"), F.lit(None).cast("string"), declared, textual=False, written=text)
+    return _READERS[declared.type.split("(")[0]](part)
+
+
 def _string(part: Part) -> Column:
     from pyspark.sql import functions as F
 
@@ -329,7 +343,7 @@ def _exact(part: Part) -> Column:
     from pyspark.sql import functions as F
 
     cast = part.number.try_cast(sql_type(part.declared))
-    return cast if part.declared.rounded else F.when(part.number.rlike(_digits(part.declared)), cast)
+    return cast if part.declared.rounded else F.when(part.number.rlike(digits(part.declared)), cast)
 
 
 def _bytes(part: Part) -> Column:
@@ -406,8 +420,13 @@ def _counted(part: Part) -> Column:
     from pyspark.sql import functions as F
 
     micros = _micros(part)
-    first, last = (_micros_of(day) for day in part.declared.plausible)
-    return F.when(micros.between(first, last + _DAY_US - 1), F.timestamp_micros(micros))
+    return F.when(micros.between(*plausible_micros(part.declared)), F.timestamp_micros(micros))
+
+
+def plausible_micros(declared: Field) -> tuple[int, int]:
+    """The first and the last microsecond since 1970 of the plausible days of a number."""
+    first, last = (_micros_of(day) for day in declared.plausible)
+    return first, last + _DAY_US - 1
 
 
 def _micros(part: Part) -> Column:
@@ -433,7 +452,7 @@ def _day(part: Part) -> Column:
 
     if part.declared.unit is not None:
         days = F.when(part.number.rlike(_WHOLE), part.number.try_cast("int"))
-        read = F.when(days.between(*_DAYS), F.date_from_unix_date(days))
+        read = F.when(days.between(*DAYS), F.date_from_unix_date(days))
     else:
         day = F.when(part.text.rlike(_DATE), part.text.try_cast("date"))
         read = F.when(F.year(day) >= 1, day)
@@ -490,7 +509,7 @@ def _member(part: Part, declared: Field) -> Part:
     from pyspark.sql import functions as F
 
     paths = [one for one in declared.sources if isinstance(one, tuple)]
-    found = [F.try_variant_get(part.json, _variant_path(path), "variant") for path in paths]
+    found = [F.try_variant_get(part.json, variant_path(path), "variant") for path in paths]
     return _inside(part, declared, F.coalesce(*found))
 
 
@@ -524,14 +543,14 @@ _READERS: dict[str, Callable[[Part], Column]] = {
 }
 
 
-def _digits(declared: Field) -> str:
+def digits(declared: Field) -> str:
     """The numbers that a decimal holds, as a variant writes them: plain, without leading or trailing zeros."""
-    precision, scale = _precision_and_scale(declared)
+    precision, scale = precision_and_scale(declared)
     whole = rf"(0|[1-9]\d{{0,{precision - scale - 1}}})" if precision > scale else "0"
     return rf"^-?{whole}(\.\d{{1,{scale}}})?\z" if scale else rf"^-?{whole}\z"
 
 
-def _precision_and_scale(declared: Field) -> tuple[int, int]:
+def precision_and_scale(declared: Field) -> tuple[int, int]:
     precision, scale = declared.type.removeprefix("decimal(").removesuffix(")").split(",")
     return int(precision), int(scale)
 
@@ -669,7 +688,7 @@ def _misfit(part: Part) -> Column:
     if declared.type in {"timestamp", "timestamp_ntz"}:
         return F.when(part.text.rlike(_FINER), "has digits after the microsecond").otherwise(rest)
     if declared.type.startswith("decimal"):
-        _, scale = _precision_and_scale(declared)
+        _, scale = precision_and_scale(declared)
         finer = F.when(number.rlike(rf"\.\d{{{scale + 1}}}"), f"has more than {scale} digits after the point")
         return rest if declared.rounded else finer.otherwise(rest)
     if declared.type in {"integer", "long"}:

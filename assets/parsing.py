@@ -10,6 +10,7 @@ Order of arrival never makes a record invalid: that is for checks.
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from assets.decoding import with_json
@@ -17,6 +18,7 @@ from assets.expressions import with_expressions
 from assets.fields import problem as problem_of
 from assets.fields import sql_type, with_fields
 from assets.origins import PROBLEM
+from assets.usual import has_usual_records, of_unusual, with_usual_values
 from highwater.errors import DependencyAwayError
 from resources.delta import open_table
 from resources.spark import delta_errors
@@ -66,7 +68,8 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = work.stream
-    parsed = with_deleted(stream, with_expressions(stream, with_fields(stream, with_json(work, raw))))
+    read = with_usual_values(stream, with_fields(stream, with_json(work, raw)))
+    parsed = with_deleted(stream, with_expressions(stream, read))
     # Without its schema nothing is known of a value, so nothing is wrong with it.
     known = F.col("unknown_schema").isNull()
     problem = F.coalesce(PROBLEM, F.when(known, F.coalesce(_structure_problem(stream), _key_problem(stream))))
@@ -100,7 +103,8 @@ def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
     ]
     if not with_default:
         return told
-    absent = {name: F.col("deleted") & F.col(f"json_{name}").isNull() for name in with_default}
+    unusual = F.col("deleted") & ~F.col("usual")
+    absent = {name: unusual & F.col(f"json_{name}").isNull() for name in with_default}
     return told.withColumns({f"field_{name}": F.when(~absent[name], F.col(f"field_{name}")) for name in with_default})
 
 
@@ -110,7 +114,12 @@ def _structure_problem(stream: Stream) -> Column:
     unread = F.col("unread")
     if stream.tombstones_delete:
         unread = F.when(F.col("value").isNotNull(), unread)
-    return F.coalesce(unread, *[_field_problem(stream, f) for f in stream.fields])
+    problems = []
+    for is_read, some in groupby(stream.fields, key=lambda one: one.expression is None):
+        found = F.coalesce(*[_field_problem(stream, f) for f in some])
+        # Fields that are read from a usual record have no problem.
+        problems.append(of_unusual(found) if is_read and has_usual_records(stream) else found)
+    return F.coalesce(unread, *problems)
 
 
 def _field_problem(stream: Stream, declared: Field) -> Column:
