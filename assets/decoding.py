@@ -261,7 +261,7 @@ def _avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
     # The bytes behind a payload that has the mark in it depend on all of the payload.
     hashed = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
     end = F.when(F.contains("payload", F.lit(_AVRO_MARK)), hashed).otherwise(F.lit(_AVRO_MARK))
-    rows = rows.withColumn("end", end).withColumn("checked", F.concat("payload", "end"))
+    rows = rows.withColumn("end", end)
     types: dict[str, Any] = {
         one: "it is no Avro" if text is None else _avro_type(work.spark, text) for one, text in texts.items()
     }
@@ -269,7 +269,7 @@ def _avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
         (one, text, types[one]) for one, text in texts.items() if text is not None and not isinstance(types[one], str)
     ]
     for at, (one, text, _) in enumerate(read):
-        mine = F.when(F.col("schema") == one, _from_avro("checked", text))
+        mine = F.when(F.col("schema") == one, _from_avro(F.concat("payload", "end"), text))
         rows = rows.withColumn(f"avro_{at}", evaluated_once(mine))
     rows = _with_usual_avro(work.stream, rows, read)
     json_, problem = F.lit(None).cast("variant"), F.lit(None).cast("string")
@@ -332,7 +332,7 @@ def _avro_text(schema: Schema) -> str | None:
         return None
 
 
-def _from_avro(column: str, text: str) -> Column:
+def _from_avro(column: Column | str, text: str) -> Column:
     from pyspark.sql.avro.functions import from_avro
 
     fields = [{"name": "value", "type": json.loads(text)}, {"name": "end", "type": _AVRO_END}]

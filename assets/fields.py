@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assets.documents import EXACT
@@ -78,14 +79,14 @@ class Part:
     textual: bool
     written: Column | None = None
 
-    @property
+    @cached_property
     def text(self) -> Column:
         """The value as text."""
         from pyspark.sql import functions as F
 
         return F.try_variant_get(self.json, "$", "string") if self.written is None else self.written
 
-    @property
+    @cached_property
     def is_inexact(self) -> Column:
         """Whether the value is a number that the variant parser would have rounded."""
         from pyspark.sql import functions as F
@@ -94,14 +95,14 @@ class Part:
             return F.lit(False)  # noqa: FBT003 - a literal column
         return F.col("markable") & (self.kind == "STRING") & F.startswith(self.text, F.lit(EXACT))
 
-    @property
+    @cached_property
     def behind_mark(self) -> Column:
         """Of a number that the variant parser would have rounded its text."""
         from pyspark.sql import functions as F
 
         return self.text.substr(F.lit(len(EXACT) + 1), F.length(self.text))
 
-    @property
+    @cached_property
     def is_infinite(self) -> Column:
         """Whether the value is NaN or an infinity in a document."""
         return self.is_inexact & self.text.isin([EXACT + name for name in _INFINITE])
@@ -163,8 +164,14 @@ def part_of(stream: Stream, declared: Field) -> Part:
     return Part(F.col(f"json_{name}"), F.col(f"kind_{name}"), F.col(f"number_{name}"), declared, textual)
 
 
-def with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
-    """Rows with a column `json`, and those of raw, get the columns of all fields."""
+def with_fields(stream: Stream, rows: DataFrame, *, usual: bool = False) -> DataFrame:
+    """Rows with a column `json`, and those of raw, get the columns of all fields.
+
+    Args:
+        stream: declares the fields.
+        rows: the rows.
+        usual: whether usual records have their values already (see `assets.usual`).
+    """
     from pyspark.sql import functions as F
 
     read = [f for f in stream.fields if f.expression is None]
@@ -181,7 +188,10 @@ def with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
         found = found.withColumns(
             {f"number_{part.declared.name}": one for part, one in zip(numbers, digits, strict=True)}
         )
-    return found.withColumns({f"field_{part.declared.name}": _value(part) for part in parts})
+    values = {part.declared.name: _value(part) for part in parts}
+    if usual:
+        values = {name: F.when(F.col("usual"), F.col(f"usual_{name}")).otherwise(one) for name, one in values.items()}
+    return found.withColumns({f"field_{name}": one for name, one in values.items()})
 
 
 def _json_of(stream: Stream, declared: Field) -> Column:

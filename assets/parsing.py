@@ -18,7 +18,7 @@ from assets.expressions import with_expressions
 from assets.fields import problem as problem_of
 from assets.fields import sql_type, with_fields
 from assets.origins import PROBLEM
-from assets.usual import has_usual_records, of_unusual, with_usual_values
+from assets.usual import has_usual_records, of_unusual
 from highwater.errors import DependencyAwayError
 from resources.delta import open_table
 from resources.spark import delta_errors
@@ -68,12 +68,12 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = work.stream
-    read = with_usual_values(stream, with_fields(stream, with_json(work, raw)))
+    read = with_fields(stream, with_json(work, raw), usual=has_usual_records(stream))
     parsed = with_deleted(stream, with_expressions(stream, read))
     # Without its schema nothing is known of a value, so nothing is wrong with it.
     known = F.col("unknown_schema").isNull()
     problem = F.coalesce(PROBLEM, F.when(known, F.coalesce(_structure_problem(stream), _key_problem(stream))))
-    told = parsed.withColumn("malformed", problem).withColumn("invalid", _invalid_problem(stream))
+    told = parsed.withColumns({"malformed": problem, "invalid": _invalid_problem(stream)})
     looked_up = _with_lookup(work, told, stream.lookup)
     reason = (
         F.when(F.col("malformed").isNotNull(), MALFORMED)
@@ -81,7 +81,7 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
         .when(F.coalesce("unknown_schema", "unresolved").isNotNull(), UNRESOLVED)
     )
     detail = F.coalesce("malformed", "invalid", "unknown_schema", "unresolved")
-    return looked_up.withColumn("reason", reason).withColumn("detail", detail)
+    return looked_up.withColumns({"reason": reason, "detail": detail})
 
 
 def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:

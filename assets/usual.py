@@ -1,11 +1,4 @@
-"""The fields of usual records by cheap expressions: each of them has a value of the declared type, written plainly.
-
-What belongs here: which records are usual, and their values. What does not: all others, whose values and faults are
-found by `assets.fields`, at ten times the cost. A cheap expression is null wherever it does not read exactly what those
-expressions read, and one such field makes the record an unusual one.
-
-The column `usual` says which records are usual; `usual_x` is the value of a field `x`.
-"""
+"""Cheap expressions for the fields of usual records: those whose values have the declared types, plainly written."""
 
 from __future__ import annotations
 
@@ -24,6 +17,8 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Field, Stream
 
+# Other records take the expressions of `assets.fields`, which find each value and each fault at ten times the cost. So
+# an expression here is null wherever it does not read exactly what those read.
 _NUMBERS = frozenset({"integer", "long", "float", "double", "decimal"})
 _TEXTS = frozenset({"string", "binary", "timestamp", "timestamp_ntz", "date", "time"})
 _PLAIN_WHOLE = r"^-?(0|[1-9][0-9]{0,18})\z"
@@ -188,21 +183,6 @@ def _bounds(declared: Field) -> tuple[Column, Column]:
     return first, last
 
 
-def with_usual_values(stream: Stream, rows: DataFrame) -> DataFrame:
-    """Rows with the values of usual records in the columns of fields."""
-    from pyspark.sql import functions as F
-
-    if not has_usual_records(stream):
-        return rows
-    names = [one.name for one in _read(stream)]
-    return rows.withColumns(
-        {
-            f"field_{name}": F.when(F.col("usual"), F.col(f"usual_{name}")).otherwise(F.col(f"field_{name}"))
-            for name in names
-        }
-    )
-
-
 def of_unusual(column: Column) -> Column:
     """The same values of unusual records, and null of usual ones.
 
@@ -267,7 +247,9 @@ def _value(declared: Field, place: _Place) -> Column:
     if declared.type == "boolean":
         return F.when(kind == "BOOLEAN", place.got("boolean"))
     if declared.type == "json":
-        rounds = F.contains(text, F.lit(".")) & rounds_numbers(F.col("payload").cast("string"))
+        # A double is written with a point, or as an infinity.
+        has_double = F.contains(text, F.lit(".")) | F.contains(text, F.lit("Infinity"))
+        rounds = has_double & rounds_numbers(F.col("payload").cast("string"))
         return F.when((F.startswith(text, F.lit("{")) | F.startswith(text, F.lit("["))) & ~rounds, text)
     if declared.is_number:
         return _number(declared, kind, place)
