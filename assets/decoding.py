@@ -3,9 +3,10 @@
 What belongs here: the formats as Spark expressions. What does not: JSON documents that Spark refuses
 (`assets.documents`), single fields (`assets.fields`), or reading schemas (`resources.schema_registry`).
 
-The columns are `payload`, the value without its framing; `json`, the variant, null where there is none; `unread`, what
-is wrong with the value; `unknown_schema`, the schema that the registry does not know yet; and `markable` (see
-`assets.documents.takes_marks`).
+The columns are `payload`, the value without its framing; `usual`, whether the record is a usual one, and `usual_x`, the
+fields of such records (see `assets.usual`). Of the others `json` is the variant, null where there is none; `unread`,
+what is wrong with the value; and `markable` (see `assets.documents.takes_marks`). `unknown_schema` is the schema that
+the registry does not know yet.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assets.avro_values import texts_are_sound, without_members
 from assets.documents import escapes_half_a_pair, exact_numbers, invalid_utf8, scanned, sound_part, takes_marks
 from assets.fields import kept_whole, outermost, takes_infinite
+from assets.usual import all_are_usual, has_usual_records, no_values, typed_are_usual, typed_values, with_usual_fields
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
 from highwater.schemas import GUID_BYTES, GUID_MAGIC, ID_BYTES, ID_MAGIC, VALUE_HEADER, self_contained_avro
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
     from assets.work import Work
     from highwater.declaration import Stream
@@ -48,6 +51,8 @@ def with_json(work: Work, raw: DataFrame) -> DataFrame:
         ConfigurationError: the format needs a schema registry, and none is configured.
         DependencyAwayError: the registry cannot be read (I15).
     """
+    from pyspark.sql import functions as F
+
     stream = work.stream
     value = stream.value
     if isinstance(value, Json | Protobuf):
@@ -55,7 +60,8 @@ def with_json(work: Work, raw: DataFrame) -> DataFrame:
     if isinstance(value, Avro):
         return with_avro(work, value, raw)
     readers = {Csv: _separated, Lines: _matched, Raw: _opaque}
-    return readers[type(value)](stream, _bare(raw))
+    read = readers[type(value)](stream, _bare(raw))
+    return read.withColumn("usual", F.lit(False))  # noqa: FBT003 - a literal column
 
 
 def with_payload(work: Work, declared: Json | Protobuf, raw: DataFrame) -> DataFrame:
@@ -86,22 +92,50 @@ def _documents(stream: Stream, rows: DataFrame) -> DataFrame:
     text = F.col("payload").cast("string")
     # In a message NaN is a number like others, also in a field that nobody declared.
     infinite = takes_infinite(stream) or isinstance(stream.value, Protobuf)
+    rows = _with_usual(stream, rows.withColumn("is_text", F.is_valid_utf8(text)), text)
+    left = ~F.col("usual")
     markable = F.col("markable")
-    exact = exact_numbers(text, markable, infinite=infinite)
-    pair = F.try_parse_json(F.concat(F.lit("["), exact, F.lit(f',"{_END}"]')))
-    alone = F.try_variant_get("json_and_end", "$[1]", "string") == _END
-    sound = alone & ~F.contains(text, F.lit(_END)) & ~escapes_half_a_pair(text)
-    whole = F.when(sound, F.try_variant_get("json_and_end", "$[0]", "variant"))
-    asked = rows.withColumn("markable", takes_marks(text))
-    read = asked.withColumn("json_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("whole", whole)
-    refused = F.col("whole").isNull() & F.is_valid_utf8(text)
+    marked = rows.withColumn("markable", F.when(left, takes_marks(text, infinite=infinite)))
+    pair = F.when(left & F.col("is_text"), _ended(exact_numbers(text, markable, infinite=infinite)))
+    whole = F.when(_is_sound(text, "json_and_end"), F.try_variant_get("json_and_end", "$[0]", "variant"))
+    read = marked.withColumn("json_and_end", pair).withColumn("whole", whole)
+    refused = left & F.col("whole").isNull() & F.col("is_text")
     parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, sound_part(text))})
     scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", *_scanned_names(stream)))
     scans = parts.withColumn("scan", evaluated_once(scan))
     fields = F.try_parse_json(exact_numbers(F.col("scan.fields"), markable, infinite=infinite))
     fields = F.when(F.col("scan.problem").isNull(), fields)
     found = scans.withColumn("json", evaluated_once(F.coalesce("whole", fields)))
-    return found.withColumn("unread", F.coalesce("misframed", _document_problem(stream)))
+    return found.withColumn("unread", F.when(left, F.coalesce("misframed", _document_problem(stream))))
+
+
+def _with_usual(stream: Stream, rows: DataFrame, text: Column) -> DataFrame:
+    """Rows with `usual`, and the values of usual records, in whose documents Spark may round what is not read."""
+    from pyspark.sql import functions as F
+
+    if not has_usual_records(stream):
+        return rows.withColumn("usual", F.lit(False))  # noqa: FBT003 - a literal column
+    read = rows.withColumn("rounded", F.when(F.col("is_text"), _ended(text)))
+    values = with_usual_fields(stream, read, "rounded", "$[0]")
+    is_object = F.startswith(text, F.lit("{")) | text.rlike(_OBJECT)
+    usual = all_are_usual(stream, "rounded", "$[0]") & _is_sound(text, "rounded") & is_object
+    usual &= F.col("misframed").isNull()
+    return values.withColumn("usual", F.coalesce(usual, F.lit(False)))  # noqa: FBT003 - a literal column
+
+
+def _ended(text: Column) -> Column:
+    """A document and our text behind it as a variant."""
+    from pyspark.sql import functions as F
+
+    return F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
+
+
+def _is_sound(text: Column, pair: str) -> Column:
+    """Whether one document was read to its end, and nothing in it as another character."""
+    from pyspark.sql import functions as F
+
+    alone = F.try_variant_get(pair, "$[1]", "string") == _END
+    return alone & ~F.contains(text, F.lit(_END)) & ~escapes_half_a_pair(text)
 
 
 def _scanned_names(stream: Stream) -> tuple[Sequence[str] | None, Sequence[str]]:
@@ -230,12 +264,21 @@ def schemas_of(work: Work) -> Callable[[int | str], Schema | None]:
     return work.schemas
 
 
-# Read behind the value, and known before: bytes that a value leaves over move it from its place.
-_AVRO_END = {"type": "fixed", "name": "highwater_end", "size": 8}
+# Read behind the value, and known before: bytes that a value leaves over move it from its place. The mark does not end
+# as it begins, so it is found in a wrong place only where the bytes before it hold all of it.
+_AVRO_MARK = b"\xf1high\xf2w\xf3"
+_AVRO_END = {"type": "fixed", "name": "highwater_end", "size": len(_AVRO_MARK)}
 
 
-def with_avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
-    """Rows whose payload is read by the schema of its writer, each by its own."""
+def with_avro(work: Work, declared: Avro, raw: DataFrame, *, usual: bool = True) -> DataFrame:
+    """Rows whose payload is read by the schema of its writer, each by its own.
+
+    Args:
+        work: the stream, and the schemas.
+        declared: the format.
+        raw: the rows.
+        usual: whether usual records get the values of the stream's fields at once, and no variant.
+    """
     from pyspark.sql import functions as F
 
     if declared.schema is not None:
@@ -244,28 +287,70 @@ def with_avro(work: Work, declared: Avro, raw: DataFrame) -> DataFrame:
     else:
         rows = _framed(work, raw)
         texts = {one: _avro_text(schema) for one, schema in _schemas(work, rows).items() if schema}
-    checked = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
-    rows = rows.withColumn("checked", F.concat("payload", checked))
+    # The bytes behind a payload that has the mark in it depend on all of the payload.
+    hashed = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
+    end = F.when(F.contains("payload", F.lit(_AVRO_MARK)), hashed).otherwise(F.lit(_AVRO_MARK))
+    rows = rows.withColumn("end", end)
+    types: dict[str, Any] = {
+        one: "it is no Avro" if text is None else _avro_type(work.spark, text) for one, text in texts.items()
+    }
+    read = [
+        (one, text, types[one]) for one, text in texts.items() if text is not None and not isinstance(types[one], str)
+    ]
+    for at, (one, text, _) in enumerate(read):
+        mine = F.when(F.col("schema") == one, _from_avro(F.concat("payload", "end"), text))
+        rows = rows.withColumn(f"avro_{at}", evaluated_once(mine))
+    no = F.lit(False)  # noqa: FBT003 - a literal column
+    rows = _with_usual_avro(work.stream, rows, read) if usual else rows.withColumn("usual", no)
     json_, problem = F.lit(None).cast("variant"), F.lit(None).cast("string")
-    for at, (one, text) in enumerate(texts.items()):
-        mine, refused = F.col("schema") == one, "it is no Avro" if text is None else _unreadable(work.spark, text)
-        named = "the declared schema" if one == "declared" else f"schema {one}"
-        if text is None or refused is not None:
-            problem = F.when(mine, F.lit(f"{named} cannot be read: {refused}")).otherwise(problem)
-            continue
-        rows = rows.withColumn(f"avro_{at}", evaluated_once(F.when(mine, _from_avro("checked", text))))
-        read = F.col(f"avro_{at}")
-        whole = F.coalesce(read["end"] == checked, F.lit(False))  # noqa: FBT003 - a literal column
-        sound = texts_are_sound(read["value"], json.loads(text))
-        json_ = F.when(mine & whole & sound, _object_of(read, text)).otherwise(json_)
+    for one, reason in types.items():
+        if isinstance(reason, str):
+            refused = F.lit(f"{_named_schema(one)} cannot be read: {reason}")
+            problem = F.when(F.col("schema") == one, refused).otherwise(problem)
+    for at, (one, text, _) in enumerate(read):
+        mine, record, whole = F.col("schema") == one, F.col(f"avro_{at}"), _is_whole(at)
+        sound = texts_are_sound(record["value"], json.loads(text))
+        json_ = F.when(mine & whole & sound, _object_of(record, text)).otherwise(json_)
         problem = (
-            F.when(mine & ~whole, F.lit(f"no Avro of {named}"))
-            .when(mine & ~sound, F.lit(f"a text in Avro of {named} is not UTF-8"))
+            F.when(mine & ~whole, F.lit(f"no Avro of {_named_schema(one)}"))
+            .when(mine & ~sound, F.lit(f"a text in Avro of {_named_schema(one)} is not UTF-8"))
             .otherwise(problem)
         )
+    left = ~F.col("usual")
+    rows = rows.withColumns({"json": evaluated_once(F.when(left, json_)), "markable": no})
+    unread = F.coalesce("misframed", F.when(F.col("value").isNotNull(), problem))
+    return rows.withColumn("unread", F.when(left, unread))
+
+
+def _with_usual_avro(stream: Stream, rows: DataFrame, read: Sequence[tuple[str, str, DataType]]) -> DataFrame:
+    """Rows with `usual`, and the values of usual records by the types of their writers."""
+    from pyspark.sql import functions as F
+
     no = F.lit(False)  # noqa: FBT003 - a literal column
-    rows = rows.withColumns({"json": evaluated_once(json_), "markable": no})
-    return rows.withColumn("unread", F.coalesce("misframed", F.when(F.col("value").isNotNull(), problem)))
+    if not has_usual_records(stream):
+        return rows.withColumn("usual", no)
+    usual, values = no, no_values(stream)
+    for at, (one, text, type_) in enumerate(read):
+        mine, record = F.col("schema") == one, F.col(f"avro_{at}")["value"]
+        typed = typed_values(stream, record, type_)
+        if typed is None:
+            continue
+        values = {name: F.when(mine, typed[name]).otherwise(rest) for name, rest in values.items()}
+        sound = _is_whole(at) & texts_are_sound(record, json.loads(text)) & typed_are_usual(stream, record)
+        usual = F.when(mine, sound).otherwise(usual)
+    usual = F.coalesce(usual & F.col("misframed").isNull(), no)
+    return rows.withColumns(values).withColumn("usual", usual)
+
+
+def _is_whole(at: int) -> Column:
+    """Whether a value was read to its end."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(F.col(f"avro_{at}")["end"] == F.col("end"), F.lit(False))  # noqa: FBT003 - a literal column
+
+
+def _named_schema(one: str) -> str:
+    return "the declared schema" if one == "declared" else f"schema {one}"
 
 
 def _avro_text(schema: Schema) -> str | None:
@@ -276,7 +361,7 @@ def _avro_text(schema: Schema) -> str | None:
         return None
 
 
-def _from_avro(column: str, text: str) -> Column:
+def _from_avro(column: Column | str, text: str) -> Column:
     from pyspark.sql.avro.functions import from_avro
 
     fields = [{"name": "value", "type": json.loads(text)}, {"name": "end", "type": _AVRO_END}]
@@ -290,18 +375,21 @@ def _object_of(read: Column, text: str) -> Column:
     return F.to_variant_object(without_members(read["value"], json.loads(text)))
 
 
-def _unreadable(spark: SparkSession, text: str) -> str | None:
-    """Why values of a schema cannot be read; None if they can."""
+def _avro_type(spark: SparkSession, text: str | None) -> DataType | str:
+    """The type of the values of a schema, or why they cannot be read."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
     from pyspark.sql import functions as F
 
+    if text is None:
+        return "it is no Avro"
     try:
         schema = json.loads(text)
         if not isinstance(schema, dict) or schema.get("type") != "record":
             return "it is no record"
         empty = spark.range(0).select(F.lit(b"").alias("v"))
-        _ = empty.select(_object_of(_from_avro("v", text), text)).schema
+        read = empty.select(_from_avro("v", text).alias("read"))
+        found = read.select("read.value", _object_of(F.col("read"), text).alias("object")).schema
     except (AnalysisException, IllegalArgumentException, ParseException, ValueError, TypeError, KeyError) as error:
         return str(error).splitlines()[0][:200]
     except Py4JJavaError as error:
@@ -309,7 +397,7 @@ def _unreadable(spark: SparkSession, text: str) -> str | None:
         if not str(error.java_exception).startswith(("org.apache.avro", "org.apache.spark.sql.avro")):
             raise
         return str(error.java_exception).splitlines()[0][:200]
-    return None
+    return found["value"].dataType
 
 
 def _protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFrame:

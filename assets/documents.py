@@ -61,30 +61,40 @@ def escapes_half_a_pair(text: Column) -> Column:
 EXACT = "\ue000number:"
 # How a document may write the first character of that itself: its numbers are left as they are.
 _OWN = r"\x{e000}|\\u[eE]000"
-_LONG = r"[0-9][eE][-+]?[0-9]|[0-9][0-9.]{38}"
+# Where such a number may be: what is before it in a document makes hardly any text look like it.
+_ROUNDED = r"[:,\[ \t\r\n]-?+(?:[0-9.]++[eE]|[0-9.]{39}%s)"
 # A number of more than 38 digits, or with an exponent, behind all that is none. `\G` is where the last match ended.
 _PLAIN = r"""(?:[^"0-9NI-]++|"(?:[^"\\]++|\\.)*+"|-?[0-9.]{1,38}+(?![0-9.eE]))*+"""
 _INEXACT = rf"\G({_PLAIN})({_NUMBER}(?![0-9.eE])%s)"
 
 
-def takes_marks(text: Column) -> Column:
-    """Whether no string of a document can begin with `EXACT` by itself."""
-    return ~text.rlike(_OWN)
+def rounds_numbers(text: Column, *, infinite: bool = False) -> Column:
+    """Whether the variant parser may round a number of a document, or refuse it.
+
+    Args:
+        text: the document.
+        infinite: whether NaN and infinities, which are no JSON, are numbers too.
+    """
+    return text.rlike(_ROUNDED % ("|NaN|Infinity" if infinite else ""))
 
 
-def exact_numbers(text: Column, markable: Column, *, infinite: bool) -> Column:
+def takes_marks(text: Column, *, infinite: bool) -> Column:
+    """Whether numbers of a document are to be marked, and no string in it can begin with `EXACT` by itself."""
+    return rounds_numbers(text, infinite=infinite) & ~text.rlike(_OWN)
+
+
+def exact_numbers(text: Column, marked: Column, *, infinite: bool) -> Column:
     """A document with strings, which begin with `EXACT`, in the place of numbers that the variant parser would round.
 
     Args:
         text: the document in UTF-8, JSON or not.
-        markable: what `takes_marks` says of it; otherwise it stays as it is.
+        marked: what `takes_marks` says of it; otherwise it stays as it is.
         infinite: whether NaN, Infinity and -Infinity, which are no JSON, become such strings too.
     """
     from pyspark.sql import functions as F
 
     names = "|NaN|-?Infinity" if infinite else ""
-    replaced = F.regexp_replace(text, _INEXACT % names, rf'$1"{EXACT}$2"')
-    return F.when(text.rlike(_LONG + names) & markable, replaced).otherwise(text)
+    return F.when(marked, F.regexp_replace(text, _INEXACT % names, rf'$1"{EXACT}$2"')).otherwise(text)
 
 
 def invalid_utf8(value: Column) -> Column:

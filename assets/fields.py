@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assets.documents import EXACT
@@ -38,7 +39,7 @@ _NUMBER = r"^-?(0|[1-9][0-9]*+)(\.[0-9]++)?+([eE][+-]?[0-9]++)?+\z"
 _WHOLE = r"^-?[0-9]{1,19}\z"
 # More places than a number is moved by its exponent fit no type.
 _MOST_PLACES = 400
-_DAYS = (-719_162, 2_932_896)  # of the years 1 to 9999
+DAYS = (-719_162, 2_932_896)  # of the years 1 to 9999
 _DAY_US = 86_400_000_000
 _SQL_TYPES = {
     "string": "STRING",
@@ -67,6 +68,7 @@ class Part:
         number: of a number its digits, plain and exact.
         declared: the field.
         textual: whether the format has texts alone, so that numbers and booleans are written as such.
+        written: the value as text where that is known to be its type.
     """
 
     json: Column
@@ -74,29 +76,32 @@ class Part:
     number: Column
     declared: Field
     textual: bool
+    written: Column | None = None
 
-    @property
+    @cached_property
     def text(self) -> Column:
         """The value as text."""
         from pyspark.sql import functions as F
 
-        return F.try_variant_get(self.json, "$", "string")
+        return F.try_variant_get(self.json, "$", "string") if self.written is None else self.written
 
-    @property
+    @cached_property
     def is_inexact(self) -> Column:
         """Whether the value is a number that the variant parser would have rounded."""
         from pyspark.sql import functions as F
 
+        if self.written is not None:
+            return F.lit(False)  # noqa: FBT003 - a literal column
         return F.col("markable") & (self.kind == "STRING") & F.startswith(self.text, F.lit(EXACT))
 
-    @property
+    @cached_property
     def behind_mark(self) -> Column:
         """Of a number that the variant parser would have rounded its text."""
         from pyspark.sql import functions as F
 
         return self.text.substr(F.lit(len(EXACT) + 1), F.length(self.text))
 
-    @property
+    @cached_property
     def is_infinite(self) -> Column:
         """Whether the value is NaN or an infinity in a document."""
         return self.is_inexact & self.text.isin([EXACT + name for name in _INFINITE])
@@ -158,8 +163,14 @@ def part_of(stream: Stream, declared: Field) -> Part:
     return Part(F.col(f"json_{name}"), F.col(f"kind_{name}"), F.col(f"number_{name}"), declared, textual)
 
 
-def with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
-    """Rows with a column `json`, and those of raw, get the columns of all fields."""
+def with_fields(stream: Stream, rows: DataFrame, *, usual: bool = False) -> DataFrame:
+    """Rows with a column `json`, and those of raw, get the columns of all fields.
+
+    Args:
+        stream: declares the fields.
+        rows: the rows.
+        usual: whether usual records have their values already (see `assets.usual`).
+    """
     from pyspark.sql import functions as F
 
     read = [f for f in stream.fields if f.is_read]
@@ -176,7 +187,10 @@ def with_fields(stream: Stream, rows: DataFrame) -> DataFrame:
         found = found.withColumns(
             {f"number_{part.declared.name}": one for part, one in zip(numbers, digits, strict=True)}
         )
-    return found.withColumns({f"field_{part.declared.name}": _value(part) for part in parts})
+    values = {part.declared.name: _value(part) for part in parts}
+    if usual:
+        values = {name: F.when(F.col("usual"), F.col(f"usual_{name}")).otherwise(one) for name, one in values.items()}
+    return found.withColumns({f"field_{name}": one for name, one in values.items()})
 
 
 def _json_of(stream: Stream, declared: Field) -> Column:
@@ -185,11 +199,11 @@ def _json_of(stream: Stream, declared: Field) -> Column:
     if isinstance(stream.value, Raw) and declared.type == "string":
         # Of the whole value the text, not the bytes.
         found = [
-            _as_text(F.col("value")).cast("variant") if isinstance(s, tuple) else _from(stream, s)
+            _as_text(F.col("value")).cast("variant") if isinstance(s, tuple) else from_source(stream, s)
             for s in declared.sources
         ]
     else:
-        found = [_from(stream, one) for one in declared.sources]
+        found = [from_source(stream, one) for one in declared.sources]
     json = F.coalesce(*found)
     # A group of a pattern that matches nothing is absent, not null.
     return F.when(~F.is_variant_null(json), json) if isinstance(stream.value, Lines) else json
@@ -199,7 +213,7 @@ def _unknown_members(stream: Stream, path: tuple[str, ...]) -> Column:
     """The members that no field is taken from, by name, of the object at a path; null where there is none."""
     from pyspark.sql import functions as F
 
-    members = F.try_variant_get("json", _variant_path(path), "map<string,variant>")
+    members = F.try_variant_get("json", variant_path(path), "map<string,variant>")
     taken = sorted(stream.members_taken(path))
     return F.map_filter(members, lambda name, _: ~name.isin(taken)) if taken else members
 
@@ -231,14 +245,14 @@ def unknown_problem(stream: Stream) -> Column:
     return F.when(F.size(names) > 0, F.concat(F.lit("no field is declared for "), listed, rest))
 
 
-def _from(stream: Stream, source: Key | Header | Meta | Rest | Reference | tuple[str, ...]) -> Column:
+def from_source(stream: Stream, source: Key | Header | Meta | Rest | Reference | tuple[str, ...]) -> Column:
     """What a source has, as a variant; null where it has nothing."""
     from pyspark.sql import functions as F
 
     if isinstance(source, Rest):
         return _rest_of(stream, source.path)
     if isinstance(source, tuple):
-        return F.try_variant_get("json", _variant_path(source), "variant")
+        return F.try_variant_get("json", variant_path(source), "variant")
     if isinstance(source, Meta):
         # Of the origin: a copy on a tier lies elsewhere.
         column = F.col("origin_timestamp_ms" if source.name == "timestamp" else f"origin_{source.name}")
@@ -248,7 +262,7 @@ def _from(stream: Stream, source: Key | Header | Meta | Rest | Reference | tuple
         return _as_text(F.try_element_at(values, F.lit(-1))).cast("variant")
     assert isinstance(source, Key), "fields of the lookup's table are no part of a record"
     key = F.col("key_json")
-    return F.try_variant_get(key, _variant_path(steps(source.path)), "variant") if source.path else key
+    return F.try_variant_get(key, variant_path(steps(source.path)), "variant") if source.path else key
 
 
 def _as_text(value: Column) -> Column:
@@ -257,8 +271,9 @@ def _as_text(value: Column) -> Column:
     return F.when(F.is_valid_utf8(value.cast("string")), value.cast("string"))
 
 
-def _variant_path(names: tuple[str, ...]) -> str:
-    return "$" + "".join(f'["{step}"]' for step in names)
+def variant_path(names: tuple[str, ...], root: str = "$") -> str:
+    """The path of Spark to what is below these names."""
+    return root + "".join(f'["{step}"]' for step in names)
 
 
 def _reads_digits(declared: Field) -> bool:
@@ -271,7 +286,7 @@ def _digits_of(part: Part, plain: Column) -> Column:
 
     kind, text, declared = part.kind, part.text, part.declared
     if declared.unscaled:
-        return F.when((kind == "STRING") & ~part.is_inexact, _unscaled(text, _precision_and_scale(declared)[1]))
+        return F.when((kind == "STRING") & ~part.is_inexact, _unscaled(text, precision_and_scale(declared)[1]))
     found = F.when((kind == "BIGINT") | kind.startswith("DECIMAL"), text).when(part.is_inexact, plain)
     if not declared.text and not part.textual:
         return found
@@ -338,6 +353,15 @@ def _value(part: Part) -> Column:
     return F.when(part.json.isNull(), given).otherwise(read)
 
 
+def of_text(text: Column, declared: Field) -> Column:
+    """The value of a field from a text; null where it does not fit."""
+    from pyspark.sql import functions as F
+
+    nothing = F.lit(None).cast("variant")
+    part = Part(nothing, F.lit("STRING"), F.lit(None).cast("string"), declared, textual=False, written=text)
+    return _READERS[declared.type.split("(")[0]](part)
+
+
 def _string(part: Part) -> Column:
     from pyspark.sql import functions as F
 
@@ -362,7 +386,7 @@ def _exact(part: Part) -> Column:
     from pyspark.sql import functions as F
 
     cast = part.number.try_cast(sql_type(part.declared))
-    return cast if part.declared.rounded else F.when(part.number.rlike(_digits(part.declared)), cast)
+    return cast if part.declared.rounded else F.when(part.number.rlike(digits(part.declared)), cast)
 
 
 def _bytes(part: Part) -> Column:
@@ -439,8 +463,13 @@ def _counted(part: Part) -> Column:
     from pyspark.sql import functions as F
 
     micros = _micros(part)
-    first, last = (_micros_of(day) for day in part.declared.plausible)
-    return F.when(micros.between(first, last + _DAY_US - 1), F.timestamp_micros(micros))
+    return F.when(micros.between(*plausible_micros(part.declared)), F.timestamp_micros(micros))
+
+
+def plausible_micros(declared: Field) -> tuple[int, int]:
+    """The first and the last microsecond since 1970 of the plausible days of a number."""
+    first, last = (_micros_of(day) for day in declared.plausible)
+    return first, last + _DAY_US - 1
 
 
 def _micros(part: Part) -> Column:
@@ -466,7 +495,7 @@ def _day(part: Part) -> Column:
 
     if part.declared.unit is not None:
         days = F.when(part.number.rlike(_WHOLE), part.number.try_cast("int"))
-        read = F.when(days.between(*_DAYS), F.date_from_unix_date(days))
+        read = F.when(days.between(*DAYS), F.date_from_unix_date(days))
     else:
         day = F.when(part.text.rlike(_DATE), part.text.try_cast("date"))
         read = F.when(F.year(day) >= 1, day)
@@ -523,7 +552,7 @@ def _member(part: Part, declared: Field) -> Part:
     from pyspark.sql import functions as F
 
     paths = [one for one in declared.sources if isinstance(one, tuple)]
-    found = [F.try_variant_get(part.json, _variant_path(path), "variant") for path in paths]
+    found = [F.try_variant_get(part.json, variant_path(path), "variant") for path in paths]
     return _inside(part, declared, F.coalesce(*found))
 
 
@@ -557,14 +586,14 @@ _READERS: dict[str, Callable[[Part], Column]] = {
 }
 
 
-def _digits(declared: Field) -> str:
+def digits(declared: Field) -> str:
     """The numbers that a decimal holds, as a variant writes them: plain, without leading or trailing zeros."""
-    precision, scale = _precision_and_scale(declared)
+    precision, scale = precision_and_scale(declared)
     whole = rf"(0|[1-9]\d{{0,{precision - scale - 1}}})" if precision > scale else "0"
     return rf"^-?{whole}(\.\d{{1,{scale}}})?\z" if scale else rf"^-?{whole}\z"
 
 
-def _precision_and_scale(declared: Field) -> tuple[int, int]:
+def precision_and_scale(declared: Field) -> tuple[int, int]:
     precision, scale = declared.type.removeprefix("decimal(").removesuffix(")").split(",")
     return int(precision), int(scale)
 
@@ -711,7 +740,7 @@ def _misfit(part: Part) -> Column:
     if declared.type in {"timestamp", "timestamp_ntz"}:
         return F.when(part.text.rlike(_FINER), "has digits after the microsecond").otherwise(rest)
     if declared.type.startswith("decimal"):
-        _, scale = _precision_and_scale(declared)
+        _, scale = precision_and_scale(declared)
         finer = F.when(number.rlike(rf"\.\d{{{scale + 1}}}"), f"has more than {scale} digits after the point")
         return rest if declared.rounded else finer.otherwise(rest)
     if declared.type in {"integer", "long"}:

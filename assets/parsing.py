@@ -10,6 +10,7 @@ Order of arrival never makes a record invalid: that is for checks.
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from assets.decoding import with_json
@@ -19,6 +20,7 @@ from assets.fields import problem as problem_of
 from assets.lookups import with_lookup
 from assets.origins import PROBLEM
 from assets.record_keys import with_key
+from assets.usual import has_usual_records, of_unusual
 from highwater.declaration import VERSION_DIGITS, VERSION_SEPARATOR
 from highwater.formats import Avro, Protobuf
 
@@ -71,13 +73,13 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = work.stream
-    decoded = with_json(work, with_key(work, raw))
-    parsed = with_deleted(stream, with_expressions(stream, with_fields(stream, decoded)))
+    read = with_fields(stream, with_json(work, with_key(work, raw)), usual=has_usual_records(stream))
+    parsed = with_deleted(stream, with_expressions(stream, read))
     # Without its schema nothing is known of a value or a key, so nothing is wrong with it.
     known = F.coalesce("unknown_schema", "key_unknown_schema").isNull()
     structure = F.coalesce(_structure_problem(stream), _key_problem(stream), unknown_problem(stream))
     problem = F.coalesce(PROBLEM, F.when(known, structure))
-    told = parsed.withColumn("malformed", problem).withColumn("invalid", F.when(known, _invalid_problem(stream)))
+    told = parsed.withColumns({"malformed": problem, "invalid": F.when(known, _invalid_problem(stream))})
     looked_up = with_lookup(work, told)
     reason = (
         F.when(_contradicts_schema(stream), SCHEMA)
@@ -86,7 +88,7 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
         .when(F.coalesce("unknown_schema", "key_unknown_schema", "unresolved").isNotNull(), UNRESOLVED)
     )
     detail = F.coalesce("malformed", "invalid", "unknown_schema", "key_unknown_schema", "unresolved")
-    return looked_up.withColumn("reason", reason).withColumn("detail", detail)
+    return looked_up.withColumns({"reason": reason, "detail": detail})
 
 
 def _contradicts_schema(stream: Stream) -> Column:
@@ -119,7 +121,8 @@ def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
     with_default = [f.name for f in stream.fields if f.default is not None and f.is_read and f.name not in needed]
     if not with_default:
         return told
-    absent = {name: F.col("deleted") & F.col(f"json_{name}").isNull() for name in with_default}
+    unusual = F.col("deleted") & ~F.col("usual")
+    absent = {name: unusual & F.col(f"json_{name}").isNull() for name in with_default}
     return told.withColumns({f"field_{name}": F.when(~absent[name], F.col(f"field_{name}")) for name in with_default})
 
 
@@ -129,7 +132,13 @@ def _structure_problem(stream: Stream) -> Column:
     unread = F.col("unread")
     if stream.tombstones_delete:
         unread = F.when(F.col("value").isNotNull(), unread)
-    return F.coalesce(unread, "key_unread", *[_field_problem(stream, f) for f in stream.fields if f.reference is None])
+    problems = []
+    checked = [f for f in stream.fields if f.reference is None]
+    for is_read, some in groupby(checked, key=lambda one: one.is_read):
+        found = F.coalesce(*[_field_problem(stream, f) for f in some])
+        # Fields that are read from a usual record have no problem.
+        problems.append(of_unusual(found) if is_read and has_usual_records(stream) else found)
+    return F.coalesce(unread, "key_unread", *problems)
 
 
 def _field_problem(stream: Stream, declared: Field) -> Column:

@@ -95,7 +95,7 @@ def _from_avro(work: Work, declared: Avro, rows: DataFrame) -> DataFrame:
     if declared.schema is not None:
         declared = Avro(_as_record(declared.schema))
     find = None if work.schemas is None else _as_records(work.schemas)
-    read = with_avro(replace(work, schemas=find), declared, rows)
+    read = with_avro(replace(work, schemas=find), declared, rows, usual=False)
     return read.withColumn("json", F.try_variant_get("json", f'$["{_MEMBER}"]', "variant"))
 
 

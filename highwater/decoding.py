@@ -306,7 +306,21 @@ def _avro_schema(text: str, *, any_type: bool) -> Any:
     LOGICAL_READERS.update({f"{kind}-{_OURS}{logical}": reader for (kind, logical), reader in _LOGICAL_TYPES.items()})
     parsed = fastavro.parse_schema(_with_our_types(given))
     _ensure_finite(parsed, ())
+    _refuse_negative_symbols(parsed)
     return parsed
+
+
+def _refuse_negative_symbols(parsed: Any) -> None:
+    """Let fastavro take no symbol of an enum by a negative number: it would read one that nobody wrote."""
+    if isinstance(parsed, dict):
+        if isinstance(parsed.get("symbols"), list):
+            # A list would count it from its end.
+            parsed["symbols"] = dict(enumerate(parsed["symbols"]))
+        for one in parsed.values():
+            _refuse_negative_symbols(one)
+    elif isinstance(parsed, list):
+        for one in parsed:
+            _refuse_negative_symbols(one)
 
 
 # Begins the names of logical types that fastavro reads by our functions. Its own round decimals, write UUIDs anew, and

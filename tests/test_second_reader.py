@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from highwater.classifying import Outcome, classify
 from highwater.declaration import Field
+from highwater.decoding import document
 from highwater.errors import DeclarationError
 from highwater.field_rules import field_problems
 from highwater.format_rules import java_pattern, python_pattern
@@ -752,6 +753,17 @@ def test_json_of_decoded_values_is_compared(read: Any, stored: str) -> None:
     declared = Field("x", "json")
     assert same(declared, read, stored)
     assert not same(declared, read, stored.replace("1", "2").replace("P", "Q").replace("Inf", "-Inf"))
+
+
+def test_an_enum_of_avro_has_no_negative_symbols() -> None:
+    """fastavro counted -1 from the end: the second reader called a record sound that Spark rejects."""
+    kind = {"type": "enum", "name": "K", "symbols": ["A", "B"]}
+    fields = [{"name": "a", "type": kind}, {"name": "b", "type": ["null", "K"]}]
+    declared = Avro(json.dumps({"type": "record", "name": "R", "fields": fields}))
+    assert document(declared, Record(b"\x02\x02\x00"), None) == {"a": "B", "b": "A"}
+    for value in (b"\x01\x00", b"\x00\x02\x01", b"\x04\x00"):
+        with pytest.raises(MisfitError, match="no Avro at byte"):
+            document(declared, Record(value), None)
 
 
 def test_nested_values_are_compared_with_rows_of_a_table() -> None:
