@@ -1,4 +1,4 @@
-"""What a program asks of a running Dagster, by GraphQL as its page does.
+"""What a program asks of a running Dagster, by GraphQL as its page does, or of its storage where that is much cheaper.
 
 What belongs here: questions and their answers as plain values. What does not: deciding by them.
 """
@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from highwater.errors import PermanentError
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
 _HERE = {"repositoryName": "__repository__", "repositoryLocationName": "highwater"}
 ENDED_BADLY = ("FAILURE", "CANCELED")
+ACTIVE = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
 
 _SLICES = """assetNodeOrError(assetKey: {path: [%s]}) { __typename ... on AssetNode { assetPartitionStatuses {
   ... on DefaultPartitionStatuses {
@@ -67,6 +71,25 @@ def slice_states(ask: Ask, assets: Sequence[tuple[str, str]]) -> dict[tuple[str,
     asked = [f"a{n}: {_SLICES % json.dumps(list(asset))[1:-1]}" for n, asset in enumerate(assets)]
     nodes = ask(f"query Slices {{ {' '.join(asked)} }}", {})
     return {asset: _states(asset, nodes[f"a{n}"]) for n, asset in enumerate(assets)}
+
+
+def read_slice_states(
+    instance: dg.DagsterInstance, assets: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], SliceStates]:
+    """Planned and materialised slices from Dagster's storage.
+
+    13 assets take 0.07 s of processor time; the webserver takes 0.7 s, since it also looks for active and failed runs.
+    A slice that a run materialises again counts as materialised here.
+    """
+    import dagster as dg
+
+    planned = {stream: frozenset(instance.get_dynamic_partitions(f"{stream}_slices")) for stream, _ in assets}
+    none: frozenset[str] = frozenset()
+    found = {}
+    for stream, table in assets:
+        materialised = planned[stream] & instance.get_materialized_partitions(dg.AssetKey([stream, table]))
+        found[stream, table] = SliceStates(materialised, none, none, planned[stream] - materialised)
+    return found
 
 
 def _states(asset: tuple[str, str], node: Mapping[str, Any]) -> SliceStates:

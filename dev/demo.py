@@ -12,43 +12,49 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assets.streams import load_streams
-from dev import demo_burst, paths
+from dev import demo_burst, jars, paths
 from dev.account import Account, account_file
 from dev.compare import Comparison
 from dev.customers import add_customers
 from dev.dagster_questions import (
+    ACTIVE,
     ENDED_BADLY,
     Ask,
     RunState,
     SliceStates,
     backfill_state,
     launch_backfill,
+    read_slice_states,
     runs,
-    slice_states,
 )
 from dev.demo_burst import Burst
 from dev.demo_report import Figures, tell
+from dev.demo_shipments import Shipments, compare_shipments
 from dev.faults import BURST
 from dev.generator import SOURCES, Order, Target, create_topic, generate
+from dev.jars import DownloadError, JarError
 from dev.processes import exit_status
 from dev.readings import covered_ends, end_offsets, is_covered
 from dev.reconcile import reconcile
-from dev.stack import Stack
+from dev.shipments import STREAM as SHIPMENTS
+from dev.stack import DAGSTER_HOME, Stack
 from highwater import settings
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError
 from highwater.tables import COMMON
 from orchestration.checking.origin_counts import Ends, count_ends
+from orchestration.sensing.requests import PUBLISH, PURPOSE
 from resources.lake import Lake
 from resources.ledger import Ledger
 
 if TYPE_CHECKING:
+    import dagster as dg
     from rich.console import Console
     from rich.progress import Progress
 
@@ -71,7 +77,7 @@ SOUND = demo_burst.RECORDS
 DEFINITIONS = "dev.demo_definitions"
 # Reached only where something hangs: a machine that is slow shows that by its progress.
 DEADLINE_SECONDS = 900.0
-# Each look costs the webserver a tenth of a second of a machine that Spark wants for itself.
+# Each look takes a tenth of a second of the processor time that Spark needs.
 POLL_SECONDS = 3.0
 
 
@@ -98,6 +104,8 @@ class Demo:
         self.console = console
         self.scale = scale
         self.figures = Figures()
+        self.streams: dict[str, tuple[str, ...]] = dict(STREAMS)
+        self.shipments: Shipments | None = None
         self._began = time.monotonic()
         self._deadline = self._began + deadline
 
@@ -108,11 +116,15 @@ class Demo:
 
     def run(self) -> list[Comparison]:
         """Everything in its order; returns how the tables compare."""
+        registry = self._fetch_registry()
+        if registry:
+            self.streams[SHIPMENTS.name] = COMMON
         with self._phase("broker, Spark and Dagster start; the first records are written"):
             stack = Stack(
                 self.home,
                 base=without_configuration(os.environ) | {MOST_RECORDS_NAME: str(self._scaled(MOST_RECORDS))},
                 short_lived=True,
+                registry=registry,
                 definitions=DEFINITIONS,
                 daemon=[sys.executable, "-m", "dev.dagster_daemon"],
                 dagster_program=[sys.executable, "-m", "dev.dagster_code"],
@@ -123,16 +135,30 @@ class Demo:
         with ending:
             return self._on(stack)
 
+    def _fetch_registry(self) -> bool:
+        """Fetch the schema registry if it is missing; returns False, and prints the reason, where that fails."""
+        try:
+            jars.ensure("registry")
+        except (DownloadError, JarError) as error:
+            self.figures.no_registry = f"the schema registry could not be fetched: {error.problem}"
+            self.console.print(f"{self.figures.no_registry}\n{error.found or ''}", markup=False)
+            self.console.print(
+                f"The demonstration goes on without the stream {SHIPMENTS.name}. "
+                "To see it, connect the network and run `make demo` again."
+            )
+            return False
+        return True
+
     def _on(self, stack: Stack) -> list[Comparison]:
         target = Target(stack.bootstrap, self.home, self.lake)
         ask = _asker(stack)
         sound = Order(seed=SEED, records=SOUND)
         write_sound = partial(self._generate, demo_burst.STREAM, target, sound)
         burst = Burst(Ledger(self._here.ledger_url), target.bootstrap, ask, write_sound)
-        with self._progress() as progress:
-            watch = _Watch(self, stack, ask, target, progress, burst)
+        with self._progress() as progress, _open_instance(stack) as instance:
+            watch = _Watch(self, stack, ask, instance, target, progress, burst)
             with self._phase("the planner cuts the backlog into slices"):
-                watch.until(lambda: all(watch.planned(stream) for stream in STREAMS), "the first slices")
+                watch.until(lambda: all(watch.planned(stream) for stream in self.streams), "the first slices")
             with self._phase("the backlog is taken and sent; half of the late customers become known; a burst"):
                 watch.until(lambda: watch.decided("orders"), "the first decision")
                 self.figures.resolved = self._release_half()
@@ -148,20 +174,23 @@ class Demo:
                 watch.until(watch.retried, "the retries")
             with self._phase(f"a backfill of {len(slices)} slices; the breaker closes, and its backlog completes"):
                 self._backfill(ask, watch, slices)
-                watch.until(lambda: burst.over and watch.caught_up(*STREAMS), "the end of the burst")
+                watch.until(lambda: burst.over and self._is_all_written and watch.caught_up(), "the end of the burst")
             self.figures.burst = burst.figures
             self.figures.runs = len(runs(ask, statuses=["SUCCESS"]))
             self.figures.lag = watch.lag()
         with self._phase("topic, tables and account are compared, record by record"):
-            self.figures.ends = {stream: self._ends(stream) for stream in STREAMS}
+            self.figures.ends = {stream: self._ends(stream) for stream in self.streams}
             comparisons = [self._compare(stream, target) for stream in STREAMS]
+            if self.shipments:
+                comparisons.append(compare_shipments(self.shipments.written, self.lake))
             burst.figures.ends = next(c.faults[BURST] for c in comparisons if c.stream == demo_burst.STREAM)
         self.figures.seconds = self.seconds
         return comparisons
 
     def _ends(self, stream: str) -> Ends:
         """How the origins ended as `highwater audit` counts them."""
-        return count_ends(Ledger(self._here.ledger_url), Lake(self._here.lake), load_streams()[stream])
+        declared = {**load_streams(), SHIPMENTS.name: SHIPMENTS}
+        return count_ends(Ledger(self._here.ledger_url), Lake(self._here.lake), declared[stream])
 
     @property
     def _here(self) -> settings.Settings:
@@ -189,6 +218,19 @@ class Demo:
         burst = Order(seed=SEED, records=0, burst=demo_burst.RECORDS)
         self._generate(demo_burst.STREAM, target, burst)
         self._generate("orders", target, Order(seed=SEED, records=self._scaled(ORDERS)))
+        if stack.registry:
+            stack.registry.wait_ready()
+            self.shipments = Shipments(target, stack.registry.url)
+            self.figures.written.append(self.shipments.begin())
+
+    def complete_shipments(self, materialised: Collection[str]) -> None:
+        """Write the rest of the shipments once all tables have a slice, so the column is added to tables in use."""
+        if self.shipments and not self.shipments.is_complete and materialised:
+            self.figures.written.append(self.shipments.complete())
+
+    @property
+    def _is_all_written(self) -> bool:
+        return self.shipments is None or self.shipments.is_complete
 
     def _scaled(self, records: int) -> int:
         return max(1, int(records * self.scale))
@@ -233,14 +275,25 @@ class Demo:
 class _Watch:
     """Looks at Dagster, lake and topic until something holds, and shows how far it is."""
 
-    def __init__(self, demo: Demo, stack: Stack, ask: Ask, target: Target, progress: Progress, burst: Burst) -> None:
+    def __init__(
+        self,
+        demo: Demo,
+        stack: Stack,
+        ask: Ask,
+        instance: dg.DagsterInstance,
+        target: Target,
+        progress: Progress,
+        burst: Burst,
+    ) -> None:
         self._burst = burst
         self._demo = demo
         self._stack = stack
         self._ask = ask
+        self._instance = instance
         self._target = target
         self._progress = progress
-        self._tasks = {stream: progress.add_task(f"{stream}: slices x tables", total=None) for stream in STREAMS}
+        self._streams = demo.streams
+        self._tasks = {stream: progress.add_task(f"{stream}: slices x tables", total=None) for stream in self._streams}
         self._known: dict[tuple[str, str], SliceStates] = {}
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
@@ -263,14 +316,16 @@ class _Watch:
             time.sleep(POLL_SECONDS)
 
     def _look(self, holds: Callable[[], bool]) -> bool:
-        self._known = slice_states(
-            self._ask, [(stream, table) for stream, tables in STREAMS.items() for table in tables]
+        self._known = read_slice_states(
+            self._instance, [(stream, table) for stream, tables in self._streams.items() for table in tables]
         )
         for stream, task in self._tasks.items():
             states = [states for (name, _), states in self._known.items() if name == stream]
             total, done = sum(len(s.planned) for s in states), sum(len(s.materialised) for s in states)
             self._progress.update(task, total=total or None, completed=done)
         self._burst.look()
+        if SHIPMENTS.name in self._streams:
+            self._demo.complete_shipments(self.materialised(SHIPMENTS.name))
         return holds()
 
     def _see_no_run_failed(self) -> None:
@@ -287,6 +342,11 @@ class _Watch:
     def planned(self, stream: str) -> frozenset[str]:
         """The slices that Dagster knows."""
         return self._known[stream, "raw"].planned
+
+    def materialised(self, stream: str) -> frozenset[str]:
+        """The slices that all tables of the stream have."""
+        known = [states.materialised for (name, _), states in self._known.items() if name == stream]
+        return frozenset.intersection(*known)
 
     def slices(self, stream: str) -> list[str]:
         """The slices of the stream's main topic."""
@@ -308,15 +368,19 @@ class _Watch:
         known = [states for (name, _), states in self._known.items() if name == stream]
         return all(states.materialised.issuperset(slices) for states in known) and self._covered(stream)
 
-    def caught_up(self, *streams: str) -> bool:
-        """Whether every offset of their topics is in a slice that Dagster and the lake hold as materialised."""
-        known = [states for (stream, _), states in self._known.items() if stream in streams]
-        settled = all(states.planned and states.planned == states.materialised for states in known)
-        return settled and all(self._covered(stream) for stream in streams)
+    def caught_up(self) -> bool:
+        """Whether every offset of all topics is in a materialised slice, and no run changes the tables."""
+        settled = all(states.planned and states.planned == states.materialised for states in self._known.values())
+        return settled and all(self._covered(stream) for stream in self._streams) and not self._active()
+
+    def _active(self) -> list[RunState]:
+        """The runs that have not ended and write to the compared tables."""
+        found = runs(self._ask, statuses=list(ACTIVE))
+        return [run for run in found if run.tags.get(PURPOSE) != PUBLISH]
 
     def sent(self, stream: str) -> bool:
         """Whether the accepted events of every slice of the main topic were sent on."""
-        [states] = slice_states(self._ask, [(stream, PUBLISHED)]).values()
+        [states] = read_slice_states(self._instance, [(stream, PUBLISHED)]).values()
         return states.materialised.issuperset(self.slices(stream))
 
     def _covered(self, stream: str) -> bool:
@@ -327,7 +391,7 @@ class _Watch:
         return {
             stream: sum(end_offsets(self._target.bootstrap, stream).values())
             - sum(covered_ends(self._demo.lake, stream).values())
-            for stream in STREAMS
+            for stream in self._streams
         }
 
     def backfill_done(self, backfill: str) -> bool:
@@ -354,6 +418,12 @@ def _asker(stack: Stack) -> Ask:
     dagster = stack.dagster
     assert dagster is not None
     return dagster.ask
+
+
+def _open_instance(stack: Stack) -> dg.DagsterInstance:
+    import dagster as dg
+
+    return dg.DagsterInstance.from_config(stack.env[DAGSTER_HOME])
 
 
 def without_configuration(environment: Mapping[str, str]) -> dict[str, str]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from assets.streams import load_streams
-from dev import demo_burst
+from dev import demo_burst, shipments
 from dev.demo import MOST_RECORDS, MOST_RECORDS_NAME
+from highwater import settings
 from orchestration import log_lines
 from orchestration.build import build_defs
 
@@ -29,10 +30,10 @@ FIRST_TIER_WAITS = timedelta(seconds=5)
 PACE = 0.25
 
 
-def declared(most_records: int) -> "list[Stream]":
-    """The shipped streams, with shorter waits, and slices as large as the demonstration wants them.
+def declared(most_records: int, *, registry: bool = False) -> "list[Stream]":
+    """The shipped streams with shorter waits and other limits, and `shipments` where there is a schema registry.
 
-    Orders come in slices of so many records; payments in one of the burst and one of what comes after it.
+    Slices of orders have `most_records`. Payments have one slice of the burst and one of the records after it.
     """
     streams = load_streams()
     orders, payments = streams["orders"], streams[demo_burst.STREAM]
@@ -41,12 +42,18 @@ def declared(most_records: int) -> "list[Stream]":
     streams["orders"] = replace(orders, limits=limits, tiers=(FIRST_TIER_WAITS, *orders.tiers[1:]))
     limits = replace(payments.limits, fewest_records=demo_burst.RECORDS)
     streams[demo_burst.STREAM] = replace(payments, limits=limits)
-    return [replace(stream, breaker=replace(stream.breaker, cool_down=COOL_DOWN)) for stream in streams.values()]
+    for name, stream in streams.items():
+        streams[name] = replace(stream, breaker=replace(stream.breaker, cool_down=COOL_DOWN))
+    if registry:
+        # By its name: a person who tried `highwater infer` on the topic has another declaration of it.
+        streams[shipments.STREAM.name] = shipments.STREAM
+    return [*streams.values()]
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
     """Everything, built when Dagster asks for it."""
     log_lines.install(os.environ)
-    streams = declared(int(os.environ.get(MOST_RECORDS_NAME, MOST_RECORDS)))
+    registry = bool(os.environ.get(settings.SCHEMA_REGISTRY_URL))
+    streams = declared(int(os.environ.get(MOST_RECORDS_NAME, MOST_RECORDS)), registry=registry)
     return build_defs(streams=streams, environment=os.environ, pace=PACE)

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 
 from dev.compare import Comparison
 from dev.demo_burst import PARKED, STREAM, BurstFigures
+from dev.demo_shipments import WITH_ADDED
 from dev.generator import Summary
 from dev.reconcile import report
+from dev.shipments import ADDED
+from dev.shipments import STREAM as SHIPMENTS
 from orchestration.checking.origin_counts import Ends
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ class Figures:
     lag: dict[str, int] = field(default_factory=dict)
     ends: dict[str, Ends] = field(default_factory=dict)
     burst: BurstFigures = field(default_factory=BurstFigures)
+    no_registry: str = ""
 
     @property
     def wrong(self) -> list[str]:
@@ -69,6 +73,7 @@ def tell(console: Console, figures: Figures, comparisons: Sequence[Comparison], 
     )
     for name, text in _burst_rows(figures.burst):
         table.add_row(name, text)
+    table.add_row("schemas", _schemas(figures, comparisons))
     table.add_row("lag", ", ".join(f"{lag} offsets of {stream}" for stream, lag in figures.lag.items()))
     table.add_row("time", f"{figures.seconds:.0f} s: " + ", ".join(f"{s:.0f} s {what}" for what, s in figures.phases))
     table.add_row("logs", str(home / "logs"))
@@ -93,6 +98,17 @@ def _burst_rows(burst: BurstFigures) -> list[tuple[str, str]]:
         f"the burst ended as {ends}, on {PARKED}"
     )
     return [("burst", opened), ("meanwhile", f"a tick of {STREAM}_planner: {burst.told}"), ("recovery", closed)]
+
+
+def _schemas(figures: Figures, comparisons: Sequence[Comparison]) -> str:
+    """What a second schema changed, or why there was no schema registry."""
+    if figures.no_registry:
+        return f"not shown: {figures.no_registry}"
+    added = sum(c.numbers[WITH_ADDED] for c in comparisons)
+    return (
+        f"the second schema of {SHIPMENTS.name} added the column {ADDED} while slices were materialised: "
+        f"{added:,} events have a value, earlier ones have null"
+    )
 
 
 def _ends_table(figures: Figures) -> Table:

@@ -2,7 +2,8 @@
 
 What belongs here: which jars, their lock, and getting them. What does not: starting a JVM with them.
 
-`python -m dev.jars` fetches what is missing; `python -m dev.jars --lock` records the lock anew.
+`python -m dev.jars` fetches what is missing; `python -m dev.jars registry` fetches what is otherwise fetched on demand;
+`python -m dev.jars --lock` writes the lock.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -47,6 +49,8 @@ AGAIN = "see that the network is there, then run `make setup` again: it goes on 
 
 
 JAR, ARCHIVE = "jar", "tar.gz"
+# A slow network needs minutes for the largest file, and Ivy prints nothing until a file is complete.
+PROGRESS_SECONDS = 5.0
 
 
 class JarError(PermanentError):
@@ -130,11 +134,11 @@ WANTED: Mapping[SetName, Sequence[str]] = {
     # `kafka-consumer-groups` and the like, for tests: they run with the broker's jars beside this one, and its closure
     # would bring Connect and a web server.
     "tools": (f"org.apache.kafka:kafka-tools:{BROKER_KAFKA}",),
-    # Apicurio with all that it depends on, for tests.
+    # Apicurio with all its dependencies.
     "registry": (f"io.apicurio:apicurio-registry-app:{REGISTRY}:all@{ARCHIVE}",),
 }
 CLOSURES: frozenset[SetName] = frozenset({"broker"})
-# 142 MB that only tests of schemas want: the first of them fetches it, not the set-up.
+# 142 MB: the first demonstration or test with schemas fetches it, since the set-up is complete without it.
 ON_DEMAND: frozenset[SetName] = frozenset({"registry"})
 
 
@@ -306,7 +310,8 @@ def resolve(modules: Iterable[Module], work: Path, cache: Path, *, transitive: b
         DownloadError: Ivy failed; the message has its own words.
     """
     (work / "ivy.xml").write_text(ivy_xml(modules, transitive=transitive))
-    _run_ivy(_ivy_command(work / "ivy.xml", work / "retrieved", cache))
+    with _show_download(cache):
+        _run_ivy(_ivy_command(work / "ivy.xml", work / "retrieved", cache))
     (work / "new").mkdir()
     return dict(_named(work / "retrieved", work / "new"))
 
@@ -376,6 +381,35 @@ def _run_ivy(command: list[str]) -> None:
         )
 
 
+@contextmanager
+def _show_download(cache: Path) -> Iterator[None]:
+    """Print every few seconds how much of a file is downloaded."""
+    ended = threading.Event()
+
+    def show() -> None:
+        while not ended.wait(PROGRESS_SECONDS):
+            if downloaded := partial_bytes(cache):
+                print(f"  {downloaded / 1e6:,.0f} MB ...", flush=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def partial_bytes(cache: Path) -> int:
+    """The size of the files that Ivy is downloading into its cache."""
+    size = 0
+    for file in cache.rglob("*.part"):
+        # Ivy renames each file when it is complete.
+        with suppress(FileNotFoundError):
+            size += file.stat().st_size
+    return size
+
+
 def progress(line: str) -> str | None:
     """What of a line of Ivy is shown: the end of each jar's download, without the address."""
     done = re.search(r"\[SUCCESSFUL \] (\S+)#(\S+?);(\S+?)!", line)
@@ -405,14 +439,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dev.jars", description="Fetch the jars of broker, Spark and tools."
     )
-    parser.add_argument("--lock", action="store_true", help="record dev/jars.lock anew instead")
-    if parser.parse_args(arguments).lock:
+    parser.add_argument(
+        "sets", nargs="*", metavar="SET", help=f"of {', '.join(WANTED)}; default: all but {', '.join(ON_DEMAND)}"
+    )
+    parser.add_argument("--lock", action="store_true", help="write dev/jars.lock instead")
+    asked = parser.parse_args(arguments)
+    if unknown := sorted({*asked.sets} - {*WANTED}):
+        parser.error(f"no such set: {', '.join(unknown)}")
+    if asked.lock:
         record()
         return 0
     try:
         # Side by side: nearly all of the time is waiting for many small files.
         with ThreadPoolExecutor() as pool:
-            list(pool.map(ensure, [name for name in WANTED if name not in ON_DEMAND]))
+            list(pool.map(ensure, asked.sets or [name for name in WANTED if name not in ON_DEMAND]))
     except (JarError, DownloadError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

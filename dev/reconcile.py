@@ -92,7 +92,8 @@ def report(comparison: Comparison, console: Console) -> None:
         table.add_row(fault, ", ".join(f"{count:,} {end}" for end, count in ends.most_common()))
     if comparison.numbers["aborted records"]:
         table.add_row("aborted_transaction", f"{comparison.numbers['aborted records']:,} nowhere")
-    console.print(table)
+    if table.rows:
+        console.print(table)
     if not comparison.differences:
         console.print(f"[green]no difference[/green]: {comparison.stream} is equal to its account, record by record\n")
         return

@@ -18,6 +18,7 @@ from typing import TextIO
 from dev.broker import EmbeddedBroker
 from dev.dagster_services import DEFINITIONS, UI_PORT, DagsterServices, prepare_home
 from dev.processes import Child, ChildFailedError
+from dev.registry import EmbeddedRegistry
 from dev.server import Server, Service
 from dev.spark_connect import SparkConnect
 from dev.spark_local import SMALL_QUERIES, local_conf, write_conf_dir
@@ -37,6 +38,7 @@ class Stack(Service):
         home: all local state of the stack.
         base: the environment that says what is configured instead of embedded; our own if left out.
         dagster: whether webserver and daemon are started.
+        registry: whether a schema registry is started, which forgets its schemas when it ends.
         sensors: whether sensors and schedules run by themselves.
         ui_port: taken for Dagster's page when it is free.
         extra: further variables for every part.
@@ -49,6 +51,7 @@ class Stack(Service):
 
     Attributes:
         broker: the embedded broker, None when `HIGHWATER_KAFKA_BOOTSTRAP` names one.
+        registry: the embedded schema registry, None where none is wanted or `HIGHWATER_SCHEMA_REGISTRY_URL` names one.
         spark: the embedded Connect server, None when `SPARK_REMOTE` or `HIGHWATER_SPARK_MASTER` names a Spark.
         dagster: webserver and daemon, None without them.
         env: the variables with which any process of ours joins the stack.
@@ -60,6 +63,7 @@ class Stack(Service):
         *,
         base: Mapping[str, str] | None = None,
         dagster: bool = True,
+        registry: bool = False,
         sensors: bool = True,
         ui_port: int = UI_PORT,
         extra: Mapping[str, str] | None = None,
@@ -75,6 +79,8 @@ class Stack(Service):
         self.broker = None if base.get(settings.KAFKA_BOOTSTRAP) else EmbeddedBroker(self.home)
         named = base.get(settings.SPARK_REMOTE) or base.get(settings.SPARK_MASTER)
         self.spark = None if named else SparkConnect(self.home, extra=SMALL_QUERIES if short_lived else None)
+        embeds_registry = registry and not base.get(settings.SCHEMA_REGISTRY_URL)
+        self.registry = EmbeddedRegistry(self.home) if embeds_registry else None
         self._own_dagster_home = not base.get(DAGSTER_HOME)
         self.env = {**base, **self._variables(base, sensors=sensors), **(extra or {})}
         self.dagster = None
@@ -98,6 +104,8 @@ class Stack(Service):
             found[settings.KAFKA_BOOTSTRAP] = self.broker.bootstrap
         if self.spark:
             found[settings.SPARK_REMOTE] = self.spark.remote
+        if self.registry:
+            found[settings.SCHEMA_REGISTRY_URL] = self.registry.url
         return found
 
     @property
@@ -128,7 +136,7 @@ class Stack(Service):
         if self.dagster:
             prepare_home(Path(self.env[DAGSTER_HOME]), ours=self._own_dagster_home)
             self.dagster.touch.start()
-        # Broker and Spark start side by side; Dagster's sensors ask the broker at once, so they come after it.
+        # The servers start side by side. Dagster's sensors ask the broker at once, so Dagster comes after it.
         for server in self._servers():
             server.launch()
         self._prepare_local_spark()
@@ -138,6 +146,8 @@ class Stack(Service):
             self.broker.wait_ready()
         if self._on_broker:
             self._on_broker(self)
+        if self.registry:
+            self.registry.wait_ready()
         if self.dagster:
             self.dagster.launch()
         if self.spark:
@@ -147,7 +157,7 @@ class Stack(Service):
         self._write_variables()
 
     def _servers(self) -> Sequence[Server]:
-        return [server for server in (self.broker, self.spark) if server is not None]
+        return [server for server in (self.broker, self.spark, self.registry) if server is not None]
 
     def _prepare_local_spark(self) -> None:
         """A session in the run's own process finds Java, jars and settings by the environment."""
@@ -193,7 +203,14 @@ class Stack(Service):
 
     def _write_variables(self) -> None:
         # For a person's other terminal: `source .highwater/env` and the `highwater` command sees the stack.
-        ours = (settings.HOME, settings.KAFKA_BOOTSTRAP, settings.SPARK_REMOTE, settings.SPARK_MASTER, DAGSTER_HOME)
+        ours = (
+            settings.HOME,
+            settings.KAFKA_BOOTSTRAP,
+            settings.SCHEMA_REGISTRY_URL,
+            settings.SPARK_REMOTE,
+            settings.SPARK_MASTER,
+            DAGSTER_HOME,
+        )
         lines = [f"export {name}={shlex.quote(self.env[name])}\n" for name in ours if name in self.env]
         (self.home / "env").write_text("".join(lines))
 

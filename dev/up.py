@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from dev import paths
+from dev import jars, paths
 from dev.dagster_services import UI_PORT
 from dev.processes import signals_raise_interrupt
 from dev.stack import Stack
@@ -45,6 +45,11 @@ def parser() -> argparse.ArgumentParser:
     choice = made.add_mutually_exclusive_group()
     choice.add_argument("--generate", action="store_true", help="write orders to a configured broker too")
     choice.add_argument("--no-generate", action="store_true", help="write orders to no broker")
+    made.add_argument(
+        "--registry",
+        action="store_true",
+        help="run a schema registry too; it is fetched first if it is missing, 142 MB",
+    )
     made.add_argument(
         "--burst", action="store_true", help="begin with payments that nobody can read: they open the stream's breaker"
     )
@@ -90,7 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> None:
     home = paths.home(os.environ)
-    stack = Stack(home, ui_port=arguments.ui_port, on_broker=writers(arguments, os.environ))
+    if arguments.registry:
+        jars.ensure("registry")
+    stack = Stack(
+        home, ui_port=arguments.ui_port, registry=arguments.registry, on_broker=writers(arguments, os.environ)
+    )
     print_table(NAMES, examined(stack))
     print(f"Starting; logs are in {home / 'logs'} ...", flush=True)
     with stack:
@@ -109,7 +118,7 @@ def examined(stack: Stack) -> list[list[str]]:
 
 def not_started(stack: Stack) -> set[str]:
     """What the stack is to start yet: asking a port where nobody listens would take seconds, and tell nothing."""
-    embedded = {"Kafka": stack.broker, "Spark": stack.spark}
+    embedded = {"Kafka": stack.broker, "Spark": stack.spark, "schema registry": stack.registry}
     return {"Dagster", *(name for name, part in embedded.items() if part is not None)}
 
 
@@ -131,6 +140,7 @@ def told(stack: Stack) -> str:
         f"Kafka     {stack.bootstrap}" + ("" if stack.broker else "  (configured)"),
         f"Spark     {stack.env.get(settings.SPARK_REMOTE) or stack.env.get(settings.SPARK_MASTER)}"
         + (f"  page {stack.spark.ui_url}" if stack.spark else "  (configured)"),
+        *([f"Registry  {stack.registry.url}"] if stack.registry else []),
         *(f"log       {log}" for log in stack.logs()),
         f"In another terminal: source {stack.home / 'env'}; .venv/bin/highwater status",
         "Ctrl-C ends everything.",

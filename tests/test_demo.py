@@ -14,27 +14,32 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 from rich.console import Console
 
 from assets.streams import load_streams
-from dev import dagster_questions
+from dev import dagster_questions, demo_shipments
 from dev.compare import Comparison
 from dev.dagster_questions import (
     DagsterRefusedError,
     backfill_state,
     launch_backfill,
     launch_run,
+    read_slice_states,
     runs,
     skip_reasons,
     slice_states,
 )
-from dev.demo import SOUND, DemoFailedError, fresh_home, main, without_configuration
+from dev.demo import SOUND, STREAMS, Demo, DemoFailedError, fresh_home, main, without_configuration
 from dev.demo_burst import RECORDS, Burst, BurstFigures
 from dev.demo_definitions import declared
 from dev.demo_report import Figures, tell
-from dev.processes import wait_until
+from dev.demo_shipments import WITH_ADDED, compare_shipments
+from dev.jars import DownloadError
+from dev.processes import free_port, wait_until
 from dev.reconcile import report
+from dev.shipments import ADDED, BATCH, STREAM, first_batch, second_batch
 from highwater.breaker import Circuit
 from highwater.errors import ConfigurationError
 from highwater.slices import OffsetRange, Slice
@@ -120,6 +125,19 @@ def test_states_of_slices_are_read() -> None:
         slice_states(Answers(a0={"__typename": "AssetNotFoundError"}), [("orders", "nothing")])
 
 
+def test_slices_are_read_from_dagsters_storage() -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("orders_slices", ["orders@0000000", "orders@0000001"])
+        for table in ("raw", "events"):
+            event = dg.AssetMaterialization(dg.AssetKey(["orders", table]), partition="orders@0000000")
+            instance.report_runless_asset_event(event)
+        states = read_slice_states(instance, [("orders", "raw"), ("orders", "current"), ("payments", "raw")])
+    assert states["orders", "raw"].materialised == {"orders@0000000"}
+    assert states["orders", "raw"].missing == {"orders@0000001"}
+    assert states["orders", "current"].missing == states["orders", "raw"].planned
+    assert not states["payments", "raw"].planned
+
+
 @pytest.mark.parametrize("question", ["_RUNS", "_TICKS", "_LAUNCH", "_BACKFILL"])
 def test_questions_are_in_dagsters_words(question: str) -> None:
     from dagster_graphql.schema import create_schema
@@ -151,7 +169,89 @@ def test_the_demonstration_declares_shorter_waits_and_other_slices_and_nothing_e
         assert replace(stream, breaker=theirs.breaker, limits=theirs.limits, tiers=theirs.tiers) == theirs
         assert replace(stream.breaker, cool_down=theirs.breaker.cool_down) == theirs.breaker
     assert [stream.name for stream in declared(7)] == [*shipped]
+    assert declared(7, registry=True) == [*declared(7), STREAM]
     assert shipped["payments"].breaker.least_records <= RECORDS == SOUND
+
+
+def write_shipments(lake: Path, *, events: list[dict[str, Any]], current: list[dict[str, Any]]) -> None:
+    """The tables as a run writes them, without a JVM."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    tables = {"raw": [{"slice": f"shipments@000000{n}"} for n in (0, 1)], "events": events, "current": current}
+    for name, rows in tables.items():
+        columns = dict.fromkeys(column for row in rows for column in row)
+        write_deltalake(str(lake / "shipments" / name), pa.table({c: [row.get(c) for row in rows] for c in columns}))
+
+
+def newest_shipments() -> list[dict[str, Any]]:
+    rows = [*first_batch(), *second_batch()]
+    return [*{row["shipment_id"]: row for row in rows}.values()]
+
+
+def test_shipments_with_the_written_values_do_not_differ(tmp_path: Path) -> None:
+    written = [*first_batch(), *second_batch()]
+    write_shipments(tmp_path, events=written, current=newest_shipments())
+    found = compare_shipments(written, str(tmp_path))
+    assert not found.differences, found.differences
+    assert found.numbers["slices"] == 2
+    assert found.numbers["records written"] == found.numbers["events"] == 2 * BATCH
+    assert found.numbers[WITH_ADDED] == BATCH
+    assert found.numbers["rows of current"] == 3 * BATCH // 2
+
+
+def test_every_kind_of_difference_of_shipments_is_found(tmp_path: Path) -> None:
+    written = [*first_batch(), *second_batch()]
+    events = [*written[1:], written[1]]
+    old = {**newest_shipments()[0], "carrier": "AIR"}
+    write_shipments(tmp_path, events=events, current=[old, *newest_shipments()[1:]])
+    assert compare_shipments(written, str(tmp_path)).differences.counts == {
+        "events: another number of rows than was written": 2,
+        "current: other values than were written": 1,
+    }
+
+
+def test_a_column_that_was_not_added_is_a_difference(tmp_path: Path) -> None:
+    def without(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{name: value for name, value in row.items() if name != ADDED} for row in rows]
+
+    written = [*first_batch(), *second_batch()]
+    write_shipments(tmp_path, events=without(written), current=without(newest_shipments()))
+    assert compare_shipments(written, str(tmp_path)).differences.counts == {
+        "events: other values than were written": BATCH,
+        "current: other values than were written": BATCH,
+    }
+
+
+def test_without_a_network_the_rest_is_shown_and_the_reason_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: str) -> None:
+        raise DownloadError("Ivy could not fetch every jar", found="UnknownHostException: repo", remedy="connect")
+
+    monkeypatch.setattr("dev.demo.jars.ensure", fail)
+    console = Console(file=io.StringIO(), width=200)
+    demo = Demo(tmp_path, console)
+    assert not demo._fetch_registry()
+    assert demo.streams == STREAMS
+    assert isinstance(console.file, io.StringIO)
+    shown = one_line(console.file.getvalue())
+    assert "the schema registry could not be fetched: Ivy could not fetch every jar" in shown
+    assert "UnknownHostException: repo" in shown
+    assert "goes on without the stream shipments. To see it, connect the network and run `make demo` again." in shown
+    tell(console, demo.figures, [Comparison("orders"), Comparison("payments")], tmp_path)
+    assert "not shown: the schema registry could not be fetched" in one_line(console.file.getvalue())
+
+
+def test_shipments_need_a_registry_that_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HIGHWATER_SCHEMA_REGISTRY_URL", raising=False)
+    assert demo_shipments.main([]) == 1
+    assert "no schema registry is configured" in capsys.readouterr().err
+    monkeypatch.setenv("HIGHWATER_SCHEMA_REGISTRY_URL", f"http://127.0.0.1:{free_port()}")
+    assert demo_shipments.main([]) == 1
+    assert "gave no usable answer" in capsys.readouterr().err
 
 
 class Following:
@@ -301,9 +401,12 @@ def test_from_nothing_to_tables_that_equal_the_account(tmp_path: Path, capfd: py
     status = main(["--home", str(tmp_path / "demo"), "--scale", "0.1", "--deadline", "2400"])
     told_ = capfd.readouterr()
     assert status == 0, told_.out + told_.err
-    assert told_.out.count("no difference") == 2
+    assert told_.out.count("no difference") == 3
     assert "backfill" in told_.out
     text = one_line(told_.out)
+    assert f"the second schema of shipments added the column {ADDED} while slices were materialised" in text
+    assert f"{2 * BATCH} events" in text
+    assert f"{BATCH} {WITH_ADDED}" in text
     opened = "the breaker opened at payments@0000000 after 1,200 rejects of 1,200 records, 0 of them on payments.parked"
     assert opened in text
     assert "a tick of payments_planner: " in text

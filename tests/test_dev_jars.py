@@ -151,6 +151,25 @@ def test_progress_shows_each_jar_and_no_address(line: str, shown: str | None) ->
     assert jars.progress(line) == shown
 
 
+def test_progress_counts_the_bytes_of_unfinished_downloads(tmp_path: Path) -> None:
+    (tmp_path / "org.example").mkdir()
+    (tmp_path / "org.example" / "a.jar.part").write_bytes(b"12345")
+    (tmp_path / "org.example" / "b.jar").write_bytes(b"123")
+    assert jars.partial_bytes(tmp_path) == 5
+
+
+@pytest.mark.parametrize(("arguments", "fetched"), [([], {"broker", "spark", "tools"}), (["registry"], {"registry"})])
+def test_a_set_on_demand_is_fetched_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], fetched: set[str]
+) -> None:
+    asked: set[str] = set()
+    monkeypatch.setattr(jars, "ensure", asked.add)
+    assert jars.main(arguments) == 0
+    assert asked == fetched
+    with pytest.raises(SystemExit):
+        jars.main(["no-such-set"])
+
+
 def test_what_failed_is_told_in_ivys_words() -> None:
     lines = ["found x", "\t\t:: org.example#b;2: not found", "\t::  UNRESOLVED DEPENDENCIES", "done"]
     assert jars.troubles(lines) == [":: org.example#b;2: not found", "::  UNRESOLVED DEPENDENCIES"]

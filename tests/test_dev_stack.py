@@ -47,6 +47,18 @@ def test_a_master_takes_the_place_of_the_connect_server(tmp_path: Path) -> None:
     assert settings.SPARK_REMOTE not in stack.env
 
 
+def test_a_schema_registry_is_embedded_when_asked_and_none_is_configured(tmp_path: Path) -> None:
+    assert Stack(tmp_path, base={}).registry is None
+    stack = Stack(tmp_path, base={}, registry=True)
+    assert stack.registry is not None
+    assert stack.env[settings.SCHEMA_REGISTRY_URL] == stack.registry.url
+    assert f"Registry  {stack.registry.url}" in up.told(stack)
+    assert "schema registry" in up.not_started(stack)
+    stack = Stack(tmp_path, base={settings.SCHEMA_REGISTRY_URL: "http://registry.example:8081"}, registry=True)
+    assert stack.registry is None
+    assert stack.env[settings.SCHEMA_REGISTRY_URL] == "http://registry.example:8081"
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "expected"),
     [
