@@ -45,7 +45,7 @@ HEADER = "# set group:artifact:version sha256 - written by `make jars-lock`\n"
 # An Ivy settings file for those who resolve from a mirror; without it Ivy's own default is taken.
 IVY_SETTINGS = "HIGHWATER_IVY_SETTINGS"
 
-AGAIN = "see that the network is there, then run `make setup` again: it goes on from here"
+AGAIN = "connect the network, then run the same command again: finished downloads are not repeated"
 
 
 JAR, ARCHIVE = "jar", "tar.gz"
@@ -284,7 +284,7 @@ def verify(locked: Mapping[Module, str], fetched: Mapping[Module, Path], cache: 
                 f"{module} is not the recorded jar",
                 stored=expected,
                 found=found,
-                remedy="run `make setup` again; if it stays so, the mirror gives another file: do not use it",
+                remedy="run the same command again; if it fails again, the mirror has another file: do not use it",
             )
 
 

@@ -60,7 +60,7 @@ def test_jars_are_put_in_place_whole_and_looked_at_once(tmp_path: Path, lock: Pa
 
 def test_a_missing_jar_leaves_nothing_half_done_and_is_taken_up_again(tmp_path: Path, lock: Path, ivy: FakeIvy) -> None:
     del ivy.files[B]
-    with pytest.raises(DownloadError, match=r"org\.example\.b:b:2\.0-rc1 was not fetched.*make setup"):
+    with pytest.raises(DownloadError, match=r"org\.example\.b:b:2\.0-rc1 was not fetched.*same command again"):
         jars.ensure("spark", tmp_path / "tools", lock)
     assert not jars.folder("spark", tmp_path / "tools").exists()
     assert names(tmp_path / "tools") == {"spark.busy"}
