@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COOL_DOWN = timedelta(seconds=20)
 # Half of what is declared.
 FIRST_TIER_WAITS = timedelta(seconds=5)
-# Of the usual seconds between two ticks: what sensors wait for with nothing to do is not what the demonstration is for.
+# A factor on the seconds between two ticks of the sensors that the demonstration waits for.
 PACE = 0.25
 
 

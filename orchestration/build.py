@@ -52,7 +52,7 @@ def build_defs(
         streams: the streams; those declared in `assets/streams/` if None.
         resources: resources that take the place of the default ones, by name.
         environment: `HIGHWATER_SENSORS=running` in it lets sensors start by themselves.
-        pace: a factor on the seconds between the ticks of all sensors.
+        pace: a factor on the seconds between the ticks of planner, retries and publisher.
     """
     if streams is None:
         from assets.streams import load_streams
