@@ -115,6 +115,17 @@ def _schemas(figures: Figures, comparisons: Sequence[Comparison]) -> str:
     )
 
 
+def _schemas(figures: Figures, comparisons: Sequence[Comparison]) -> str:
+    """What a second schema changed, or why there was no schema registry."""
+    if figures.no_registry:
+        return f"not shown: {figures.no_registry}"
+    added = sum(c.numbers[WITH_ADDED] for c in comparisons)
+    return (
+        f"the second schema of {SHIPMENTS.name} added the column {ADDED} while slices were materialised: "
+        f"{added:,} events have a value, earlier ones have null"
+    )
+
+
 def _ends_table(figures: Figures) -> Table:
     """How every record of the main topics ended."""
     from rich.table import Table
