@@ -65,7 +65,8 @@ _OWN = r"\x{e000}|\\u[eE]000"
 _ROUNDED = r"[:,\[ \t\r\n]-?+(?:[0-9.]++[eE]|[0-9.]{39}%s)"
 # A number of more than 38 digits, or with an exponent, behind all that is none. `\G` is where the last match ended.
 _PLAIN = r"""(?:[^"0-9NI-]++|"(?:[^"\\]++|\\.)*+"|-?[0-9.]{1,38}+(?![0-9.eE]))*+"""
-_INEXACT = rf"\G({_PLAIN})({_NUMBER}(?![0-9.eE])%s)"
+# A number in the place of a name stays one: as a string it would make a document JSON that is none.
+_INEXACT = rf"\G({_PLAIN})({_NUMBER}(?![0-9.eE])%s)(?!{_SPACE}:)"
 
 
 def rounds_numbers(text: Column, *, infinite: bool = False) -> Column:
