@@ -179,7 +179,7 @@ REJECTS: dict[str, tuple[bytes, str]] = {
     "an unknown escape": (with_ignored(r'"a\x41"'), f"not JSON: an unknown escape at byte {END + 15}"),
     "a leading zero": (with_ignored("01"), f"not JSON: expected , or }} at byte {END + 14}"),
     "a number for a name": (document(", 1e5: 3"), f"not JSON: expected a name at byte {END + 2}"),
-    "an infinity for a name": (document(", NaN: 3"), f"not JSON: expected a name at byte {END + 2}"),
+    "an infinity for a name": (document(", NaN: 3"), f"not JSON: NaN or infinity at byte {END + 2}"),
     "a comma too many": (document(", "), f"not JSON: expected a name at byte {END + 2}"),
     "no comma": (with_ignored("[1 2]"), f"not JSON: expected , or ] at byte {END + 16}"),
     "no colon": (document(', "more" 1'), f"not JSON: expected : at byte {END + 9}"),
