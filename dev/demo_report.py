@@ -97,7 +97,11 @@ def _burst_rows(burst: BurstFigures) -> list[tuple[str, str]]:
         f"highwater accept-rejects {burst.slice_key}; {probes}; the breaker closed after {burst.seconds:.0f} s; "
         f"the burst ended as {ends}, on {PARKED}"
     )
-    return [("burst", opened), ("meanwhile", f"a tick of {STREAM}_planner: {burst.told}"), ("recovery", closed)]
+    return [
+        ("burst", opened),
+        ("meanwhile", f"kafka/{STREAM} shows that the breaker is {burst.told}"),
+        ("recovery", closed),
+    ]
 
 
 def _schemas(figures: Figures, comparisons: Sequence[Comparison]) -> str:

@@ -287,7 +287,11 @@ def _avro(text: str, payload: bytes, named: str, *, any_type: bool) -> Any:
         raise MisfitError(f"no Avro at byte {stream.tell()}: {type(error).__name__}: {error}") from error
     if stream.tell() < len(payload):
         raise MisfitError(f"bytes follow the Avro record at byte {stream.tell()}")
-    return found
+    return found[_MEMBER] if any_type else found
+
+
+# The field of a record that has a value of any type.
+_MEMBER = "key"
 
 
 @lru_cache(maxsize=256)
@@ -301,7 +305,10 @@ def _avro_schema(text: str, *, any_type: bool) -> Any:
     from fastavro.read import LOGICAL_READERS
 
     given = json.loads(text)
-    if not any_type and (not isinstance(given, dict) or given.get("type") != "record"):
+    if any_type:
+        # fastavro parses other types again with each value. A record of one field has the bytes of the field.
+        given = {"type": "record", "name": "highwater_key", "fields": [{"name": _MEMBER, "type": given}]}
+    elif not isinstance(given, dict) or given.get("type") != "record":
         raise ValueError("it is no record")
     LOGICAL_READERS.update({f"{kind}-{_OURS}{logical}": reader for (kind, logical), reader in _LOGICAL_TYPES.items()})
     parsed = fastavro.parse_schema(_with_our_types(given))
