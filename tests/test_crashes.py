@@ -251,13 +251,19 @@ def up_to(deployment: Deployment, key: str, point: str) -> tuple[str, ...]:
 ABOVE = {"raw": (), "events": ("raw",), "rejects": ("raw", "events"), "current": ("raw", "events")}
 
 
-def see_reached(deployment: Deployment, key: str, point: str, evidence: dict[str, Any]) -> None:
-    """The kill came where it was meant to: the tables above are committed, this one as the point says."""
+def see_reached(
+    deployment: Deployment, key: str, point: str, evidence: dict[str, Any], *, client_lives: bool = False
+) -> None:
+    """The kill came where it was meant to: the tables above are committed, this one as the point says.
+
+    A client that lives on finds a commit that was logged without the dead server, and reports it at any moment: on a
+    busy machine it was quicker than this look.
+    """
     table, _, at = point.partition(":")
     for above in ABOVE[table]:
         assert key in deployment.proofs(above)
         assert key in deployment.materialised(above)
-    assert key not in deployment.materialised(table)
+    assert (client_lives and at == "logged") or key not in deployment.materialised(table)
     if at == "read":
         assert evidence["reading"], "tasks of Spark that stood in its reader of Kafka"
         assert evidence["files"] == [], "nothing was written yet"
@@ -296,7 +302,7 @@ def test_only_the_connect_server_is_killed(series: Series, points: Sequence[str]
         child = series.start([key], point=point, victim="server", tables=tables)
         wait_until((series.children[child][1] / "evidence").exists, LONGEST, f"{point} of {key}")
         series.server.kill()
-        see_reached(series.deployment, key, point, series.evidence(child))
+        see_reached(series.deployment, key, point, series.evidence(child), client_lives=True)
         see_nothing_committed(series.deployment, key, point)
         series.server.start()
         assert series.end(child) == 0, series.said(child)
