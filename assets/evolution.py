@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from assets.commit import commit_turn, target_of
 from assets.decoding import schemas_named
 from assets.fields import sql_type
+from assets.merging import ensure_same_rows, rows_in
 from highwater.added_fields import METADATA, added_to, evolved, to_text, with_added
-from highwater.errors import ConfigurationError, UnbalancedError
+from highwater.errors import ConfigurationError
 from highwater.inference_schemas import tree_of
 from resources.column_types import common_type, converted, has_other_leaves, sql_of, types_of
 from resources.commit_log import committed_in
-from resources.delta import open_table, query
+from resources.delta import open_table
 from resources.numbered_commits import close_intents, commit_slices
 from resources.spark import delta_errors
 from resources.spark_tables import rows_at
@@ -199,28 +200,16 @@ def _rewrite(work: Work, table: str, common: Mapping[str, Any]) -> None:
         for field in opened.schema().fields
     ]
     rows = rows_at(work.spark, target.path, held.version).select(*columns)
-    before = _count(opened)
+    before = rows_in(opened)
     version = commit_slices(target, held, [], work.run, partial(_overwrite, rows, target.path))
-    after = _count(work.lake.table_at(work.stream.name, table, version))
-    if after != before:
-        raise UnbalancedError(
-            f"widening the types of {work.stream.name}/{table} changed the number of its rows",
-            stored=f"{before:,} rows in version {held.version}",
-            found=f"{after:,} rows in version {version}",
-            remedy=f"RESTORE the table to version {held.version}, and report this",
-        )
-    told = ", ".join(f"{name} from {sql_of(stored[name])} to {sql_of(kind)}" for name, kind in common.items())
-    work.log(f"{table}: widened {told}")
+    ensure_same_rows(work, table, "widening types", before, version)
+    changes = [f"{name} from {sql_of(stored[name])} to {sql_of(kind)}" for name, kind in common.items()]
+    work.log(f"{table}: widened {', '.join(changes)}")
 
 
 def _overwrite(rows: DataFrame, path: str, options: Mapping[str, str]) -> None:
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     writer.options(**options).save(path)
-
-
-def _count(opened: DeltaTable) -> int:
-    [row] = query(opened, "SELECT count(*) AS rows FROM t")
-    return int(row["rows"])
 
 
 def _quoted(name: str) -> str:

@@ -75,7 +75,7 @@ def _known_rows(work: Work, lookup: Lookup, taken: Sequence[Field]) -> DataFrame
     """
     from pyspark.sql import functions as F
 
-    version = see_lookup(work.lake, lookup)
+    version = ensure_lookup(work.lake, lookup)
     path = work.lake.reference(lookup.table)
     with delta_errors(path):
         table = rows_at(work.spark, path, version)
@@ -129,8 +129,8 @@ def _fits(kind: str, wanted: str) -> bool:
     return kind == wanted or kind in _NARROWER.get(wanted, ())
 
 
-def see_lookup(lake: Lake, lookup: Lookup) -> int:
-    """See that the reference table can be opened; returns its version.
+def ensure_lookup(lake: Lake, lookup: Lookup) -> int:
+    """Ensure that the reference table can be opened; returns its version.
 
     Raises:
         DependencyAwayError: it cannot, or is not there (I15).

@@ -64,7 +64,7 @@ def merge(work: Work, table: str, group: Group) -> bool:
         if work.ledger.intents.of(work.stream.name, table):
             close_intents(target)  # or this commit would take the number of one that a dead run left open
         opened = target.opened()
-        keys, before = _movable(opened, group)[:MOST_SLICES], _rows_in(opened)
+        keys, before = _movable(opened, group)[:MOST_SLICES], rows_in(opened)
         if not keys:
             return False
         held = committed_in(opened, [])
@@ -80,7 +80,7 @@ def merge(work: Work, table: str, group: Group) -> bool:
 
         lease.check()
         version = commit_slices(target, held, [], work.run, write)
-    _ensure_same_rows(work, table, before, version)
+    ensure_same_rows(work, table, "joining files", before, version)
     return True
 
 
@@ -116,18 +116,30 @@ def _movable(opened: DeltaTable, group: Group) -> list[str]:
     return sorted(slices_of(opened, group.files) - slices_of(opened, beside))
 
 
-def _ensure_same_rows(work: Work, table: str, before: int, version: int) -> None:
-    after = _rows_in(work.lake.table_at(work.stream.name, table, version))
+def ensure_same_rows(work: Work, table: str, rewrite: str, before: int, version: int) -> None:
+    """Ensure that a version which wrote rows again has as many as the one before.
+
+    Args:
+        work: the lake and the stream.
+        table: the table's name.
+        rewrite: the kind of rewrite, for the error.
+        before: the rows of the version before.
+        version: the version to look at.
+
+    Raises:
+        UnbalancedError: it has another number of rows.
+    """
+    after = rows_in(work.lake.table_at(work.stream.name, table, version))
     if after != before:
         raise UnbalancedError(
-            f"joining files of {table} of {work.stream.name} changed the number of its rows",
+            f"{rewrite} of {table} of {work.stream.name} changed the number of its rows",
             stored=f"{before:,} rows in version {version - 1}",
             found=f"{after:,} rows in version {version}",
             remedy=f"RESTORE the table to version {version - 1}, and report this",
         )
 
 
-def _rows_in(opened: DeltaTable) -> int:
+def rows_in(opened: DeltaTable) -> int:
     """The rows of a table: by its log, or counted where somebody wrote a file without statistics."""
     counts = add_actions(opened)["num_records"].to_pylist()
     if None not in counts:

@@ -79,8 +79,8 @@ def judged(work: Work, raw: DataFrame) -> DataFrame:
     known = F.coalesce("unknown_schema", "key_unknown_schema").isNull()
     structure = F.coalesce(_structure_problem(stream), _key_problem(stream), unknown_problem(stream))
     problem = F.coalesce(PROBLEM, F.when(known, structure))
-    told = parsed.withColumns({"malformed": problem, "invalid": F.when(known, _invalid_problem(stream))})
-    looked_up = with_lookup(work, told)
+    checked = parsed.withColumns({"malformed": problem, "invalid": F.when(known, _invalid_problem(stream))})
+    looked_up = with_lookup(work, checked)
     reason = (
         F.when(_contradicts_schema(stream), SCHEMA)
         .when(F.col("malformed").isNotNull(), MALFORMED)

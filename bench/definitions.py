@@ -70,7 +70,7 @@ class Snapshot:
 
 
 def definitions(world: World | None, rounds: int, records: int) -> Result:
-    """(p) The definitions of 10 and of 100 streams, loaded and serialised anew in each round."""
+    """(p) The definitions of 10 and of 100 streams, loaded and serialised again in each round."""
     del world, records
     few, many = Snapshot(STREAMS // 10), Snapshot(STREAMS)
     rows = [few.measure(rounds), many.measure(rounds)]

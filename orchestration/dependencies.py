@@ -35,10 +35,10 @@ def lake_guard(ledger: Ledger, lake: Lake, stream: Stream) -> Guard:
 
 def lookup_guards(ledger: Ledger, lake: Lake, stream: Stream) -> list[Guard]:
     """The breaker of the reference table, if the stream has one."""
-    from assets.lookups import see_lookup
+    from assets.lookups import ensure_lookup
 
     lookup = stream.lookup
-    return [] if lookup is None else [Guard(ledger.breakers, lookup.dependency, lambda: see_lookup(lake, lookup))]
+    return [] if lookup is None else [Guard(ledger.breakers, lookup.dependency, lambda: ensure_lookup(lake, lookup))]
 
 
 def guards_of(table: str, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[Guard]:

@@ -49,7 +49,7 @@ class Holds:
             return [_hold(row) for row in connection.execute(query.order_by(table.c.since, table.c.slice_key))]
 
     def held_streams(self) -> set[str]:
-        """The streams of which a slice is held."""
+        """The streams with a held slice."""
         table = schema.holds
         query = select(table.c.stream).where(table.c.released_at.is_(None)).distinct()
         with schema.transaction(self._engine(), writes=False) as connection:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets.lookups import see_lookup
+from assets.lookups import ensure_lookup
 from dev.processes import LOOPBACK, wait_until
 from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError, HighwaterError, PermanentError
 from orchestration.dependencies import guards_of, lookup_guards
@@ -311,11 +311,11 @@ def test_a_reference_table_that_is_away_is_not_asked_and_raw_goes_on(
         asked = counting(monkeypatch, away=lambda _: False)
         [guard] = lookup_guards(ours.ledger, ours.lake, STREAM)
         for _ in range(FAILURES):
-            from assets.lookups import see_lookup
+            from assets.lookups import ensure_lookup
 
             assert STREAM.lookup is not None
             with pytest.raises(DependencyAwayError, match="reference/customers"), guarded(guard):
-                see_lookup(ours.lake, STREAM.lookup)
+                ensure_lookup(ours.lake, STREAM.lookup)
         asked.clear()
         requests, tick = ours.tick()
         assert requests == [([second.key], True, "repair")]
@@ -373,7 +373,7 @@ def test_repair_finds_a_reference_table_back_and_forgives_what_failed_without_it
         [guard] = lookup_guards(ours.ledger, ours.lake, STREAM)
         for _ in range(FAILURES):
             with pytest.raises(DependencyAwayError), guarded(guard):
-                see_lookup(ours.lake, STREAM.lookup)  # type: ignore[arg-type]
+                ensure_lookup(ours.lake, STREAM.lookup)  # type: ignore[arg-type]
         url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
         for _ in range(2):
             requests, tick = ours.tick()

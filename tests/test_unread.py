@@ -225,7 +225,7 @@ def test_the_alert_of_retention_names_the_slice_that_nobody_reads(
 ) -> None:
     deployed.read(0, 1, 2)
     over = alert_of(deployed, monkeypatch)
-    assert (over.over, over.remedy.startswith("highwater explain orders@0000003 tells why")) == (True, True)
+    assert (over.over, over.remedy.startswith("highwater explain orders@0000003 shows why")) == (True, True)
     assert over.value.startswith("0:19:") or over.value.startswith("0:20:")
     deployed.read(3, 4, 5)
     under = alert_of(deployed, monkeypatch)

@@ -323,30 +323,35 @@ def _unlike_key(
     stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any], key: Any
 ) -> list[str]:
     """`key` if an event has another one than its record's fields give."""
-    declared = [one for one in read_fields(stream) if one.name in stream.key]
-    if len(declared) < len(stream.key) or "event_key" not in row:
-        return []  # part of it is an expression
-    try:
-        read = key_of(stream, {one.name: value_of(one, record, document, key) for one in declared})
-    except (MisfitError, UnreadableError):
-        return []  # told by the field itself
+    values = _values_of(stream, stream.key, record, document, key)
+    if values is None or "event_key" not in row:
+        return []
     # How a time is written is the pipeline's.
-    has_times = any(one.type in {"timestamp", "timestamp_ntz"} for one in declared)
-    return [] if has_times or read == row["event_key"] else ["key"]
+    has_times = any(stream.field_named(name).type in {"timestamp", "timestamp_ntz"} for name in stream.key)
+    return [] if has_times or key_of(stream, values) == row["event_key"] else ["key"]
 
 
 def _unlike_version(
     stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any], key: Any
 ) -> list[str]:
     """`version` if that of an event is made of several fields, and another one than those of its record give."""
-    declared = [one for one in read_fields(stream) if one.name in stream.version_fields]
-    if len(declared) < len(stream.version_fields) or "event_version" not in row:
-        return []  # part of it is an expression
+    values = _values_of(stream, stream.version_fields, record, document, key)
+    if values is None or "event_version" not in row:
+        return []
+    return [] if version_of(stream, values) == row["event_version"] else ["version"]
+
+
+def _values_of(
+    stream: Stream, names: Sequence[str], record: Record, document: dict[str, Any], key: Any
+) -> dict[str, Any] | None:
+    """The fields that a key or a version consists of; None where one is an expression, or is reported by itself."""
+    declared = [one for one in read_fields(stream) if one.name in names]
+    if len(declared) < len(names):
+        return None
     try:
-        read = version_of(stream, {one.name: value_of(one, record, document, key) for one in declared})
+        return {one.name: value_of(one, record, document, key) for one in declared}
     except (MisfitError, UnreadableError):
-        return []  # told by the field itself
-    return [] if read == row["event_version"] else ["version"]
+        return None
 
 
 def _is_delete(stream: Stream, record: Record, document: dict[str, Any], key: Any, *, stored: bool) -> bool:

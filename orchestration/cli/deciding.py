@@ -13,9 +13,9 @@ from orchestration.cli.terminal import (
     as_json_option,
     by_option,
     deployment_of,
+    ensure_named,
     print_json,
     print_lines,
-    see_named,
     sure_option,
     told_lines,
 )
@@ -29,7 +29,7 @@ def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
     """The options of a decision; prints the lines of the command, or with `--json` what it returns."""
 
     def decide(deployment: Deployment, /, *, as_json: bool, **asked: Any) -> None:
-        see_named(asked["by"], sure=asked["sure"])
+        ensure_named(asked["by"], sure=asked["sure"])
         lines: list[str] = []
         plain = command(deployment, lines.append, **asked)
         if as_json:

@@ -29,12 +29,12 @@ from orchestration.cli.terminal import (
     Deployment,
     as_json_option,
     deployment_of,
+    ensure_named,
     error_plain,
     exit_status,
     print_json,
     print_lines,
     print_table,
-    see_named,
     told,
     told_lines,
 )
@@ -187,7 +187,7 @@ def _accept(
 ) -> None:
     if sure and dry:
         raise click.UsageError("--yes and --dry-run contradict each other")
-    see_named(by, sure=sure, why="it is accepted by a person")
+    ensure_named(by, sure=sure, why="it is accepted by a person")
     from orchestration.operating.accepting_losses import Asked, act
 
     asked = Asked(topic, set(partitions) or None, divergence, sure, by or "")

@@ -13,9 +13,9 @@ from orchestration.cli.terminal import (
     as_json_option,
     by_option,
     deployment_of,
+    ensure_named,
     print_json,
     print_lines,
-    see_named,
     sure_option,
     told_lines,
 )
@@ -85,7 +85,7 @@ def resume_tier(deployment: Deployment, /, **asked: Any) -> None:
 def _act_on_part(
     deployment: Deployment, *, stream: str, part: str | None, resume: bool, as_json: bool, **asked: Any
 ) -> None:
-    see_named(asked["by"], sure=asked["sure"])
+    ensure_named(asked["by"], sure=asked["sure"])
     lines: list[str] = []
     wanted = AskedPart(part or ALL, resume, **asked)
     found = act_on_part(deployment.ledger(), deployment.stream(stream), wanted, datetime.now(UTC), lines.append)
@@ -97,7 +97,7 @@ def _act_on_part(
 
 
 def _act(deployment: Deployment, *, stream: str, topic: str, resume: bool, as_json: bool, **asked: Any) -> None:
-    see_named(asked["by"], sure=asked["sure"])
+    ensure_named(asked["by"], sure=asked["sure"])
     lines: list[str] = []
     wanted = Asked(topic, resume, **asked)
     found = act(deployment.ledger(), deployment.stream(stream), wanted, datetime.now(UTC), lines.append)

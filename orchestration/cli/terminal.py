@@ -108,8 +108,8 @@ sure_option = click.option("--yes", "sure", is_flag=True, help="Do it. Without i
 by_option = click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
 
 
-def see_named(by: str | None, *, sure: bool, why: str = "a person decides it") -> None:
-    """See that somebody is named where a decision is to be recorded.
+def ensure_named(by: str | None, *, sure: bool, why: str = "a person decides it") -> None:
+    """Ensure that somebody is named where a decision is to be recorded.
 
     Raises:
         click.UsageError: nobody is.

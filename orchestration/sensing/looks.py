@@ -68,7 +68,7 @@ class _Looks:
         return is_caught_up(planned, state) and (not _has_elected(planned, state) or _is_sound(planned, state))
 
     def _without_keys(self, streams: Sequence[Stream], topics: Mapping[str, Sequence[str]]) -> set[str]:
-        """The streams of which Dagster lacks the key of a topic's newest slice: a tick died between plan and key."""
+        """The streams with a topic whose newest slice has no key in Dagster: a tick died between plan and key."""
         missing: dict[str, list[str]] = {}
         for stream in streams:
             plans = [self._plans.get((stream.name, topic)) for topic in topics[stream.name]]

@@ -32,7 +32,7 @@ CLOCKS = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Rest:
-    """A stream of which a complete look found nothing to do.
+    """A stream in which a complete look found nothing to do.
 
     Args:
         since: when the look began, in UTC.
@@ -91,7 +91,7 @@ class Rests:
         return stream in self._at_rest
 
     def begin(self, stream: str, lasts: timedelta = REST) -> str:
-        """The cursor of a stream of which a complete look found nothing to do."""
+        """The cursor of a stream in which a complete look found nothing to do."""
         lasts *= random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret depends on it
         return Rest(self._now, self._now + lasts, _short(self._revisions.get(stream, ""))).to_cursor()
 

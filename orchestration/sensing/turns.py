@@ -58,7 +58,7 @@ def see_in_turn(work: Work, table: str) -> None:
         raise OutOfTurnError(
             f"{behind} may not go into {work.stream.name}/{table} before {first}",
             found="; ".join(hold.text for hold in work.ledger.holds.open(work.stream.name)) or f"{first} is not there",
-            remedy=f"nothing, the sensor repair asks for it in its turn; highwater explain {first} tells why "
+            remedy=f"nothing, the sensor repair asks for it in its turn; highwater explain {first} shows why "
             "that one is not done",
         )
 

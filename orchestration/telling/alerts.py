@@ -103,7 +103,7 @@ class TickResult:
     Args:
         lines: what was done, in sentences.
         begin: the stream that the next tick measures first.
-        calm: streams of which everything was measured, and nothing is to be reported.
+        calm: streams that were measured whole, with nothing to report.
     """
 
     lines: list[str]
@@ -124,7 +124,8 @@ def tick(
     """Measure all streams, and tell what begins and what ends.
 
     What cannot be measured, because something is away, leaves its alert as it is (I15), and so do streams for which no
-    time is left. What cannot be told is told at a later tick; one that the receiver refuses keeps back no other. Two
+    time is left. An alert that cannot be sent is sent at a later tick; one that the receiver refuses delays no other.
+    Two
     ticks at once follow each other.
 
     Args:
@@ -468,7 +469,7 @@ def _left(asked: Asked, topic: str) -> _Left | None:
 
 def _read_sooner(stream: Stream, worst: _Left) -> str:
     waiting = worst.ages.waiting
-    planned = f"highwater explain {waiting[0]} tells why it is planned and not read, or " if waiting else ""
+    planned = f"highwater explain {waiting[0]} shows why it is planned and not read, or " if waiting else ""
     runs = f"the sensor planner runs, that {stream.name} is not paused,"
     if worst.topic != stream.topic:
         runs = f"the sensor dlq_retries runs, that neither {stream.name} nor {worst.topic} is paused,"
@@ -514,7 +515,7 @@ def _given_up(asked: Asked) -> Measure | None:
         f"{len(found):,} slices; {found[0].text}" if found else "no slice is given up",
         "no slice is given up",
         bool(found),
-        f"highwater explain {found[0].slice_key} tells its runs: mend what they fail by, then materialise it, or "
+        f"highwater explain {found[0].slice_key} shows its runs: mend what they fail by, then materialise it, or "
         f"highwater retry-slice {found[0].slice_key}"
         if found
         else "nothing is to be done",
@@ -530,7 +531,7 @@ def _in_vain(asked: Asked) -> Measure | None:
         f"{len(found):,} slices; {found[0].text}" if found else "no slice is tried again and again",
         "no slice is tried again and again",
         bool(found),
-        f"highwater explain {found[0].slice_key} tells its runs: mend what they fail by, and the sensor repair "
+        f"highwater explain {found[0].slice_key} shows its runs: mend what they fail by, and the sensor repair "
         "requests it within the hour, or materialise it"
         if found
         else "nothing is to be done",
