@@ -125,8 +125,7 @@ def tick(
 
     What cannot be measured, because something is away, leaves its alert as it is (I15), and so do streams for which no
     time is left. An alert that cannot be sent is sent at a later tick; one that the receiver refuses delays no other.
-    Two
-    ticks at once follow each other.
+    Two ticks at once follow each other.
 
     Args:
         ledger, kafka, lake: are asked.
